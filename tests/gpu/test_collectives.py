@@ -722,3 +722,28 @@ def test_processes_get_the_same_bits_and_survive_a_loss(device: Any, memory: Any
     ranks = 3 if device == "twin" else 2
     outcome = processes.play(processes.Spec(device, ranks, memory, how))
     assert "failed" not in outcome, outcome
+
+
+def test_refused_calls_name_the_argument_and_leave_the_output_alone() -> None:
+    import torch
+
+    from weft import cuda
+    from weft.errors import ConfigurationError, ShapeError
+
+    for wrong in (-1, 0, 1 << 40):
+        with pytest.raises(ConfigurationError, match=f"num_sms is {wrong}"):
+            cuda.local_collectives(2, ["twin"] * 2, num_sms=wrong)
+    member, other = cuda.local_collectives(2, ["twin"] * 2)
+    with pytest.raises(ConfigurationError, match="num_sms of a call is 99: expected at most"):
+        member.all_reduce(torch.ones(4), num_sms=99)
+    memory = bytearray(33)
+    odd = torch.frombuffer(memory, dtype=torch.float32, offset=1, count=4)
+    with pytest.raises(ShapeError, match="not a multiple of its element"):
+        member.all_reduce(odd)
+    out = torch.ones(4)
+    version = out._version
+    with pytest.raises(ShapeError, match="overlaps"):
+        member.all_to_all(out, out=out)
+    assert out._version == version
+    member.close()
+    other.close()

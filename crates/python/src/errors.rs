@@ -224,7 +224,10 @@ fn of_device(error: &DeviceError) -> ExceptionParts {
         DeviceError::Gpu(error) => of_gpu(error),
         DeviceError::Fabric(error) => of_fabric(error),
         DeviceError::Parts { .. } => ExceptionParts::new("ShapeError"),
-        DeviceError::TooLarge { .. } => ExceptionParts::new("SizeError"),
+        DeviceError::Disagreement { peer, .. } => {
+            ExceptionParts::new("ConfigurationMismatchError").at(peer.0)
+        }
+        DeviceError::Malformed { peer, .. } => ExceptionParts::new("MalformedError").at(peer.0),
         _ => ExceptionParts::new("ConfigurationError"),
     }
 }

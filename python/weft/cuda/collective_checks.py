@@ -120,6 +120,11 @@ def address(tensor: torch.Tensor, what: str, device: torch.device) -> int:
             "or call under torch.no_grad()"
         )
     begin: int = tensor.data_ptr()
+    if begin % min(tensor.itemsize, 8):
+        raise ShapeError(
+            f"{what} begins at an address that is not a multiple of its element: pass "
+            f"{what}.clone()"
+        )
     return begin
 
 

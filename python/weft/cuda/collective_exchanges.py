@@ -184,7 +184,7 @@ class Exchanges(CollectiveBase):
         if out is None:
             result, into = self._new((rows, *shape[1:]), tensor.dtype)
         else:
-            into, result = self._out(out, (rows, *shape[1:]), tensor.dtype), written(out)
+            into, result = self._out(out, (rows, *shape[1:]), tensor.dtype), out
             if begin < into + out.nbytes and into < begin + tensor.nbytes:
                 refuse_overlap()
         self._native.run(
@@ -199,7 +199,7 @@ class Exchanges(CollectiveBase):
             sent=sent,
             received=received,
         )
-        return result
+        return result if out is None else written(out)
 
     @overload
     def broadcast(

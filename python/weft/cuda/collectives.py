@@ -80,7 +80,8 @@ class Collectives(Reductions, Exchanges):
     Raises:
         SizeError, AllocationError: if the memory exceeds a limit.
         ConfigurationError: if an argument is out of range, or launches do not fit on the GPU.
-        ConfigurationMismatchError: if the ranks' arguments differ.
+        ConfigurationMismatchError: if `num_sms`, `skew_timeout` or `concurrent` differ between
+            ranks.
         ProviderError: if there is no such device, or a rank is on another host.
     """
 

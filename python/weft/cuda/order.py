@@ -13,8 +13,8 @@ begin. On one stream they do. For calls on several streams:
   stream for all replays and eager calls is enough; graphs that are replayed at the same time need
   channels of their own (`channel=`).
 
-Kernels detect calls that overlap, or come out of order, as soon as the second begins, and end the
-group.
+Kernels of an all-to-all detect calls that overlap, or come out of order, as soon as the second
+begins, and end the group; those of collectives do not.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ constexpr u32 PACKETS_BYTES = 32;                   // of a unit, as two packets
 
 enum Phase : u32 { PACKETS = WEFT_FIRST_PHASE, CONTRIBUTIONS, RESULTS };
 
-// Rings of chunks: contributions of peers (or the data itself, if nothing is reduced), and results of an all-reduce.
+// Rings of chunks: contributions of peers (or the data itself, in calls without arithmetic), and results of an all-reduce.
 enum Ring : u32 { CONTRIBUTED = 0, REDUCED = 1 };
 
 struct Channel {

@@ -30,6 +30,8 @@ pub struct DeviceCollectives {
     rank: u32,
     /// True if a call was captured into a graph, which may be replayed at any time.
     captured: AtomicBool,
+    /// True if no communicator keeps the domain.
+    local: bool,
     /// `None` once closed.
     parts: Option<Parts>,
 }
@@ -83,7 +85,7 @@ impl DeviceCollectives {
     ///
     /// # Errors
     /// [`DeviceError::Zero`], [`DeviceError::TooLarge`]; [`weft_gpu::Error::NotResident`] if its launches do not fit on the GPU
-    /// together with the other concurrent ones; [`weft_gpu::Error::Disagreement`]; CUDA's, the heap's and the fabric's. A rank
+    /// together with the other concurrent ones; [`DeviceError::Disagreement`]; CUDA's, the heap's and the fabric's. A rank
     /// that fails notifies the others.
     pub fn over(
         communicator: &Communicator,
@@ -92,11 +94,15 @@ impl DeviceCollectives {
         domain: impl FnOnce() -> weft_gpu::Result<Arc<Domain>>,
     ) -> Result<DeviceCollectives, DeviceError> {
         let domain = domain()?;
-        let prepared = Prepared::new(config, &domain);
-        let prepared = weft_gpu::heap::agree(communicator.control(), prepared, deadline)?;
+        let control = communicator.control();
+        let limit = weft_gpu::heap::agree(control, most_blocks(config, &domain), deadline)?;
+        let copies = vec![Offer::new(config, limit).encode(); communicator.world_size() as usize];
+        let blocks = Offer::new(config, limit).agree(&communicator.exchange(&copies, deadline)?)?;
+        let prepared = Prepared::new(config, &domain, blocks);
+        let prepared = weft_gpu::heap::agree(control, prepared, deadline)?;
         let bytes = prepared.layout.bytes;
         let block = domain.allocate(communicator, bytes, ALIGNMENT, deadline)?;
-        Ok(prepared.finish(block))
+        Ok(prepared.finish(block, false))
     }
 
     /// Collectives of all ranks of a group in this process, by rank.
@@ -106,20 +112,15 @@ impl DeviceCollectives {
     pub fn local_group(configs: &[DeviceConfig]) -> Result<Vec<DeviceCollectives>, DeviceError> {
         let locations: Vec<MemoryLocation> = configs.iter().map(|config| config.location).collect();
         let domains = Domain::local_group(&locations)?;
+        let limits = configs.iter().zip(&domains);
+        let limits = limits.map(|(config, domain)| most_blocks(config, domain));
+        let blocks = limits.collect::<Result<Vec<_>, _>>()?.into_iter().min().unwrap_or(1);
         let prepared = configs.iter().zip(&domains);
-        let prepared = prepared.map(|(config, domain)| Prepared::new(config, domain));
+        let prepared = prepared.map(|(config, domain)| Prepared::new(config, domain, blocks));
         let prepared = prepared.collect::<Result<Vec<_>, _>>()?;
-        // Ranks that share GPUs unevenly have different limits.
-        let fewest = prepared.iter().map(|rank| rank.layout.blocks).min().unwrap_or(1);
-        if prepared.iter().any(|rank| rank.layout.blocks != fewest) {
-            let config = |config: &DeviceConfig| DeviceConfig { num_sms: Some(fewest), ..*config };
-            drop(prepared);
-            let configs: Vec<_> = configs.iter().map(config).collect();
-            return DeviceCollectives::local_group(&configs);
-        }
         let bytes = prepared.first().map_or(0, |rank| rank.layout.bytes);
         let blocks = Domain::allocate_local(&domains, bytes, ALIGNMENT)?;
-        Ok(prepared.into_iter().zip(blocks).map(|(rank, block)| rank.finish(block)).collect())
+        Ok(prepared.into_iter().zip(blocks).map(|(rank, block)| rank.finish(block, true)).collect())
     }
 
     /// Sizes of its memory.
@@ -245,7 +246,8 @@ impl DeviceCollectives {
         settled
     }
 
-    /// Ends it on this rank: no kernel uses its memory afterwards.
+    /// Ends it on this rank: no kernel uses its memory afterwards, but those of graphs, which return at once. Their code,
+    /// memory and records stay.
     fn end(&mut self) -> Option<Arc<Domain>> {
         let settled = self.settle();
         let Parts { backend, peers: _, block, _reservation, domain } = self.parts.take()?;
@@ -261,6 +263,10 @@ impl DeviceCollectives {
             std::mem::forget(backend);
         } else if captured {
             block.keep();
+            std::mem::forget(backend);
+            if self.local {
+                std::mem::forget(domain.clone());
+            }
         }
         Some(domain)
     }
@@ -287,27 +293,81 @@ fn supported(reduction: Reduction, element: Element) -> Result<(), DeviceError> 
     }
 }
 
+/// Blocks of the largest grid that a rank may launch.
+fn most_blocks(config: &DeviceConfig, domain: &Domain) -> Result<u32, DeviceError> {
+    if config.num_sms == Some(0) {
+        return Err(DeviceError::Zero { what: "num_sms" });
+    }
+    let MemoryLocation::Cuda { device, .. } = domain.location() else {
+        return Ok(config.num_sms.unwrap_or(DeviceConfig::TWIN_BLOCKS));
+    };
+    let sms = device.sm_count();
+    if let Some(given) = config.num_sms.filter(|given| *given > sms) {
+        let (what, given, limit) = ("num_sms", given.into(), sms.into());
+        return Err(DeviceError::TooLarge { what, given, limit });
+    }
+    let usual = config.num_sms.unwrap_or(DeviceConfig::USUAL_SMS);
+    Ok(usual.min((sms / domain.sharing().max(1)).max(1)))
+}
+
+/// A rank's limit of blocks, and its options, which are equal on all ranks.
+struct Offer {
+    limit: u32,
+    options: [(&'static str, u64); 3],
+}
+
+impl Offer {
+    fn new(config: &DeviceConfig, limit: u32) -> Offer {
+        let skew = u64::try_from(config.skew_timeout.as_nanos()).unwrap_or(u64::MAX);
+        let options = [
+            ("num_sms (0: the default)", config.num_sms.unwrap_or(0).into()),
+            ("skew_timeout in ns", skew),
+            ("concurrent", config.concurrent.into()),
+        ];
+        Offer { limit, options }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let options = self.options.iter().flat_map(|(_, value)| value.to_le_bytes());
+        self.limit.to_le_bytes().into_iter().chain(options).collect()
+    }
+
+    /// The smallest limit, if all ranks have the options of this one. `encoded` is by rank.
+    fn agree(&self, encoded: &[Vec<u8>]) -> Result<u32, DeviceError> {
+        let mut least = self.limit;
+        for (peer, theirs) in (0..).map(weft_fabric::Rank).zip(encoded) {
+            let malformed = || DeviceError::Malformed { peer, bytes: theirs.len() };
+            let (limit, options) = theirs.split_first_chunk::<4>().ok_or_else(malformed)?;
+            let (options, rest) = options.as_chunks::<8>();
+            if options.len() != self.options.len() || !rest.is_empty() {
+                return Err(malformed());
+            }
+            for ((what, ours), theirs) in self.options.into_iter().zip(options) {
+                let theirs = u64::from_le_bytes(*theirs);
+                if ours != theirs {
+                    return Err(DeviceError::Disagreement { peer, what, ours, theirs });
+                }
+            }
+            least = least.min(u32::from_le_bytes(*limit));
+        }
+        Ok(least.max(1))
+    }
+}
+
 impl Prepared {
-    fn new(config: &DeviceConfig, domain: &Arc<Domain>) -> Result<Prepared, DeviceError> {
+    fn new(
+        config: &DeviceConfig,
+        domain: &Arc<Domain>,
+        blocks: u32,
+    ) -> Result<Prepared, DeviceError> {
         domain.register(&FAMILY)?;
         domain.raise_wait_limit(config.skew_timeout)?;
-        if config.num_sms == Some(0) {
-            return Err(DeviceError::Zero { what: "num_sms" });
-        }
-        let usual = config.num_sms.unwrap_or(DeviceConfig::USUAL_SMS);
+        let layout = Layout::new(domain.ranks(), blocks);
+        let domain = domain.clone();
         let MemoryLocation::Cuda { device, .. } = domain.location() else {
-            let blocks = config.num_sms.unwrap_or(DeviceConfig::TWIN_BLOCKS);
-            let layout = Layout::new(domain.ranks(), blocks);
-            let domain = domain.clone();
             return Ok(Prepared { domain, layout, programs: None, reservation: None });
         };
-        let available = (device.sm_count() / domain.sharing().max(1)).max(1);
-        if let Some(given) = config.num_sms.filter(|given| *given > device.sm_count()) {
-            let (what, limit) = ("num_sms", device.sm_count().into());
-            return Err(DeviceError::TooLarge { what, given: given.into(), limit });
-        }
-        let layout = Layout::new(domain.ranks(), usual.min(available));
-        let programs = Programs::new(layout, device, domain.clone())?;
+        let programs = Programs::new(layout, device)?;
         let launch = OperatorLaunch {
             name: format!("device collectives with {} multiprocessors", layout.blocks),
             grid: layout.blocks,
@@ -315,15 +375,15 @@ impl Prepared {
             per_sm: 1,
             threads: super::plan::Kernel::AllReduceChunks.threads(),
             registers: 64,
-            shared: 4096,
+            shared: programs.most_shared(),
             concurrent: config.concurrent,
         };
         let reservation = Some(domain.reserve(launch)?);
-        Ok(Prepared { domain: domain.clone(), layout, programs: Some(programs), reservation })
+        Ok(Prepared { domain, layout, programs: Some(programs), reservation })
     }
 
     /// Completes the rank with its block of memory.
-    fn finish(self, block: Block) -> DeviceCollectives {
+    fn finish(self, block: Block, local: bool) -> DeviceCollectives {
         let Prepared { domain, layout, programs, reservation } = self;
         let (peers, rank) = (block.addresses(), domain.rank());
         let backend = match programs {
@@ -340,6 +400,44 @@ impl Prepared {
             }
         };
         let parts = Parts { backend, peers, block, _reservation: reservation, domain };
-        DeviceCollectives { layout, rank, captured: AtomicBool::new(false), parts: Some(parts) }
+        let captured = AtomicBool::new(false);
+        DeviceCollectives { layout, rank, captured, local, parts: Some(parts) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn config(num_sms: Option<u32>, seconds: u64) -> DeviceConfig {
+        let skew_timeout = Duration::from_secs(seconds);
+        DeviceConfig { location: MemoryLocation::Twin, num_sms, skew_timeout, concurrent: false }
+    }
+
+    #[test]
+    fn ranks_with_equal_options_take_the_smallest_limit_of_blocks() {
+        let offers = [32, 26, 32].map(|limit| Offer::new(&config(None, 30), limit).encode());
+        let own = Offer::new(&config(None, 30), 32);
+        assert_eq!(own.agree(&offers).unwrap(), 26);
+    }
+
+    #[test]
+    fn the_first_option_that_differs_is_named() {
+        let own = Offer::new(&config(Some(8), 30), 8);
+        let others = [(Some(8), 20), (Some(9), 30), (None, 30)];
+        for ((num_sms, seconds), what) in others.into_iter().zip(["skew", "num_sms", "num_sms"]) {
+            let theirs = Offer::new(&config(num_sms, seconds), 8).encode();
+            let error = own.agree(&[own.encode(), theirs]).unwrap_err().to_string();
+            assert!(error.starts_with(what) && error.contains("at rank 1"), "{error}");
+        }
+    }
+
+    #[test]
+    fn garbage_of_a_peer_is_an_error() {
+        let own = Offer::new(&config(None, 30), 32);
+        for length in [0, 3, 4, 27, 29, 36] {
+            assert!(own.agree(&[vec![0; length]]).is_err(), "{length}");
+        }
     }
 }

@@ -25,7 +25,7 @@ pub enum DeviceError {
         ranks: u32,
     },
     /// A size beyond a limit.
-    #[error("{what} is {given}: expected at most {limit}")]
+    #[error("{what} is {given}: expected at most {limit}; pass a smaller one")]
     TooLarge {
         /// Meaning of the size.
         what: &'static str,
@@ -64,9 +64,31 @@ pub enum DeviceError {
     },
     /// A one-shot algorithm for parts of different lengths.
     #[error(
-        "one_shot of an uneven all_to_all: ranks do not know the longest part; omit algorithm, or use two_shot"
+        "one_shot of an uneven all_to_all: the longest part is not known to all ranks; omit algorithm, or use two_shot"
     )]
     Uneven,
+    /// Options of two ranks that differ.
+    #[error("{what} is {ours} here and {theirs} at {peer}: pass equal ones on all ranks")]
+    Disagreement {
+        /// Peer.
+        peer: weft_fabric::Rank,
+        /// Option.
+        what: &'static str,
+        /// Value here.
+        ours: u64,
+        /// Value there.
+        theirs: u64,
+    },
+    /// Options of a peer of another form, such as those of another version.
+    #[error(
+        "options of {peer} have {bytes} bytes, which is not a form of this version: install one version on all ranks"
+    )]
+    Malformed {
+        /// Peer.
+        peer: weft_fabric::Rank,
+        /// Length of the message.
+        bytes: usize,
+    },
     /// Error of the GPU domain, CUDA included.
     #[error(transparent)]
     Gpu(#[from] weft_gpu::Error),

@@ -99,7 +99,7 @@ impl DeviceOperation {
         }
     }
 
-    /// Elements of the longest message of any pair, if all ranks know it.
+    /// Elements of the longest message of any pair, if it is the same at all ranks.
     pub(super) fn longest(&self) -> Option<u64> {
         use DeviceOperation::*;
         match *self {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     proptest! {
-        /// What a rank sends is what its peer expects, and the longest message bounds all.
+        /// Bytes sent and bytes expected of a pair are equal, and the longest message bounds all.
         #[test]
         fn both_ends_of_a_pair_agree(count in 0u64..5000, ranks in 1u32..9, root in 0u32..9, element in 0u32..4) {
             let element = 1u64 << element;

@@ -280,7 +280,7 @@ fn chunks(
         }
         return Ok((limit, given));
     }
-    // The ranks of a call with uneven parts do not know the longest one.
+    // The longest part of an uneven call is not known to all ranks.
     let Some(longest) = longest else { return Ok((limit, capacity)) };
     let (message, usual) = match kernel {
         Kernel::AllReduceChunks => (longest.div_ceil(layout.ranks.into()), LONG_ALL_REDUCE_BLOCKS),

@@ -4,13 +4,12 @@ use super::arguments::{ArgumentBlock, argument};
 use super::error::DeviceError;
 use super::family::FAMILY;
 use super::layout::Layout;
-use super::plan::{Kernel, LaunchPlan};
+use super::plan::{BulkKernel, Kernel, LaunchPlan};
 use crate::reduction::{Element, Reduction};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_cuda::{Context, Device, Function, Module, RelaxedCapture, Start, Stream};
-use weft_gpu::Domain;
-use weft_gpu::jit::{self, CompileRequest};
+use weft_gpu::jit::{self, Cache, CompileRequest};
 use weft_gpu::kernels::SourceFile;
 
 /// Path and text of each source file.
@@ -97,7 +96,7 @@ pub(super) struct Programs {
     context: Arc<Context>,
     device: Device,
     layout: Layout,
-    domain: Arc<Domain>,
+    cache: Cache,
     start: Start,
     exchange: Loaded,
     reduce: Mutex<HashMap<Arithmetic, Arc<Loaded>>>,
@@ -105,16 +104,13 @@ pub(super) struct Programs {
 
 impl Programs {
     /// Compiles and loads the kernels without arithmetic.
-    pub fn new(
-        layout: Layout,
-        device: Device,
-        domain: Arc<Domain>,
-    ) -> Result<Programs, DeviceError> {
+    pub fn new(layout: Layout, device: Device) -> Result<Programs, DeviceError> {
         let context = Context::primary(device)?;
-        let exchange = load(&context, device, &layout, &domain, None)?;
+        let cache = Cache::from_env();
+        let exchange = load(&context, device, &layout, &cache, None)?;
         let start = jit::launch_start(device);
         let reduce = Mutex::default();
-        Ok(Programs { context, device, layout, domain, start, exchange, reduce })
+        Ok(Programs { context, device, layout, cache, start, exchange, reduce })
     }
 
     /// Compiles and loads the kernels of a reduction, unless they are loaded.
@@ -128,10 +124,16 @@ impl Programs {
             return Ok(loaded.clone());
         }
         let (context, device) = (&self.context, self.device);
-        let loaded = load(context, device, &self.layout, &self.domain, Some(arithmetic))?;
+        let loaded = load(context, device, &self.layout, &self.cache, Some(arithmetic))?;
         let loaded = Arc::new(loaded);
         known.insert(arithmetic, loaded.clone());
         Ok(loaded)
+    }
+
+    /// Most dynamic shared memory of a block of the kernels without arithmetic, in bytes.
+    pub fn most_shared(&self) -> u32 {
+        let bulk = self.exchange.0.iter().filter_map(|known| known.bulk.as_ref());
+        bulk.map(|(_, [_, shared])| *shared).max().unwrap_or(0)
     }
 
     /// Waits until the device is idle.
@@ -174,11 +176,11 @@ fn load(
     context: &Arc<Context>,
     device: Device,
     layout: &Layout,
-    domain: &Domain,
+    cache: &Cache,
     arithmetic: Option<Arithmetic>,
 ) -> Result<Loaded, DeviceError> {
     let request = request(layout, arithmetic, &jit::architecture(device.compute_capability()));
-    let compiled = jit::cubin(&request, domain.cache())?;
+    let compiled = jit::cubin(&request, cache)?;
     // A stream may be captured in this moment.
     let _relaxed = RelaxedCapture::new()?;
     let module = Module::load(context, &compiled.cubin)?;
@@ -193,13 +195,17 @@ fn load(
     };
     let has_bulk = device.compute_capability().0 >= 9;
     let loaded = |kernel: Kernel| -> Result<LoadedKernel, DeviceError> {
-        let bulk = kernel.bulk().filter(|_| has_bulk);
-        let bulk = bulk.map(|bulk| {
-            let shared = bulk.stages * layout.chunk_capacity;
-            Ok::<_, DeviceError>((function(bulk.name, shared)?, [bulk.threads, shared]))
-        });
+        let mut bulk = None;
+        if let Some(BulkKernel { name, threads, stages }) = kernel.bulk().filter(|_| has_bulk) {
+            let shared = stages * layout.chunk_capacity;
+            let fixed = module.function(name)?.shared_bytes()?;
+            // GPUs with less shared memory take the kernels without bulk copies.
+            if shared + fixed <= device.max_shared_per_block() {
+                bulk = Some((function(name, shared)?, [threads, shared]));
+            }
+        }
         let function = function(kernel.name(), 0)?;
-        Ok(LoadedKernel { kernel, function, bulk: bulk.transpose()? })
+        Ok(LoadedKernel { kernel, function, bulk })
     };
     Ok(Loaded(kernels.iter().copied().map(loaded).collect::<Result<_, _>>()?))
 }

@@ -69,12 +69,13 @@ impl DeviceCollectives {
         communicator: &Communicator,
         device: &str,
         memory: &str,
-        num_sms: Option<u32>,
+        num_sms: Option<i64>,
         skew_timeout: f64,
         timeout: f64,
         concurrent: bool,
     ) -> PyResult<DeviceCollectives> {
         let location = memory_location(py, device, memory_kind(py, memory)?)?;
+        let num_sms = sms_of(py, num_sms)?;
         let skew_timeout = duration(skew_timeout);
         let config = DeviceConfig { location, num_sms, skew_timeout, concurrent };
         let deadline = deadline(timeout);
@@ -97,7 +98,7 @@ impl DeviceCollectives {
         world_size: WorldSize,
         devices: Vec<String>,
         memory: &str,
-        num_sms: Option<u32>,
+        num_sms: Option<i64>,
         skew_timeout: f64,
         concurrent: bool,
     ) -> PyResult<Vec<DeviceCollectives>> {
@@ -111,6 +112,7 @@ impl DeviceCollectives {
                 format!("{given} devices are given for {world_size} ranks: give each one");
             return Err(raise(py, "ConfigurationError", &message));
         }
+        let num_sms = sms_of(py, num_sms)?;
         let (memory, skew_timeout) = (memory_kind(py, memory)?, duration(skew_timeout));
         let config = |device: &String| {
             let location = memory_location(py, device, memory)?;
@@ -157,12 +159,13 @@ impl DeviceCollectives {
         reduction: Option<&str>,
         average: bool,
         algorithm: Option<&str>,
-        num_sms: Option<u32>,
+        num_sms: Option<i64>,
         chunk_bytes: Option<u32>,
         sent: Option<Vec<u64>>,
         received: Option<Vec<u64>>,
     ) -> PyResult<()> {
         fork::check(py)?;
+        let num_sms = sms_of(py, num_sms)?;
         let algorithm = algorithm.map(|name| algorithm_of(py, name)).transpose()?;
         let call = DeviceCall {
             stream: Stream(stream),
@@ -234,6 +237,17 @@ fn end(native: Option<Native>) {
 
 fn unknown(py: Python<'_>, what: &str, given: &str, expected: &str) -> PyErr {
     raise(py, "ConfigurationError", &format!("{what} is {given:?}: expected {expected}"))
+}
+
+fn sms_of(py: Python<'_>, given: Option<i64>) -> PyResult<Option<u32>> {
+    let number = |given: i64| {
+        u32::try_from(given).map_err(|_| {
+            let message =
+                format!("num_sms is {given}: expected a number of multiprocessors, from 1 on");
+            raise(py, "ConfigurationError", &message)
+        })
+    };
+    given.map(number).transpose()
 }
 
 fn element_of(py: Python<'_>, name: &str) -> PyResult<Element> {

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Instant;
 use weft_gpu::twin::Backoff;
 
-/// Ring of contributions, or of the data itself if nothing is reduced.
+/// Ring of contributions, or of the data itself in calls without arithmetic.
 const CONTRIBUTED: u32 = 0;
 /// Ring of results of an all-reduce.
 const REDUCED: u32 = 1;
