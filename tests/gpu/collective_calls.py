@@ -363,3 +363,16 @@ def draw_call(random: np.random.Generator, ranks: int, allocate: bool = True) ->
         short = call.rows * call.width <= 2048
         call.options["algorithm"] = str(random.choice(["one_shot", "two_shot"][not short :]))
     return call
+
+
+def calls_of(seed: int, ranks: int, count: int, *, allocate: bool) -> list[Call]:
+    """Random calls of a seed."""
+    chance = np.random.default_rng(seed)
+    return [draw_call(chance, ranks, allocate) for _ in range(count)]
+
+
+def ranks_of(kind: str, seed: int) -> int:
+    """Ranks of a group: on GPUs one for each, or two that share one."""
+    if kind == "twin":
+        return (2, 3, 4, 1, 5)[seed % 5]
+    return max(2, int(torch.cuda.device_count()))

@@ -21,18 +21,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpu.loss import CONTEXT, end, receive
+from gpu.loss import (
+    CONTEXT,
+    DEADLINE_SECONDS,
+    SILENCE_SECONDS,
+    SKEW_SECONDS,
+    SOON_SECONDS,
+    end,
+    receive,
+)
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
-
-#: Silence timeout of a rank, and timeout of a kernel.
-SILENCE_SECONDS, SKEW_SECONDS = 2.0, 3.0
-#: Limit from the loss until all survivors have raised.
-DEADLINE_SECONDS = SKEW_SECONDS + 2.0
-#: Limit of starting, compiling and ending on a busy machine.
-SOON_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
