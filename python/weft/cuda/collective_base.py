@@ -193,6 +193,13 @@ class CollectiveBase:
         fits(out, "out", shape, dtype)
         return into
 
+    def _like(self, tensor: torch.Tensor, begin: int, out: torch.Tensor) -> int:
+        """Address of an output like `tensor`, which it may be itself."""
+        into = self._out(out, tensor.shape, tensor.dtype)
+        if abs(into - begin) < tensor.nbytes and into != begin:
+            refuse_overlap("the input itself")
+        return into
+
     def _is_root(self, root: int, out: torch.Tensor | None) -> bool:
         """True on the root, which alone may pass `out`."""
         check_root(root, self.world_size)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from weft.cuda.collective_base import CollectiveBase, written
-from weft.cuda.collective_checks import REDUCTIONS, address, refuse_op, refuse_overlap
+from weft.cuda.collective_checks import REDUCTIONS, address, refuse_op
 
 if TYPE_CHECKING:
     import torch
@@ -88,9 +88,7 @@ class Reductions(CollectiveBase):
         dtype, result = tensor.dtype, tensor
         element, reduction, average = REDUCTIONS.get((op, dtype)) or refuse_op(op, dtype)
         if out is not None and out is not tensor:
-            into, result = self._out(out, tensor.shape, dtype), out
-            if abs(into - begin) < tensor.nbytes and into != begin:
-                refuse_overlap("the input itself")
+            into, result = self._like(tensor, begin, out), out
         self._native.run(
             self._stream(),
             "all_reduce",
@@ -243,9 +241,7 @@ class Reductions(CollectiveBase):
         element, reduction, average = REDUCTIONS.get((op, dtype)) or refuse_op(op, dtype)
         here = self._is_root(root, out)
         if out is not None and out is not tensor:
-            into, result = self._out(out, tensor.shape, dtype), out
-            if abs(into - begin) < tensor.nbytes and into != begin:
-                refuse_overlap("the input itself")
+            into, result = self._like(tensor, begin, out), out
         self._native.run(
             self._stream(),
             "reduce",

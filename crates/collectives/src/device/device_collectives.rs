@@ -12,7 +12,6 @@ use super::twin::{Twin, TwinCall};
 use crate::reduction::{Element, Reduction};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use weft_control::Operation;
 use weft_cuda::Stream;
 use weft_fabric::{Communicator, Time};
 use weft_gpu::MemoryLocation;
@@ -231,19 +230,7 @@ impl DeviceCollectives {
     /// not wait.
     pub fn close(mut self, communicator: &Communicator, deadline: Time) -> Result<(), DeviceError> {
         let settled = self.settle();
-        let Some(domain) = self.end() else {
-            let timeout = deadline.since(weft_fabric::clock::now());
-            // The counterpart of the peers' call in `Domain::retire`.
-            let met = communicator.control().all_gather_as(Operation::Close, &[], timeout);
-            return settled
-                .and(met.map(drop).map_err(|error| weft_fabric::Error::from(error).into()));
-        };
-        let closed = domain.retire(communicator, deadline);
-        if communicator.engine().check().is_err() {
-            return Ok(());
-        }
-        closed?;
-        settled
+        Domain::end_operator(self.end(), settled, communicator, deadline)
     }
 
     /// Ends it on this rank: no kernel uses its memory afterwards, but those of graphs, which return at once. Their code,

@@ -391,6 +391,33 @@ impl Domain {
         Ok(ended)
     }
 
+    /// Ends an operator on all ranks: [`Domain::retire`], or its counterpart on a rank whose operator ended before.
+    /// `settled` is the outcome of this rank's own work. In a poisoned group this does not wait.
+    ///
+    /// # Errors
+    /// Those of [`Domain::retire`]; then that of `settled`.
+    pub fn end_operator<E: From<Error>>(
+        domain: Option<Arc<Domain>>,
+        settled: std::result::Result<(), E>,
+        communicator: &Communicator,
+        deadline: Time,
+    ) -> std::result::Result<(), E> {
+        let Some(domain) = domain else {
+            // Meets the other ranks, so that they do not wait until their deadline.
+            let timeout = deadline.since(weft_fabric::clock::now());
+            let met = communicator.control().all_gather_as(Operation::Close, &[], timeout);
+            return settled.and(
+                met.map(drop).map_err(|error| Error::from(weft_fabric::Error::from(error)).into()),
+            );
+        };
+        let closed = domain.retire(communicator, deadline);
+        if communicator.engine().check().is_err() {
+            return Ok(());
+        }
+        closed?;
+        settled
+    }
+
     /// True once [`Domain::retire`] has ended it.
     pub fn has_ended(&self) -> bool {
         lock(&self.segments).check_open().is_err()

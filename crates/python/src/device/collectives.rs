@@ -2,6 +2,7 @@
 
 use crate::communicator::Communicator;
 use crate::device::defines::Source;
+use crate::device::held::{Held, Operator};
 use crate::device::options::{memory_kind, memory_location};
 use crate::errors::{Error, raise};
 use crate::fork;
@@ -9,29 +10,37 @@ use crate::logging;
 use crate::numbers::WorldSize;
 use crate::shared::{Shared, deadline, duration};
 use pyo3::prelude::*;
-use std::sync::{PoisonError, RwLock, TryLockError};
 use weft_collectives::device::{
     CallOptions, DeviceAlgorithm, DeviceCall, DeviceCollectives as Native, DeviceConfig,
     DeviceError, DeviceOperation,
 };
 use weft_collectives::{Element, Reduction};
 use weft_cuda::Stream;
+use weft_fabric::{Communicator as Fabric, Time};
 
 /// Collectives on a device: see `weft.cuda.Collectives`.
 #[pyclass(frozen, module = "weft._native")]
 pub struct DeviceCollectives {
     /// `None` in a group that lives in this process.
     shared: Option<Shared>,
-    /// `None` once closed. Calls share the lock, and `close` waits for them without the GIL: a call that finds the
-    /// lock taken came after `close`.
-    native: RwLock<Option<Native>>,
+    native: Held<Native>,
     /// True if calls wait on the calling thread.
     waits: bool,
     blocks: u32,
     nbytes: u64,
 }
 
-const CLOSED: Error = Error::Closed("the device collectives object");
+impl Operator for Native {
+    const NAME: &'static str = "the device collectives object";
+
+    fn settle(&self) {
+        let _ = Native::settle(self);
+    }
+
+    fn close(self, fabric: &Fabric, deadline: Time) -> Result<(), Error> {
+        Ok(Native::close(self, fabric, deadline)?)
+    }
+}
 
 impl DeviceCollectives {
     fn new(shared: Option<Shared>, native: Native) -> DeviceCollectives {
@@ -40,22 +49,8 @@ impl DeviceCollectives {
             waits: native.is_twin(),
             blocks: native.layout().blocks,
             nbytes: native.layout().bytes,
-            native: RwLock::new(Some(native)),
+            native: Held::new(native),
         }
-    }
-
-    fn with<T>(&self, work: impl FnOnce(&Native) -> Result<T, DeviceError>) -> Result<T, Error> {
-        let guard = match self.native.try_read() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(CLOSED),
-        };
-        Ok(work(guard.as_ref().ok_or(CLOSED)?)?)
-    }
-
-    /// Takes the collectives out, once calls in progress have returned.
-    fn take(&self) -> Option<Native> {
-        self.native.write().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -139,7 +134,7 @@ impl DeviceCollectives {
     fn prepare(&self, py: Python<'_>, reduction: &str, element: &str) -> PyResult<()> {
         fork::check(py)?;
         let (reduction, element) = (reduction_of(py, reduction)?, element_of(py, element)?);
-        Ok(py.detach(|| self.with(|native| native.prepare(reduction, element)))?)
+        Ok(py.detach(|| self.native.run(|native| native.prepare(reduction, element)))?)
     }
 
     /// Starts a call on a stream.
@@ -179,59 +174,24 @@ impl DeviceCollectives {
         };
         // SAFETY: the Python layer has checked the tensors' shapes, and torch keeps their memory for the work on the
         // stream.
-        let run = || self.with(|native| unsafe { native.run(&call) });
+        let run = || self.native.run(|native| unsafe { native.run(&call) });
         Ok(if self.waits { py.detach(run) } else { run() }?)
     }
 
     /// Raises the error that the device recorded.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         fork::check(py)?;
-        Ok(self.with(Native::check)?)
+        Ok(self.native.run(Native::check)?)
     }
 
     /// Frees all memory; every rank calls this. No effect in a forked child.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        if fork::is_child() {
-            return Ok(());
-        }
-        let Some(shared) = &self.shared else {
-            py.detach(|| drop(self.take()));
-            return Ok(());
-        };
-        // Waits for this rank's own work without the communicator, which other threads may need meanwhile.
-        let taken = py.detach(|| {
-            let taken = self.take();
-            taken.inspect(|native| {
-                // `close` finds its error again.
-                let _ = native.settle();
-            })
-        });
-        let Some(native) = taken else { return Ok(()) };
-        shared.wait(py, timeout, |fabric, waiter| Ok(native.close(fabric, waiter.deadline)?))
+        self.native.close(py, self.shared.as_ref(), timeout)
     }
 
     /// Ends it on this rank alone. No effect in a forked child.
     fn abandon(&self, py: Python<'_>) {
-        if !fork::is_child() {
-            py.detach(|| end(self.take()));
-        }
-    }
-}
-
-impl Drop for DeviceCollectives {
-    fn drop(&mut self) {
-        let native = self.native.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if native.is_some() {
-            // Without the GIL: other Python threads may have to launch the kernels that the device waits for.
-            Python::try_attach(|py| py.detach(|| end(native)));
-        }
-    }
-}
-
-/// Waits until the device is idle, and frees. Device and memory of a forked child are its parent's.
-fn end(native: Option<Native>) {
-    if fork::is_child() {
-        std::mem::forget(native);
+        self.native.abandon(py);
     }
 }
 

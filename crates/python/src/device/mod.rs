@@ -7,6 +7,7 @@ mod calls;
 mod collectives;
 mod defines;
 mod domain;
+mod held;
 mod options;
 mod placement;
 mod registered;
@@ -24,14 +25,15 @@ use crate::fork;
 use crate::logging;
 use crate::numbers::WorldSize;
 use crate::shared::{Shared, deadline};
+use held::{Held, Operator};
 use options::{memory_location, options_of};
 use placement::{RankExperts, with_placement};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
-use std::sync::{PoisonError, RwLock, TryLockError};
 use std::time::Duration;
 use weft_cuda::Stream;
+use weft_fabric::{Communicator as Fabric, Time};
 use weft_moe::Error as MoeError;
 use weft_moe::device::{
     BuildInfo, CombineOutputs, DeviceAllToAll as Moe, DeviceShape, DispatchInputs, DispatchOutputs,
@@ -43,9 +45,7 @@ use weft_moe::device::{
 pub struct DeviceAllToAll {
     /// `None` in a group that lives in this process.
     shared: Option<Shared>,
-    /// `None` once closed. Calls share the lock, and `close` waits for them without the GIL: a call that finds the
-    /// lock taken came after `close`.
-    moe: RwLock<Option<Moe>>,
+    moe: Held<Moe>,
     shape: DeviceShape,
     /// True if receive halves wait on the calling thread.
     waits: bool,
@@ -53,8 +53,17 @@ pub struct DeviceAllToAll {
     made: BuildInfo,
 }
 
-/// Error of calls after `close`.
-const CLOSED: Error = Error::Closed("the all-to-all");
+impl Operator for Moe {
+    const NAME: &'static str = "the all-to-all";
+
+    fn settle(&self) {
+        let _ = Moe::settle(self);
+    }
+
+    fn close(self, fabric: &Fabric, deadline: Time) -> Result<(), Error> {
+        Ok(Moe::close(self, fabric, deadline)?)
+    }
+}
 
 impl DeviceAllToAll {
     fn new(shared: Option<Shared>, moe: Moe) -> DeviceAllToAll {
@@ -64,7 +73,7 @@ impl DeviceAllToAll {
             waits: moe.is_twin(),
             num_sms: moe.num_sms(),
             made: moe.build(),
-            moe: RwLock::new(Some(moe)),
+            moe: Held::new(moe),
         }
     }
 
@@ -74,12 +83,7 @@ impl DeviceAllToAll {
     }
 
     fn run<T>(&self, work: impl FnOnce(&Moe) -> Result<T, MoeError>) -> Result<T, Error> {
-        let guard = match self.moe.try_read() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(CLOSED),
-        };
-        Ok(work(guard.as_ref().ok_or(CLOSED)?)?)
+        self.moe.run(work)
     }
 
     /// A call that puts work on a stream and returns; send halves of a twin have done theirs by then.
@@ -104,11 +108,6 @@ impl DeviceAllToAll {
         }
         // The lock is released before the GIL is taken.
         Ok(py.detach(|| self.run(work))?)
-    }
-
-    /// Takes the all-to-all out, once calls in progress have returned.
-    fn take(&self) -> Option<Moe> {
-        self.moe.write().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -452,40 +451,12 @@ impl DeviceAllToAll {
 
     /// Frees all memory; every rank calls this. No effect in a forked child.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        if fork::is_child() {
-            return Ok(());
-        }
-        let Some(shared) = &self.shared else {
-            py.detach(|| drop(self.take()));
-            return Ok(());
-        };
-        // Waits for this rank's own work without the communicator, which other threads may need meanwhile.
-        let taken = py.detach(|| {
-            let taken = self.take();
-            taken.inspect(|moe| {
-                // `close` finds its error again.
-                let _ = moe.settle();
-            })
-        });
-        let Some(moe) = taken else { return Ok(()) };
-        shared.wait(py, timeout, |fabric, waiter| Ok(moe.close(fabric, waiter.deadline)?))
+        self.moe.close(py, self.shared.as_ref(), timeout)
     }
 
     /// Ends it on this rank alone. No effect in a forked child.
     fn abandon(&self, py: Python<'_>) {
-        if !fork::is_child() {
-            py.detach(|| end(self.take()));
-        }
-    }
-}
-
-impl Drop for DeviceAllToAll {
-    fn drop(&mut self) {
-        let moe = self.moe.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if moe.is_some() {
-            // Without the GIL: other Python threads may have to launch the kernels that the device waits for.
-            Python::try_attach(|py| py.detach(|| end(moe)));
-        }
+        self.moe.abandon(py);
     }
 }
 
@@ -500,13 +471,6 @@ fn launch_config(
 ) -> LaunchConfig {
     let plan = PlanLocation { address: plan, kept };
     LaunchConfig { stream: Stream(stream), channel, num_sms, plan, positions }
-}
-
-/// Waits until the device is idle, and frees. Device and memory of a forked child are its parent's.
-fn end(moe: Option<Moe>) {
-    if fork::is_child() {
-        std::mem::forget(moe);
-    }
 }
 
 /// Adds a directory to the search for NVRTC; before its first use.

@@ -13,7 +13,6 @@ use crate::error::Error;
 use crate::protocol::outcome;
 use crate::shape::agreement;
 use std::sync::Arc;
-use weft_control::Operation;
 use weft_fabric::{Communicator, Time};
 use weft_gpu::domain::{ALIGNMENT, Block, Domain, Reservation};
 use weft_gpu::{Error as GpuError, MemoryLocation};
@@ -94,21 +93,8 @@ impl DeviceAllToAll {
     /// writing here, so memory that they have mapped stays until they release it. In a poisoned group this
     /// does not wait.
     pub fn close(mut self, communicator: &Communicator, deadline: Time) -> Result<(), Error> {
-        // Meets the other ranks also after an error, so that they do not wait until their deadline.
         let settled = self.settle();
-        let Some(domain) = self.end() else {
-            let timeout = deadline.since(weft_fabric::clock::now());
-            // The counterpart of the peers' call in `Domain::retire`.
-            let met = communicator.control().all_gather_as(Operation::Close, &[], timeout);
-            return settled
-                .and(met.map(drop).map_err(|error| weft_fabric::Error::from(error).into()));
-        };
-        let closed = domain.retire(communicator, deadline);
-        if communicator.engine().check().is_err() {
-            return Ok(());
-        }
-        closed?;
-        settled
+        Domain::end_operator(self.end(), settled, communicator, deadline)
     }
 }
 
