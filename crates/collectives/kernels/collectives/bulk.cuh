@@ -1,7 +1,7 @@
 // Calls by chunks, with bulk copies: the protocol of chunks.cuh for aligned tensors, on GPUs with bulk copies.
 //
 // Engines of one warp move chunks through stages in shared memory. The first lane issues all copies, several loads and
-// stores ahead; flags are raised by other warps. Bulk stores use the links better than those of threads.
+// stores ahead; flags are raised by other warps.
 #pragma once
 #include "collectives/chunks.cuh"
 
@@ -125,7 +125,7 @@ struct Arrivals {
         return true;
     }
 
-    // As `wait`, for bulk loads. One proxy fence covers all chunks that have arrived: it takes as long as a bulk load.
+    // As `wait`, for bulk loads. One proxy fence covers all chunks that have arrived.
     WEFT_DEVICE bool wait_for_bulk(u32 peer, u32 sequence, const Call &call) {
         if (reached(fenced[peer], sequence)) return true;
         if (!wait(peer, sequence, call)) return false;

@@ -255,7 +255,7 @@ fn choose(
 }
 
 /// Length of a message from which fewer blocks are faster, in bytes, and their number in an all-reduce and in the other
-/// operations: more of them contend for the caches in front of the links. Measured on two H200.
+/// operations: measured on two H200 (`benchmarks/results/gpu_collectives.jsonl`).
 const LONG_MESSAGE: u64 = 8 << 20;
 const LONG_ALL_REDUCE_BLOCKS: u32 = 20;
 const LONG_BLOCKS: u32 = 24;
