@@ -19,7 +19,7 @@ from weft.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["cached", "digest", "find_compiler", "run"]
+__all__ = ["cached", "digest", "find_compiler", "run", "shared_runtime"]
 
 COMPILERS: Final = ("c++", "g++", "clang++")
 #: Seconds that a command may take.
@@ -44,6 +44,22 @@ def find_compiler(what: str, module: str) -> str:
         f"{what}: no C++ compiler ({where}); install one (Debian: apt install g++), or run "
         f"`python -m {module}` on a like machine that has one and copy its WEFT_CACHE_DIR"
     )
+
+
+def shared_runtime(compiler: str) -> list[str]:
+    """Options that link the C++ runtime of the process, not a copy.
+
+    Without the link `libstdc++.so` of its package, a compiler takes `libstdc++.a`. A library with a
+    second runtime crashes in streams: each runtime has its own ids of locale facets.
+
+    Args:
+        compiler: path of the C++ compiler.
+    """
+    name = "libstdc++.so"
+    command = [compiler, f"-print-file-name={name}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    # The name alone: there is none.
+    return ["-l:libstdc++.so.6"] if found == name else []
 
 
 def digest(command: list[str], parts: Iterable[str | bytes]) -> str:

@@ -93,6 +93,7 @@ def built() -> Path:
                 # torch is imported before, so its libraries are found by name, wherever they lie.
                 *("-o", str(path), f"-L{libraries}"),
                 *("-ltorch_python", "-ltorch_cpu", "-lc10"),
+                *_compile.shared_runtime(command[0]),
             ],
             WHAT,
             "expected a compiler of C++17; set CXX to another one",
