@@ -645,6 +645,10 @@ class DeviceCollectives:
     ) -> list[DeviceCollectives]:
         """All ranks in this process, in rank order."""
 
+    @staticmethod
+    def allocate_local(group: list[DeviceCollectives], bytes: int) -> list[SymmetricMemory]:
+        """Symmetric memory of all ranks of a group in this process, in rank order."""
+
     @property
     def blocks(self) -> int:
         """Maximum number of blocks of a launch."""
@@ -686,7 +690,7 @@ class DeviceCollectives:
             root: rank of the source or of the result.
             reduction: "sum", "product", "min", "max", "and", "or" or "xor".
             average: divide the sum by the number of ranks.
-            algorithm: "one_shot" or "two_shot".
+            algorithm: "one_shot", "two_shot" or "direct".
             num_sms: maximum number of blocks.
             chunk_bytes: bytes of a chunk, for measurements.
             sent: of an uneven all-to-all, elements for each rank.

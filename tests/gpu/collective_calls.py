@@ -15,7 +15,7 @@ from gpu.collective_reference import BITWISE, FLOATS, INTEGERS, OPS, drawn, redu
 from weft import cuda
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from gpu.collective_reference import Array
 
@@ -25,6 +25,16 @@ EXCHANGES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
 PARTED = ("reduce_scatter", "all_to_all", "scatter")
 GATHERED = ("all_gather", "all_to_all", "gather")
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
+#: Calls that have a direct form, for tensors in symmetric memory.
+DIRECT = (
+    "all_reduce",
+    "reduce_scatter",
+    "reduce",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "scatter",
+)
 #: Dtypes without arithmetic.
 OTHERS = ("float8_e4m3fn", "complex64", "complex128")
 #: Bytes around tensors, and their value.
@@ -48,6 +58,8 @@ class Call:
     offset: int = 0
     mixed: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    #: True if tensors are in symmetric memory.
+    symmetric: bool = False
     #: Of an uneven all-to-all: rows from each rank to each.
     splits: list[list[int]] | None = None
 
@@ -65,6 +77,16 @@ class Call:
         if self.splits is not None:
             return sum(each[rank] for each in self.splits)
         return self.rows * (ranks if self.name in GATHERED else 1)
+
+    def memory_bytes(self, ranks: int) -> int:
+        """Bytes of symmetric memory for the input or the output of any rank."""
+        rows = [
+            rows_of(rank, ranks)
+            for rows_of in (self.input_rows, self.output_rows)
+            for rank in range(ranks)
+        ]
+        element = int(torch_dtype(self.dtype).itemsize)
+        return max(rows) * self.width + 2 * GUARD + self.offset * element
 
     def draw(self, random: np.random.Generator, ranks: int) -> list[Array]:
         """Bytes of every rank's input."""
@@ -110,13 +132,18 @@ def torch_dtype(name: str) -> torch.dtype:
 class Buffer:
     """Rows of a rank in guarded memory, at the offset of the call."""
 
-    def __init__(self, call: Call, rank: int, rows: int, device: torch.device) -> None:
+    def __init__(
+        self, call: Call, rank: int, rows: int, memory: torch.Tensor | torch.device
+    ) -> None:
         dtype = torch_dtype(call.dtype)
         offset = 0 if call.mixed and rank % 2 else call.offset
         self.begin = GUARD + offset * dtype.itemsize
         self.bytes = rows * call.width
         size = self.begin + self.bytes + GUARD
-        self.all = torch.full((size,), UNWRITTEN, dtype=torch.uint8, device=device)
+        if isinstance(memory, torch.Tensor):
+            self.all = memory[:size].fill_(UNWRITTEN)
+        else:
+            self.all = torch.full((size,), UNWRITTEN, dtype=torch.uint8, device=memory)
         self.tensor = self.own.view(dtype).view(rows, *call.row)
 
     @property
@@ -140,36 +167,48 @@ class Buffer:
 class Prepared:
     """A call of one rank: its tensors, made before any launch."""
 
-    def __init__(self, call: Call, rank: int, given: Array, member: cuda.Collectives) -> None:
+    def __init__(
+        self,
+        call: Call,
+        rank: int,
+        given: Array,
+        member: cuda.Collectives,
+        memory: Sequence[torch.Tensor] = (),
+    ) -> None:
         self.call, self.rank, self.ranks = call, rank, member.world_size
-        self.given, device = given, member.device
+        self.given = given
+        #: Memory of the source and of the target.
+        self.memory: Sequence[torch.Tensor | torch.device] = memory or [member.device] * 2
+        if call.symmetric and not memory:
+            size = call.memory_bytes(self.ranks)
+            self.memory = [member.symmetric_empty(size, torch.uint8) for _ in range(2)]
         part = slice(rank * call.rows, (rank + 1) * call.rows)
         self.source: Buffer | None = None
         self.target: Buffer | None = None
         self.out: torch.Tensor | None = None
         rows = call.input_rows(rank, self.ranks)
         if call.mode == "in place" and call.name in GATHERED and self.has_result:
-            self.target = Buffer(call, rank, call.output_rows(rank, self.ranks), device)
+            self.target = Buffer(call, rank, call.output_rows(rank, self.ranks), self.memory[1])
             self.input = self.target.tensor[part]
             size = call.rows * call.width
             self.target.own[rank * size : (rank + 1) * size].copy_(torch.from_numpy(given))
             self.out = self.target.tensor
             return
-        self.source = Buffer(call, rank, rows, device)
+        self.source = Buffer(call, rank, rows, self.memory[0])
         self.source.fill(given)
         self.input = self.source.tensor
         if call.mode == "in place" and call.name in PARTED:
             if call.name == "scatter" and rank != call.root:
-                self._make_target(device)
+                self._make_target()
             else:
                 self.out = self.input[part]
         elif call.name == "scatter" or (call.mode == "out" and self.has_result):
-            self._make_target(device)
+            self._make_target()
 
-    def _make_target(self, device: torch.device) -> None:
+    def _make_target(self) -> None:
         if self.call.name != "broadcast":
             rows = self.call.output_rows(self.rank, self.ranks)
-            self.target = Buffer(self.call, self.rank, rows, device)
+            self.target = Buffer(self.call, self.rank, rows, self.memory[1])
             self.out = self.target.tensor
 
     @property
@@ -295,10 +334,11 @@ class Group:
         """Make calls after each other, and compare all results."""
         random, ranks = np.random.default_rng([seed, 1]), len(self.members)
         inputs = [call.draw(random, ranks) for call in calls]
+        memory = [self._memory(call) for call in calls]
         prepared = [
             [
-                Prepared(call, rank, given[rank], self.members[rank])
-                for call, given in zip(calls, inputs, strict=True)
+                Prepared(call, rank, given[rank], self.members[rank], parts[rank])
+                for call, given, parts in zip(calls, inputs, memory, strict=True)
             ]
             for rank in self.ranks
         ]
@@ -317,6 +357,14 @@ class Group:
                     assert event.query()
                 prepared[rank][number].check(result, expected)
         assert self.raised() == [""] * ranks
+
+    def _memory(self, call: Call) -> list[list[torch.Tensor]]:
+        """By rank: symmetric memory of the source and the target, if the call needs it."""
+        if not call.symmetric:
+            return [[] for _ in self.members]
+        size = call.memory_bytes(len(self.members))
+        made = [cuda.local_symmetric_empty(self.members, size, torch.uint8) for _ in range(2)]
+        return [list(each) for each in zip(*made, strict=True)]
 
     def raised(self) -> list[str]:
         """Error of `check` on each rank: class and text."""
@@ -359,6 +407,20 @@ def draw_call(random: np.random.Generator, ranks: int, allocate: bool = True) ->
         call.options["num_sms"] = 1
     if name == "all_to_all" and random.random() < 0.5:
         call.splits = random.integers(0, 1 + call.rows, (ranks, ranks)).tolist()
+        call.symmetric = bool(random.random() < 0.3)
+    elif name in DIRECT and random.random() < 0.5:
+        # Tensors that peers access are at the same place on all ranks.
+        call.symmetric, call.mixed = True, False
+        if name == "scatter":
+            # The root's part in place is not where the others have their outputs.
+            call.mode = "out"
+        # An output that the call allocates is not symmetric.
+        if name not in ("all_gather", "all_to_all") or call.mode != "new":
+            call.options["algorithm"] = str(
+                random.choice(["direct", "direct", "one_shot", "two_shot"])
+            )
+        if call.options.get("algorithm") == "one_shot" and call.rows * call.width > 2048:
+            del call.options["algorithm"]
     elif random.random() < 0.6:
         short = call.rows * call.width <= 2048
         call.options["algorithm"] = str(random.choice(["one_shot", "two_shot"][not short :]))

@@ -66,6 +66,15 @@ def calls(ranks: int) -> list[Any]:
         Call("reduce", "int32", "xor", rows=70, root=1),
         Call("gather", "bool", rows=33, root=0),
         Call("scatter", "float64", rows=8, root=1),
+        Call("all_reduce", "bfloat16", "sum", rows=9000, row=(7,), symmetric=True),
+        Call(
+            "all_gather",
+            "int16",
+            rows=70,
+            row=(3,),
+            symmetric=True,
+            options={"algorithm": "direct"},
+        ),
     ]
     return [(call, call.draw(random, ranks)) for call in made]
 

@@ -212,9 +212,9 @@ def test_what_does_not_fit_is_refused_before_any_launch(kind: str) -> None:
     assert [each.tolist() for each in vectors] == [[2.0] * 4] * 2
     assert group.raised() == ["", ""]
     group.close()
-    for each in group.members:
+    for each, vector in zip(group.members, vectors, strict=True):
         with pytest.raises(weft.errors.ClosedError):
-            each.all_reduce(vectors[0])
+            each.all_reduce(vector)
         with pytest.raises(weft.errors.ClosedError):
             each.check()
         each.close()

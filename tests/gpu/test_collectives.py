@@ -35,7 +35,7 @@ def test_ranks_that_share_gpus_give_the_bits_of_the_reference(ranks: int, seed: 
     group.close()
 
 
-@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "direct"])
 def test_every_op_of_every_dtype_gives_the_bits_of_the_reference(kind: str, algorithm: str) -> None:
     from gpu.collective_calls import Call, Group, ranks_of
     from gpu.collective_reference import BITWISE, FLOATS, INTEGERS, OPS
@@ -49,22 +49,40 @@ def test_every_op_of_every_dtype_gives_the_bits_of_the_reference(kind: str, algo
     group = Group(kind, 3 if kind == "twin" else ranks_of(kind, 0))
     options = {"algorithm": algorithm}
     calls = [
-        Call("all_reduce", dtype, op, rows=37, row=(5,), options=dict(options))
+        Call(
+            "all_reduce",
+            dtype,
+            op,
+            rows=37,
+            row=(5,),
+            options=dict(options),
+            symmetric=algorithm == "direct",
+        )
         for op, dtype in pairs
     ]
     group.verify(calls, 5)
     group.close()
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
-def test_long_vectors_give_the_bits_of_the_reference(kind: str, name: str) -> None:
+def test_long_vectors_give_the_bits_of_the_reference(kind: str, name: str, symmetric: bool) -> None:
     from gpu.collective_calls import Call, Group, ranks_of
 
     ranks = 3 if kind == "twin" else ranks_of(kind, 0)
     group = Group(kind, ranks)
     rows = 40_000 if kind == "twin" else 1_000_000
     calls = [
-        Call(name, "bfloat16", "sum", rows=rows + odd, row=(7,), mode=mode, offset=odd)
+        Call(
+            name,
+            "bfloat16",
+            "sum",
+            rows=rows + odd,
+            row=(7,),
+            mode=mode,
+            offset=odd,
+            symmetric=symmetric,
+        )
         for odd, mode in [(0, "out"), (1, "in place"), (8, "in place")]
     ]
     tiny = [Call("all_reduce", "bfloat16", rows=1, row=(3,)), Call("broadcast", rows=0)]

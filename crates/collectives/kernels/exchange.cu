@@ -1,5 +1,6 @@
 // Exchange of messages without arithmetic: all-gather, all-to-all, broadcast, gather, scatter, barrier.
 #include "collectives/bulk.cuh"
+#include "collectives/direct.cuh"
 #include "collectives/packets.cuh"
 
 namespace weft::collectives {
@@ -39,6 +40,39 @@ WEFT_DEVICE void exchange_packets(const Arguments &args) {
     }
     if (epoch != 0) wait_credits(channel, watch, epoch);
     end_packets(channel, epoch);
+}
+
+// Copies a message into the output of a rank: whole units of the grid in turn. Called by all threads.
+WEFT_DEVICE void push_message(const UserBytes &from, const UserBytes &to) {
+    if (from.begin == to.begin) return;
+    constexpr u32 UNROLL = 8; // loads in flight
+    const u64 step = static_cast<u64>(gridDim.x) * blockDim.x * UNIT, whole = from.aligned ? from.bytes / UNIT * UNIT : 0;
+    const u64 begin = (static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x) * UNIT;
+    for (u64 at = begin; at < whole; at += UNROLL * step) {
+        uint4 value[UNROLL];
+#pragma unroll
+        for (u32 k = 0; k < UNROLL; ++k)
+            if (at + k * step < whole) value[k] = ptx::load_stream(from.begin + at + k * step);
+#pragma unroll
+        for (u32 k = 0; k < UNROLL; ++k)
+            if (at + k * step < whole) ptx::store_stream(to.begin + at + k * step, value[k]);
+    }
+    for (u64 at = whole + begin; at < from.bytes; at += step) to.store(at, from.load(at));
+}
+
+WEFT_DEVICE void exchange_direct(const Arguments &args) {
+    const Channel channel{args, blockIdx.x};
+    u32 before;
+    bool done = begin_direct(channel, watch_of(args, ENTRY), before);
+    done = meet(channel, watch_of(args, ENTRY), before + 1, done);
+    if (done)
+        for (u32 step = 0; step < RANKS; ++step) {
+            const u32 p = peer_of(args, step);
+            const UserBytes from = sent_to(args, p);
+            push_message(from, sent_to_output(args, p, from.bytes));
+        }
+    done = meet(channel, watch_of(args, EXIT), before + 2, done);
+    end_direct(args, channel, before, done, true);
 }
 
 constexpr u32 SENDERS = 8, RECEIVERS = 8;
@@ -121,12 +155,104 @@ WEFT_DEVICE void exchange_bulk(const Arguments &args) {
     end_chunks(args, channel, call, false);
 }
 
+constexpr u32 PUSH_STAGES = 7, ENGINES = 2, PUSH_THREADS = 4 * WARP;
+
+// Push engine: copies this block's chunks of messages into the outputs of their ranks, several loads and stores ahead.
+// Only one thread calls the functions.
+struct PushEngine {
+    static constexpr u32 STORES = PUSH_STAGES / 2; // tasks whose stores may read their stages
+
+    // Chunk of a message: messages of one begin in turn, then those of the next begin.
+    struct Position {
+        u64 begin;
+        u32 step = 0;
+    };
+
+    const Arguments &args;
+    Stages<PUSH_STAGES> stages;
+    const u32 first, messages, targets; // first step and number of messages, and ranks that each goes to
+    u64 most = 0;                // bytes of the longest message
+    Position load, store;
+    u32 loaded = 0, stored = 0;
+
+    WEFT_DEVICE PushEngine(const Arguments &args, Stages<PUSH_STAGES> stages, u32 first, u32 messages, u32 targets)
+        : args(args), stages(stages), first(first), messages(messages), targets(targets),
+          load{static_cast<u64>(args.chunk_bytes) * blockIdx.x}, store(load) {
+        for (u32 i = 0; i < messages; ++i) most = max(most, args.message[peer_of(args, first + i)].send_bytes);
+    }
+
+    WEFT_DEVICE void advance(Position &position) const {
+        if (++position.step == messages) position.step = 0, position.begin += static_cast<u64>(args.chunk_bytes) * gridDim.x;
+    }
+
+    WEFT_DEVICE u32 length(const Position &position, const UserBytes &from) const {
+        return position.begin >= from.bytes ? 0 : static_cast<u32>(min(static_cast<u64>(args.chunk_bytes), from.bytes - position.begin));
+    }
+
+    // Starts loads of this rank's input into free stages; the peers need not have entered.
+    WEFT_DEVICE void fill() {
+        for (; load.begin < most && loaded + STORES < stored + PUSH_STAGES; ++loaded, advance(load)) {
+            const UserBytes from = sent_to(args, peer_of(args, first + load.step));
+            const u32 bytes = whole_units(length(load, from));
+            if (bytes != 0) stages.load(loaded, from.begin + load.begin, bytes);
+        }
+    }
+
+    // Copies everything; false on timeout.
+    WEFT_DEVICE bool run(const Watch &watch) {
+        while (store.begin < most) {
+            fill();
+            if (!stages.wait(stored, watch)) {
+                stages.drain(watch);
+                return false;
+            }
+            const UserBytes from = sent_to(args, peer_of(args, first + store.step));
+            const u32 all = length(store, from), bytes = whole_units(all);
+            for (u32 target = 0; target < targets; ++target) {
+                const UserBytes to = sent_to_output(args, peer_of(args, first + store.step + target), from.bytes);
+                if (from.begin == to.begin) continue;
+                if (bytes != 0) ptx::bulk_store(to.begin + store.begin, stages.at(stored), bytes);
+                if (all != bytes) to.store(store.begin + bytes, from.load(store.begin + bytes));
+            }
+            ptx::bulk_commit();
+            ptx::bulk_wait_read<STORES - 1>();
+            ++stored, advance(store);
+        }
+        ptx::bulk_wait<0>();
+        return true;
+    }
+};
+
+WEFT_DEVICE void exchange_direct_bulk(const Arguments &args) {
+    extern __shared__ __align__(128) u8 stages[];
+    __shared__ u64 full[ENGINES * PUSH_STAGES];
+    const Channel channel{args, blockIdx.x};
+    u32 before;
+    bool done = begin_direct(channel, watch_of(args, ENTRY), before);
+    // One warp copies to the peers, another one to this rank; a message that goes to all ranks is loaded once.
+    const bool same = args.same_for_all != 0, own = warp_of_thread() != 0;
+    const bool runs = lane_of_thread() == 0 && warp_of_thread() < ENGINES;
+    const u32 at = own ? PUSH_STAGES : 0, messages = own ? !same : same ? 1 : RANKS - 1;
+    const Stages<PUSH_STAGES> its_stages(stages + at * CHUNK_CAPACITY, full + at, runs);
+    PushEngine engine(args, its_stages, own || same ? 0 : 1, messages, same ? RANKS : 1);
+    if (done && runs) engine.fill();
+    done = meet(channel, watch_of(args, ENTRY), before + 1, done);
+    if (runs) {
+        if (done) done = engine.run(watch_of(args, EXIT));
+        else engine.stages.drain(watch_of(args, ENTRY));
+    }
+    done = meet(channel, watch_of(args, EXIT), before + 2, done);
+    end_direct(args, channel, before, done, true);
+}
+
 #endif
 
 } // namespace weft::collectives
 
 extern "C" __global__ void __launch_bounds__(512) collective_exchange_packets(const __grid_constant__ weft::collectives::Arguments args) { weft::collectives::exchange_packets(args); }
+extern "C" __global__ void __launch_bounds__(512) collective_exchange_direct(const __grid_constant__ weft::collectives::Arguments args) { weft::collectives::exchange_direct(args); }
 extern "C" __global__ void __launch_bounds__(weft::collectives::CHUNK_THREADS, 1) collective_exchange_chunks(const __grid_constant__ weft::collectives::Arguments args) { weft::collectives::exchange_chunks(args); }
 #if __CUDA_ARCH__ >= 900
+extern "C" __global__ void __launch_bounds__(weft::collectives::PUSH_THREADS, 1) collective_exchange_direct_bulk(const __grid_constant__ weft::collectives::Arguments args) { weft::collectives::exchange_direct_bulk(args); }
 extern "C" __global__ void __launch_bounds__(weft::collectives::BULK_THREADS, 1) collective_exchange_bulk(const __grid_constant__ weft::collectives::Arguments args) { weft::collectives::exchange_bulk(args); }
 #endif

@@ -2,6 +2,7 @@
 //
 // Contributions are combined in the order of ranks, by every algorithm, so that all of them give the same bits.
 #include "collectives/bulk.cuh"
+#include "collectives/direct.cuh"
 #include "collectives/elements.cuh"
 #include "collectives/packets.cuh"
 
@@ -214,6 +215,62 @@ WEFT_DEVICE void all_reduce_chunks(const Arguments &args) {
     end_chunks(args, channel, call, true);
 }
 
+// Reduces this rank's part of the inputs of all ranks; the result goes to this rank's output, and to all if SHARE.
+// Called by all threads. A unit is read by the thread that writes it, so inputs may be the outputs.
+template <bool SHARE> WEFT_DEVICE void pull_and_reduce(const Arguments &args) {
+    constexpr u32 UNROLL = RANKS <= 2 ? (SHARE ? 8 : 4) : RANKS <= 4 ? 4 : RANKS <= 8 ? 2 : 1; // of RANKS loads in flight
+    const Message &message = args.message[args.rank];
+    const UserBytes mine = sent_to(args, args.rank), out = sent_to_output(args, args.rank, mine.bytes);
+    const auto source = [&](u32 r) {
+        const u64 input = r == args.rank ? args.input : args.input_of[r];
+        return UserBytes{reinterpret_cast<u8 *>(input) + message.send_at, mine.bytes, mine.element, mine.aligned};
+    };
+    const u64 step = static_cast<u64>(gridDim.x) * blockDim.x * UNIT, whole = mine.aligned ? mine.bytes / UNIT * UNIT : 0;
+    const u64 begin = (static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x) * UNIT;
+    for (u64 at = begin; at < whole; at += UNROLL * step) {
+        uint4 value[UNROLL][RANKS];
+#pragma unroll
+        for (u32 k = 0; k < UNROLL; ++k)
+#pragma unroll
+            for (u32 r = 0; r < RANKS; ++r)
+                if (at + k * step < whole) value[k][r] = ptx::load_stream(source(r).begin + at + k * step);
+#pragma unroll
+        for (u32 k = 0; k < UNROLL; ++k) {
+            if (at + k * step >= whole) break;
+            Accumulator sum(value[k][0]);
+#pragma unroll
+            for (u32 r = 1; r < RANKS; ++r) sum.add(value[k][r]);
+            const uint4 result = sum.unit(args.divisor);
+            if (SHARE) {
+#pragma unroll
+                for (u32 r = 0; r < RANKS; ++r) ptx::store_stream(sent_to_output(args, r, mine.bytes).begin + at + k * step, result);
+            } else {
+                ptx::store_stream(out.begin + at + k * step, result);
+            }
+        }
+    }
+    // Units of tensors that are not aligned, and the last one.
+    for (u64 at = whole + begin; at < mine.bytes; at += step) {
+        Accumulator sum(source(0).load(at));
+        for (u32 r = 1; r < RANKS; ++r) sum.add(source(r).load(at));
+        const uint4 result = sum.unit(args.divisor);
+        for (u32 r = 0; r < RANKS; ++r)
+            if (SHARE || r == args.rank) sent_to_output(args, r, mine.bytes).store(at, result);
+    }
+}
+
+template <bool SHARE> WEFT_DEVICE void reduce_direct(const Arguments &args) {
+    const Channel channel{args, blockIdx.x};
+    u32 before;
+    bool done = begin_direct(channel, watch_of(args, ENTRY), before);
+    done = meet(channel, watch_of(args, ENTRY), before + 1, done);
+    const bool entered = done;
+    if (done) pull_and_reduce<SHARE>(args);
+    done = meet(channel, watch_of(args, EXIT), before + 2, done);
+    // Peers may still read the vector of an all-reduce in place.
+    end_direct(args, channel, before, done, SHARE && entered);
+}
+
 #if __CUDA_ARCH__ >= 900
 constexpr u32 BULK_REDUCERS = 16;
 // Groups of reducers, which take chunks in turn, so that several are in flight.
@@ -384,6 +441,8 @@ WEFT_DEVICE void all_reduce_bulk(const Arguments &args) {
 
 using weft::collectives::Arguments;
 extern "C" __global__ void __launch_bounds__(512) collective_reduce_packets(const __grid_constant__ Arguments args) { weft::collectives::reduce_packets(args); }
+extern "C" __global__ void __launch_bounds__(512, 1) collective_reduce_direct(const __grid_constant__ Arguments args) { weft::collectives::reduce_direct<false>(args); }
+extern "C" __global__ void __launch_bounds__(512, 1) collective_all_reduce_direct(const __grid_constant__ Arguments args) { weft::collectives::reduce_direct<true>(args); }
 extern "C" __global__ void __launch_bounds__((weft::collectives::SENDERS + weft::collectives::REDUCERS + 1) * 32, 1) collective_reduce_chunks(const __grid_constant__ Arguments args) { weft::collectives::reduce_chunks(args); }
 extern "C" __global__ void __launch_bounds__((weft::collectives::SENDERS + weft::collectives::REDUCERS + weft::collectives::COPIERS + 2) * 32, 1) collective_all_reduce_chunks(const __grid_constant__ Arguments args) { weft::collectives::all_reduce_chunks(args); }
 #if __CUDA_ARCH__ >= 900

@@ -36,7 +36,7 @@ Importing this module imports torch; importing `weft` does not.
 
 from weft.cuda.all_to_all import AllToAll
 from weft.cuda.carveout import sm_carveout
-from weft.cuda.collectives import Collectives, local_collectives
+from weft.cuda.collectives import Collectives, local_collectives, local_symmetric_empty
 from weft.cuda.combine import Combine
 from weft.cuda.dispatch import Dispatch
 from weft.cuda.group import local_group
@@ -59,5 +59,6 @@ __all__ = [
     "check",
     "local_collectives",
     "local_group",
+    "local_symmetric_empty",
     "sm_carveout",
 ]

@@ -33,15 +33,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Algorithm", "CallOptions", "CollectiveBase", "written"]
 
-#: Transport of the data of a call: packets, or chunks with flags.
-Algorithm: TypeAlias = Literal["one_shot", "two_shot"]
+#: Transport of the data of a call: packets, chunks with flags, or straight between tensors.
+Algorithm: TypeAlias = Literal["one_shot", "two_shot", "direct"]
 
 
 class CallOptions(TypedDict, total=False):
     """Options of every call of `Collectives`; the first two are equal on all ranks.
 
     Attributes:
-        algorithm: "one_shot" or "two_shot"; by default the faster one for the size.
+        algorithm: "one_shot", "two_shot" or, of symmetric tensors, "direct"; by default the fastest
+            one for the size.
         num_sms: maximum number of multiprocessors of this call, at most that of the constructor.
         previous_event: event that the call comes after.
     """

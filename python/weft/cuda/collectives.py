@@ -12,6 +12,7 @@ Each call puts one kernel on torch's current stream and returns::
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from weft import _native
@@ -19,6 +20,7 @@ from weft._arguments import expect
 from weft._environment import check_variables
 from weft._timeout import seconds
 from weft.communicator import Communicator
+from weft.cuda import symmetric
 from weft.cuda.collective_exchanges import Exchanges
 from weft.cuda.collective_reductions import Reductions
 from weft.cuda.device import place_of
@@ -27,7 +29,9 @@ from weft.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Collectives", "local_collectives"]
+    import torch
+
+__all__ = ["Collectives", "local_collectives", "local_symmetric_empty"]
 
 
 class Collectives(Reductions, Exchanges):
@@ -57,6 +61,15 @@ class Collectives(Reductions, Exchanges):
     *Failures.* When a wait on the device times out, or a rank is lost, the device records it, and
     bytes of outputs that did not arrive are 0xFF: NaN in float dtypes. `check`, `weft.check()` and
     later calls raise the error.
+
+    *Symmetric memory.* Calls of tensors from `symmetric_empty` (or `weft.symmetric_empty` for the
+    same communicator, device and `memory`) need no copies through buffers of Weft: algorithm
+    "direct". The tensors that peers access are at the same place of the same allocation on all
+    ranks: of `all_reduce` both input and output, of `reduce_scatter` and `reduce` the input, of
+    `all_gather`, even `all_to_all`, `broadcast` and `scatter` the output. Either all ranks pass
+    such tensors to a call or none: otherwise pass `algorithm="two_shot"` on all of them, or the
+    call times out. Keep the symmetric tensors of a captured call as long as its graph, on all
+    ranks.
 
     As a context manager it closes itself at the end of the block; if the block raises, on this rank
     alone.
@@ -108,11 +121,49 @@ class Collectives(Reductions, Exchanges):
             timeout=seconds(timeout),
             concurrent=concurrent,
         )
-        self.communicator = communicator
+        #: `None` in a local group.
+        self.communicator: Communicator | None = communicator
+        self._memory = memory
+        #: The same object in all ranks of a local group.
+        self._siblings: object = None
         ranks = communicator.rank, communicator.world_size
         self._begin(native, place, ranks, watchdog=watchdog)
         # Closed with the communicator, as its all-to-alls are.
         communicator._all_to_alls.add(self)  # type: ignore[arg-type]
+
+    def symmetric_empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: torch.dtype | None = None,
+        *,
+        timeout: float = 60.0,
+    ) -> torch.Tensor:
+        """A tensor of zeros in the symmetric heap, which peers can access in direct calls.
+
+        Every rank calls this with the same shape and dtype, in the same order. The memory is freed
+        with the tensor, as of `weft.symmetric_empty`. In a group of `local_collectives` use
+        `local_symmetric_empty`.
+
+        Args:
+            shape: of the tensor.
+            dtype: of the tensor; by default torch's default.
+            timeout: maximum number of seconds to wait for the other ranks.
+
+        Raises:
+            AllocationError, SizeError: if there is too little memory.
+            ConfigurationError: in a local group, or if a size is negative.
+            ConfigurationMismatchError: if ranks ask for different numbers of bytes.
+        """
+        self._open()
+        if self.communicator is None:
+            raise ConfigurationError(
+                "ranks of a local group allocate together: use weft.cuda.local_symmetric_empty"
+            )
+        device = self.device if self._on_gpu else "twin"
+        communicator, memory = self.communicator, self._memory
+        return symmetric.empty(
+            shape, dtype, device=device, communicator=communicator, memory=memory, timeout=timeout
+        )
 
 
 def local_collectives(
@@ -156,10 +207,42 @@ def local_collectives(
         skew_timeout=seconds(skew_timeout, "skew_timeout"),
         concurrent=concurrent,
     )
-    group = []
+    group: list[Collectives] = []
+    siblings = object()
     for rank, (native, place) in enumerate(zip(natives, places, strict=True)):
         member = object.__new__(Collectives)
+        member.communicator, member._siblings = None, siblings
         member._begin(native, place, (rank, world_size), watchdog=watchdog)
         member._place = places[:rank].count(place)
         group.append(member)
     return group
+
+
+def local_symmetric_empty(
+    group: Sequence[Collectives], shape: int | Sequence[int], dtype: torch.dtype | None = None
+) -> list[torch.Tensor]:
+    """A tensor of zeros in the symmetric heap for each rank of a local group, in rank order.
+
+    See `Collectives.symmetric_empty`.
+
+    Args:
+        group: all ranks, as `local_collectives` returned them.
+        shape: of each tensor.
+        dtype: of the tensors; by default torch's default.
+
+    Raises:
+        AllocationError, SizeError: if there is too little memory.
+        ConfigurationError: if `group` is not a whole local group, or a size is negative.
+    """
+    ranks = [member.rank for member in group]
+    siblings = {id(member._siblings) for member in group if member._siblings is not None}
+    if not group or ranks != list(range(group[0].world_size)) or len(siblings) != 1:
+        raise ConfigurationError("expected all ranks of local_collectives, in their order")
+    sizes, element = symmetric.size_of(shape, dtype)
+    natives = _native.DeviceCollectives.allocate_local(
+        [member._native for member in group], prod(sizes) * element.itemsize
+    )
+    return [
+        symmetric.shown(native, member.device, member.rank, sizes, element)
+        for native, member in zip(natives, group, strict=True)
+    ]

@@ -19,7 +19,7 @@ from weft.errors import ConfigurationError, RegionError, UnknownError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TABLE", "Field", "empty", "only_open", "peer", "table"]
+__all__ = ["TABLE", "Field", "empty", "only_open", "peer", "shown", "size_of", "table"]
 
 
 class Field(NamedTuple):
@@ -58,10 +58,7 @@ def empty(
 ) -> torch.Tensor:
     """See `weft.symmetric_empty`."""
     group = only_open() if communicator is None else communicator
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(size < 0 for size in sizes):
-        raise ConfigurationError(f"shape is {sizes}: sizes from 0 on are needed")
-    element = torch.get_default_dtype() if dtype is None else dtype
+    sizes, element = size_of(shape, dtype)
     name, place = place_of(device)
     native = _native.SymmetricMemory(
         group._native,
@@ -70,10 +67,35 @@ def empty(
         bytes=prod(sizes) * element.itemsize,
         timeout=seconds(timeout),
     )
+    return shown(native, place, group.rank, sizes, element)
+
+
+def size_of(
+    shape: int | Sequence[int], dtype: torch.dtype | None
+) -> tuple[tuple[int, ...], torch.dtype]:
+    """Sizes and dtype of a tensor.
+
+    Raises:
+        ConfigurationError: if a size is negative.
+    """
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(size < 0 for size in sizes):
+        raise ConfigurationError(f"shape is {sizes}: sizes from 0 on are needed")
+    return sizes, torch.get_default_dtype() if dtype is None else dtype
+
+
+def shown(
+    native: _native.SymmetricMemory,
+    place: torch.device,
+    rank: int,
+    sizes: tuple[int, ...],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """This rank's part of symmetric memory as a tensor, which keeps it."""
     owner = _Owner(native, place)
-    own = owner.addresses[group.rank]
+    own = owner.addresses[rank]
     _OWNERS[own] = owner
-    return _show(owner, own, prod(sizes), element).view(sizes)
+    return _show(owner, own, prod(sizes), dtype).view(sizes)
 
 
 def peer(tensor: torch.Tensor, rank: int) -> torch.Tensor:

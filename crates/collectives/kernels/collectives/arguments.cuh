@@ -16,6 +16,8 @@ struct Message {
 
 struct Arguments {
     u64 peer[RANKS]; // memory of every rank, as mapped on this rank
+    u64 input_of[RANKS]; // of direct calls: input of every rank that peers read, as mapped on this rank
+    u64 output_of[RANKS]; // of direct calls: output of every rank that peers write
     Message message[RANKS]; // bytes exchanged with each rank; of this rank: copied, or its own contribution
     u64 table; // table of the domain
     u64 record; // records of failures, in pinned memory
@@ -29,8 +31,8 @@ struct Arguments {
     u32 units_per_block; // by packets: units of a message in a block
     u32 chunk_bytes; // by chunks: bytes of a chunk, a multiple of 16
     u32 divisor; // number of ranks of an average, or 0
-    u32 reserved; // 0
+    u32 digest; // of direct calls: digest of the call, equal on all ranks
 };
-static_assert(sizeof(Arguments) == 48 * RANKS + 72, "the size in Rust");
+static_assert(sizeof(Arguments) == 64 * RANKS + 72, "the size in Rust");
 
 } // namespace weft::collectives

@@ -10,13 +10,14 @@ namespace weft::collectives {
 
 constexpr u32 SEND_STAGES = 6, COPY_STAGES = 4, RESULT_STAGES = 4;
 
-// Stages of an engine. Only one thread calls the functions.
+// Stages of an engine. Only one thread calls the functions, and begins them.
 template <u32 STAGES> struct Stages {
     u8 *data;
     u64 *full; // [STAGES]
     u32 parity = 0, loading = 0; // bits, by stage
 
-    WEFT_DEVICE Stages(u8 *data, u64 *full) : data(data), full(full) {
+    WEFT_DEVICE Stages(u8 *data, u64 *full, bool begin = true) : data(data), full(full) {
+        if (!begin) return;
         for (u32 i = 0; i < STAGES; ++i) ptx::mbarrier_init(full + i, 1);
         fence_shared_for_bulk();
     }

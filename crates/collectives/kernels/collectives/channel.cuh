@@ -16,7 +16,7 @@ constexpr u32 CHUNK_CAPACITY = WEFT_CHUNK_CAPACITY; // bytes of a chunk in a rin
 constexpr u32 UNIT = 16;                            // bytes of user memory that a thread handles at a time
 constexpr u32 PACKETS_BYTES = 32;                   // of a unit, as two packets
 
-enum Phase : u32 { PACKETS = WEFT_FIRST_PHASE, CONTRIBUTIONS, RESULTS };
+enum Phase : u32 { PACKETS = WEFT_FIRST_PHASE, CONTRIBUTIONS, RESULTS, ENTRY, EXIT };
 
 // Rings of chunks: contributions of peers (or the data itself, in calls without arithmetic), and results of an all-reduce.
 enum Ring : u32 { CONTRIBUTED = 0, REDUCED = 1 };
@@ -38,6 +38,12 @@ struct Channel {
     // Flag at `rank`: chunks of `source` that have arrived there.
     WEFT_DEVICE u32 *flag(u32 ring, u32 rank, u32 source) const {
         return reinterpret_cast<u32 *>(at(rank, WEFT_AT_FLAGS)) + (ring * BLOCKS + block) * WEFT_FLAG_WORDS + source;
+    }
+    // Meetings of this block: two of each direct call.
+    WEFT_DEVICE volatile u32 *meetings() const { return reinterpret_cast<volatile u32 *>(own(WEFT_AT_MEETINGS)) + block; }
+    // Signal at `rank`: the last meeting of `source`, and the digest of its call.
+    WEFT_DEVICE u64 *signal(u32 rank, u32 source) const {
+        return reinterpret_cast<u64 *>(at(rank, WEFT_AT_SIGNALS)) + block * WEFT_FLAG_WORDS + source;
     }
     // Unit at `rank` from `source`, as two packets. The unit SLOTS is the credit of a message without bytes.
     WEFT_DEVICE u8 *unit(u32 rank, u32 source, u32 epoch, u32 slot) const {

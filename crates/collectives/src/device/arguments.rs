@@ -2,6 +2,7 @@
 
 use super::message::Message;
 use std::fmt::Write as _;
+use std::iter::repeat;
 use weft_gpu::layout;
 use weft_gpu::layout::c_struct;
 use weft_gpu::table::MAX_RANKS;
@@ -21,20 +22,34 @@ layout! {
         units_per_block: u32, "by packets: units of a message in a block";
         chunk_bytes: u32, "by chunks: bytes of a chunk, a multiple of 16";
         divisor: u32, "number of ranks of an average, or 0";
-        reserved: u32, "0";
+        digest: u32, "of direct calls: digest of the call, equal on all ranks";
     }
 }
 
 /// Words of the longest argument.
-pub(super) const MAX_WORDS: usize = MAX_RANKS * (1 + MESSAGE_WORDS) + ArgumentBlock::SIZE / 8;
+pub(super) const MAX_WORDS: usize = MAX_RANKS * (3 + MESSAGE_WORDS) + ArgumentBlock::SIZE / 8;
 
 const MESSAGE_WORDS: usize = size_of::<Message>() / 8;
 
-const _: () = assert!(MAX_WORDS * 8 <= 4096, "the limit of a kernel's argument");
+/// More than 4096 bytes, for more than 62 ranks, need a driver of CUDA 12.1 or later.
+const _: () = assert!(MAX_WORDS * 8 <= 32764, "the limit of a kernel's argument");
 
-/// The argument of a launch, as words: memory of all ranks, messages, block.
+/// Tensors of a direct call at all ranks, by rank, as mapped on this rank. Those that peers do not access are this
+/// rank's own, or missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TensorsOfRanks {
+    /// Inputs.
+    pub inputs: Vec<u64>,
+    /// Outputs.
+    pub outputs: Vec<u64>,
+    /// Digest of the call, equal on all ranks.
+    pub digest: u32,
+}
+
+/// The argument of a launch, as words: memory and tensors of all ranks, messages, block.
 pub(super) fn argument(
     peers: &[u64],
+    tensors: Option<&TensorsOfRanks>,
     messages: &[Message],
     block: &ArgumentBlock,
 ) -> [u64; MAX_WORDS] {
@@ -45,7 +60,10 @@ pub(super) fn argument(
         let Message { send_at, send_bytes, receive_at, receive_bytes, longer } = *message;
         [send_at, send_bytes, receive_at, receive_bytes, longer]
     };
-    let all = peers.iter().copied();
+    let (inputs, outputs): (&[u64], &[u64]) =
+        tensors.map_or((&[], &[]), |tensors| (&tensors.inputs, &tensors.outputs));
+    let padded = |all| <[u64]>::iter(all).copied().chain(repeat(0)).take(peers.len());
+    let all = peers.iter().copied().chain(padded(inputs)).chain(padded(outputs));
     let all = all.chain(messages.iter().flat_map(of_message));
     let all = all.chain(block.iter().map(|word| u64::from_ne_bytes(*word)));
     words.iter_mut().zip(all).for_each(|(to, word)| *to = word);
@@ -66,6 +84,8 @@ pub fn arguments_header() -> String {
         let _ = writeln!(message, "    u64 {name}; // {about}");
     }
     let arrays = "    u64 peer[RANKS]; // memory of every rank, as mapped on this rank\n    \
+                  u64 input_of[RANKS]; // of direct calls: input of every rank that peers read, as mapped on this rank\n    \
+                  u64 output_of[RANKS]; // of direct calls: output of every rank that peers write\n    \
                   Message message[RANKS]; // bytes exchanged with each rank; of this rank: copied, or its own contribution\n";
     format!(
         "// Argument of all kernels. Generated from crates/collectives/src/device/arguments.rs; a test compares the two.\n\
@@ -74,7 +94,7 @@ pub fn arguments_header() -> String {
          static_assert(sizeof(Arguments) == {} * RANKS + {}, \"the size in Rust\");\n\n\
          }} // namespace weft::collectives\n",
         c_struct("Arguments", arrays, ArgumentBlock::FIELDS),
-        8 * (1 + MESSAGE_WORDS),
+        8 * (3 + MESSAGE_WORDS),
         ArgumentBlock::SIZE,
     )
 }
@@ -106,8 +126,10 @@ mod tests {
         };
         let block =
             ArgumentBlock { table: 70, rank: 1, element_bytes: 2, ..ArgumentBlock::default() };
-        let words = argument(&[5, 6], &[message(10), message(20)], &block);
-        let expected = [5, 6, 10, 11, 12, 13, 14, 20, 21, 22, 23, 24, 70, 0, 0, 0, 0, 1 | 2 << 32];
+        let tensors = TensorsOfRanks { inputs: vec![7, 8], outputs: Vec::new(), digest: 0 };
+        let words = argument(&[5, 6], Some(&tensors), &[message(10), message(20)], &block);
+        let expected =
+            [5, 6, 7, 8, 0, 0, 10, 11, 12, 13, 14, 20, 21, 22, 23, 24, 70, 0, 0, 0, 0, 1 | 2 << 32];
         assert_eq!(words[..expected.len()], expected);
     }
 }

@@ -1,21 +1,22 @@
 //! Collectives between the GPUs of a host: calls that launch a kernel on a stream, or run its twin.
 
-use super::arguments::ArgumentBlock;
+use super::arguments::{ArgumentBlock, TensorsOfRanks};
 use super::config::DeviceConfig;
 use super::error::DeviceError;
 use super::family::FAMILY;
 use super::layout::Layout;
 use super::message::DeviceOperation;
-use super::plan::{CallOptions, LaunchPlan};
+use super::plan::{CallOptions, DeviceAlgorithm, LaunchPlan, Transport};
 use super::program::Programs;
 use super::twin::{Twin, TwinCall};
 use crate::reduction::{Element, Reduction};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weft_cuda::Stream;
 use weft_fabric::{Communicator, Time};
 use weft_gpu::MemoryLocation;
-use weft_gpu::domain::{ALIGNMENT, Block, Domain, OperatorLaunch, Reservation};
+use weft_gpu::domain::{ALIGNMENT, Block, Domain, OperatorLaunch, Reservation, SymmetricPlace};
 
 /// Collectives between the GPUs of one host.
 ///
@@ -68,6 +69,19 @@ pub struct DeviceCall {
     pub average: bool,
     /// Choices of the caller.
     pub options: CallOptions,
+}
+
+impl DeviceCall {
+    /// Digest of what is equal on all ranks of a direct call.
+    fn digest(&self, input: &SymmetricPlace, output: &SymmetricPlace) -> u32 {
+        let mut hasher = DefaultHasher::new();
+        (input.segment, input.offset, output.segment, output.offset).hash(&mut hasher);
+        self.operation.hash(&mut hasher);
+        let arithmetic = self.operation.reduces().then_some((self.reduction, self.average));
+        (self.element, arithmetic, self.options).hash(&mut hasher);
+        let hash = hasher.finish();
+        (hash ^ hash >> 32) as u32
+    }
 }
 
 /// A rank's part before its memory is allocated.
@@ -148,13 +162,16 @@ impl DeviceCollectives {
     ///
     /// # Errors
     /// The cause of a failed group; [`DeviceError::NoRank`], [`DeviceError::Parts`], [`DeviceError::TooLarge`],
-    /// [`DeviceError::Zero`], [`DeviceError::Unsupported`], [`DeviceError::Algorithm`]; CUDA's.
+    /// [`DeviceError::Zero`], [`DeviceError::Unsupported`], [`DeviceError::Algorithm`], [`DeviceError::NotDirect`];
+    /// CUDA's.
     ///
     /// # Safety
     /// `input` and `output` are addresses on this rank's device (for the twin, on the CPU), multiples of the length of an
     /// element, with the bytes that follow from the operation (see [`DeviceOperation`]), until the call has run on its
     /// stream, which is one of that device; the output is accessed by this call alone. They are disjoint, or the output
-    /// is that part of the input, or the other way around, that the operation copies or reduces to itself.
+    /// is that part of the input, or the other way around, that the operation copies or reduces to itself. If a tensor
+    /// that peers access in a direct call (see [`DeviceAlgorithm::Direct`]) is in the domain's heap, it is there at all
+    /// ranks, at the same place.
     pub unsafe fn run(&self, call: &DeviceCall) -> Result<(), DeviceError> {
         let parts = self.parts()?;
         parts.domain.check_fatal()?;
@@ -164,8 +181,12 @@ impl DeviceCollectives {
             supported(reduction, element)?;
         }
         let element_bytes = call.element.bytes() as u64;
+        let tensors = self.tensors_of_ranks(&parts.domain, call);
+        let (layout, symmetric) = (&self.layout, tensors.is_some());
+        let (rank, options) = (self.rank, call.options);
         let plan =
-            LaunchPlan::new(&call.operation, element_bytes, self.rank, &self.layout, call.options)?;
+            LaunchPlan::new(&call.operation, element_bytes, rank, layout, options, symmetric)?;
+        let tensors = tensors.filter(|_| plan.kernel.transport() == Transport::Direct);
         let divisor = if call.average { self.layout.ranks } else { 0 };
         match &parts.backend {
             Backend::Cuda(programs) => {
@@ -186,21 +207,51 @@ impl DeviceCollectives {
                     units_per_block: plan.units_per_block,
                     chunk_bytes: plan.chunk_bytes,
                     divisor,
-                    reserved: 0,
+                    digest: tensors.as_ref().map_or(0, |tensors| tensors.digest),
                 };
                 // SAFETY: the caller's contract; `parts` live until the device is idle.
-                unsafe { programs.launch(&plan, &parts.peers, &block, arithmetic, call.stream) }
+                unsafe {
+                    let addresses = (parts.peers.as_slice(), tensors.as_ref());
+                    programs.launch(&plan, addresses, &block, arithmetic, call.stream)
+                }
             }
             Backend::Twin(twin) => {
                 let (input, output) = (call.input, call.output);
                 let reduction = arithmetic;
+                let (plan, tensors) = (&plan, tensors.as_ref());
                 let call =
-                    TwinCall { plan: &plan, input, output, element_bytes, reduction, divisor };
+                    TwinCall { plan, tensors, input, output, element_bytes, reduction, divisor };
                 // SAFETY: the caller's contract.
                 unsafe { twin.run(&call) };
                 Ok(parts.domain.check_fatal()?)
             }
         }
+    }
+
+    /// Its domain, in whose heap the tensors of direct calls are.
+    ///
+    /// # Errors
+    /// [`DeviceError::Fabric`] once it is closed.
+    pub fn domain(&self) -> Result<Arc<Domain>, DeviceError> {
+        Ok(self.parts()?.domain.clone())
+    }
+
+    /// Tensors of all ranks, if those that peers access in a direct call are symmetric. `None` without a lookup for
+    /// another algorithm.
+    fn tensors_of_ranks(&self, domain: &Domain, call: &DeviceCall) -> Option<TensorsOfRanks> {
+        if call.options.algorithm.is_some_and(|given| given != DeviceAlgorithm::Direct) {
+            return None;
+        }
+        let (input, output) = call.operation.of_peers()?;
+        let (of_input, of_output) = call.operation.lengths(self.layout.ranks);
+        let place = |wanted: bool, address: u64, count: u64| match wanted {
+            true => domain.place(address, count.saturating_mul(call.element.bytes() as u64)),
+            false => Some(SymmetricPlace { segment: 0, offset: 0, addresses: Vec::new() }),
+        };
+        let input = place(input, call.input, of_input)?;
+        let output = place(output, call.output, of_output)?;
+        let digest = call.digest(&input, &output);
+        Some(TensorsOfRanks { inputs: input.addresses, outputs: output.addresses, digest })
     }
 
     /// Reports device records so far. It does not wait: synchronise first to cover a call.
@@ -358,10 +409,10 @@ impl Prepared {
         let launch = OperatorLaunch {
             name: format!("device collectives with {} multiprocessors", layout.blocks),
             grid: layout.blocks,
-            // Of the largest kernel, by its launch bounds.
+            // Of the kernel with the most registers, by its launch bounds.
             per_sm: 1,
-            threads: super::plan::Kernel::AllReduceChunks.threads(),
-            registers: 64,
+            threads: super::plan::Kernel::AllReduceDirect.threads(),
+            registers: 128,
             shared: programs.most_shared(),
             concurrent: config.concurrent,
         };

@@ -67,6 +67,14 @@ pub enum DeviceError {
         "one_shot of an uneven all_to_all: the longest part is not known to all ranks; omit algorithm, or use two_shot"
     )]
     Uneven,
+    /// A direct call of tensors that peers cannot access.
+    #[error("direct {operation}: {needed}; omit algorithm, or use two_shot")]
+    NotDirect {
+        /// Operation.
+        operation: &'static str,
+        /// Reason.
+        needed: &'static str,
+    },
     /// Options of two ranks that differ.
     #[error("{what} is {ours} here and {theirs} at {peer}: pass equal ones on all ranks")]
     Disagreement {

@@ -1,19 +1,28 @@
 //! Collectives as a family of device operators.
 
+use weft_control::Rank;
 use weft_gpu::{Family, Phase, Record, Report};
 
-/// The family of device collectives. It has no codes of its own.
+/// Code of a record: a peer makes another direct call.
+pub(super) const OTHER_CALL: u32 = 32;
+
+/// The family of device collectives.
 pub static FAMILY: Family = Family {
     name: "collectives",
     first_phase: 16,
-    phases: &["packets", "contributions", "results"],
+    phases: &["packets", "contributions", "results", "entry", "exit"],
     order: "",
-    first_code: 32,
-    codes: 0,
+    first_code: OTHER_CALL,
+    codes: 1,
     explain,
 };
 
-fn explain(record: &Record, phase: Phase) -> Report {
-    let text = format!("code {} in {phase}", record.code.number());
-    Report { class: "DeviceError", rank: None, text }
+fn explain(record: &Record, _phase: Phase) -> Report {
+    let (rank, peer) = (Rank(record.rank), record.peer.map(Rank));
+    let who = peer.map_or("a peer".to_owned(), |peer| peer.to_string());
+    let text = format!(
+        "{rank} and {who} make different direct calls: pass equal shapes, dtypes and options, and tensors at the same place of \
+         the same symmetric allocation on all ranks"
+    );
+    Report { class: "ConfigurationMismatchError", rank: peer, text }
 }

@@ -43,6 +43,10 @@ pub struct Layout {
     pub sequences: u64,
     /// Offset of the flags, by ring, block and source.
     pub flags: u64,
+    /// Offset of the numbers of meetings, by block.
+    pub meetings: u64,
+    /// Offset of the signals of meetings, of 8 bytes, by block and source.
+    pub signals: u64,
     /// Offset of the packets, by block, parity of the epoch, source and slot.
     pub packets: u64,
     /// Offset of the rings, by ring, block and source.
@@ -71,6 +75,8 @@ impl Layout {
         let epochs = area(4 * blocks_each);
         let sequences = area(4 * u64::from(RINGS) * blocks_each * ranks_each);
         let flags = area(4 * u64::from(RINGS) * blocks_each * u64::from(flag_words));
+        let meetings = area(4 * blocks_each);
+        let signals = area(8 * blocks_each * u64::from(flag_words));
         let packets = area(blocks_each * 2 * ranks_each * (u64::from(slots) + 1) * PACKETS_BYTES);
         let ring = blocks_each * ranks_each * u64::from(ring_chunks) * u64::from(chunk_capacity);
         let rings = area(u64::from(RINGS) * ring);
@@ -85,6 +91,8 @@ impl Layout {
             epochs,
             sequences,
             flags,
+            meetings,
+            signals,
             packets,
             rings,
             bytes: end,
@@ -92,7 +100,7 @@ impl Layout {
     }
 
     /// Macros of the kernels.
-    pub(super) fn defines(&self, first_phase: u32) -> Vec<(String, String)> {
+    pub(super) fn defines(&self, first_phase: u32, first_code: u32) -> Vec<(String, String)> {
         let of = |name: &str, value: u64| (format!("WEFT_{name}"), value.to_string());
         vec![
             of("RANKS", self.ranks.into()),
@@ -102,10 +110,13 @@ impl Layout {
             of("CHUNK_CAPACITY", self.chunk_capacity.into()),
             of("FLAG_WORDS", self.flag_words.into()),
             of("FIRST_PHASE", first_phase.into()),
+            of("FIRST_CODE", first_code.into()),
             of("AT_CLOSED", self.closed),
             of("AT_EPOCHS", self.epochs),
             of("AT_SEQUENCES", self.sequences),
             of("AT_FLAGS", self.flags),
+            of("AT_MEETINGS", self.meetings),
+            of("AT_SIGNALS", self.signals),
             of("AT_PACKETS", self.packets),
             of("AT_RINGS", self.rings),
         ]
@@ -126,6 +137,17 @@ impl Layout {
     pub(super) fn flag(&self, ring: u32, block: u32, source: u32) -> u64 {
         let row = u64::from(ring * self.blocks + block);
         self.flags + 4 * (row * u64::from(self.flag_words) + u64::from(source))
+    }
+
+    /// Offset of the number of meetings of a block.
+    pub(super) fn meeting(&self, block: u32) -> u64 {
+        self.meetings + 4 * u64::from(block)
+    }
+
+    /// Offset of the signal of a source.
+    pub(super) fn signal(&self, block: u32, source: u32) -> u64 {
+        let row = u64::from(block) * u64::from(self.flag_words);
+        self.signals + 8 * (row + u64::from(source))
     }
 
     /// Offset of a unit; slot [`Layout::slots`] is the credit.
@@ -154,7 +176,9 @@ mod tests {
             let ends = [
                 (layout.epoch(block) + 4, layout.sequences),
                 (layout.sequence(1, block, rank) + 4, layout.flags),
-                (layout.flag(1, block, rank) + 4, layout.packets),
+                (layout.flag(1, block, rank) + 4, layout.meetings),
+                (layout.meeting(block) + 4, layout.signals),
+                (layout.signal(block, rank) + 8, layout.packets),
                 (layout.unit(block, rank, 1, layout.slots) + PACKETS_BYTES, layout.rings),
                 (
                     layout.chunk(1, block, rank, layout.ring_chunks - 1)

@@ -4,7 +4,7 @@ use super::error::DeviceError;
 use std::ops::Range;
 
 /// Collective operation between GPUs. `count` is a number of elements, `N` the number of ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceOperation {
     /// Input and output of `count`: the output is the reduction over all ranks.
     AllReduce {
@@ -89,6 +89,20 @@ impl DeviceOperation {
         matches!(self, AllReduce { .. } | ReduceScatter { .. } | Reduce { .. })
     }
 
+    /// Tensors that peers access in a direct call, if the operation can be one: input and output.
+    pub(super) fn of_peers(&self) -> Option<(bool, bool)> {
+        use DeviceOperation::*;
+        match self {
+            AllReduce { .. } => Some((true, true)),
+            ReduceScatter { .. } | Reduce { .. } => Some((true, false)),
+            AllGather { .. } | AllToAll { .. } | Broadcast { .. } | Scatter { .. } => {
+                Some((false, true))
+            }
+            // Peers have no output to give the address of the root's, or do not have the places of parts.
+            Gather { .. } | AllToAllUneven { .. } | Barrier => None,
+        }
+    }
+
     /// Root, if there is one.
     pub fn root(&self) -> Option<u32> {
         use DeviceOperation::{Broadcast, Gather, Reduce, Scatter};
@@ -96,6 +110,31 @@ impl DeviceOperation {
             Broadcast { root, .. } | Gather { root, .. } | Scatter { root, .. } => Some(root),
             Reduce { root, .. } => Some(root),
             _ => None,
+        }
+    }
+
+    /// The error of a direct call whose tensors are not in the symmetric heap, or of an operation that has none.
+    pub(super) fn not_direct(&self) -> DeviceError {
+        let needed = match self.of_peers() {
+            Some((true, true)) => "input and output must be symmetric memory",
+            Some((true, false)) => "the input must be symmetric memory",
+            Some((false, _)) => "the output must be symmetric memory",
+            None => "the operation has no direct form",
+        };
+        DeviceError::NotDirect { operation: self.name(), needed }
+    }
+
+    /// Elements of input and output at a rank that has both. 0 of an uneven operation.
+    pub(super) fn lengths(&self, ranks: u32) -> (u64, u64) {
+        use DeviceOperation::*;
+        // Longer tensors are rejected by the plan.
+        let all = |count: u64| count.saturating_mul(ranks.into());
+        match *self {
+            AllReduce { count } | Reduce { count, .. } | Broadcast { count, .. } => (count, count),
+            ReduceScatter { count } | Scatter { count, .. } => (all(count), count),
+            AllGather { count } | Gather { count, .. } => (count, all(count)),
+            AllToAll { count } => (all(count), all(count)),
+            AllToAllUneven { .. } | Barrier => (0, 0),
         }
     }
 

@@ -17,14 +17,34 @@ pub(super) enum Kernel {
     ReduceChunks,
     /// Two-shot all-reduce by chunks.
     AllReduceChunks,
+    /// Messages straight into the outputs of peers.
+    ExchangeDirect,
+    /// Reduction of this rank's part of the inputs of all ranks.
+    ReduceDirect,
+    /// Two-shot all-reduce straight between tensors.
+    AllReduceDirect,
+}
+
+/// Transport of the data of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transport {
+    Packets,
+    Chunks,
+    Direct,
 }
 
 impl Kernel {
     /// All kernels of the exchange program.
-    pub const EXCHANGE: [Kernel; 2] = [Kernel::ExchangePackets, Kernel::ExchangeChunks];
+    pub const EXCHANGE: [Kernel; 3] =
+        [Kernel::ExchangePackets, Kernel::ExchangeChunks, Kernel::ExchangeDirect];
     /// All kernels of a reduction program.
-    pub const REDUCE: [Kernel; 3] =
-        [Kernel::ReducePackets, Kernel::ReduceChunks, Kernel::AllReduceChunks];
+    pub const REDUCE: [Kernel; 5] = [
+        Kernel::ReducePackets,
+        Kernel::ReduceChunks,
+        Kernel::AllReduceChunks,
+        Kernel::ReduceDirect,
+        Kernel::AllReduceDirect,
+    ];
 
     /// Name of its entry point.
     pub const fn name(self) -> &'static str {
@@ -34,34 +54,48 @@ impl Kernel {
             Kernel::ReducePackets => "collective_reduce_packets",
             Kernel::ReduceChunks => "collective_reduce_chunks",
             Kernel::AllReduceChunks => "collective_all_reduce_chunks",
+            Kernel::ExchangeDirect => "collective_exchange_direct",
+            Kernel::ReduceDirect => "collective_reduce_direct",
+            Kernel::AllReduceDirect => "collective_all_reduce_direct",
         }
     }
 
-    /// Threads of a block: fixed by the teams of a kernel of chunks, the limit of one of packets.
+    /// Threads of a block: fixed by the teams of a kernel of chunks, the limit of the others.
     pub const fn threads(self) -> u32 {
         match self {
             Kernel::ExchangePackets | Kernel::ReducePackets => 512,
+            Kernel::ExchangeDirect | Kernel::ReduceDirect | Kernel::AllReduceDirect => 512,
             Kernel::ExchangeChunks => (8 + 8 + 1) * 32,
             Kernel::ReduceChunks => (8 + 12 + 1) * 32,
             Kernel::AllReduceChunks => (8 + 12 + 8 + 2) * 32,
         }
     }
 
-    /// Variant of a kernel of chunks with bulk copies, for aligned tensors.
+    /// Variant of a kernel with bulk copies, for aligned tensors.
     pub fn bulk(self) -> Option<BulkKernel> {
         let kernel =
             |name, warps: u32, stages| Some(BulkKernel { name, threads: warps * 32, stages });
         match self {
             Kernel::ExchangePackets | Kernel::ReducePackets => None,
+            Kernel::ReduceDirect | Kernel::AllReduceDirect => None,
+            Kernel::ExchangeDirect => kernel("collective_exchange_direct_bulk", 4, 14),
             Kernel::ExchangeChunks => kernel("collective_exchange_bulk", 5, 6 + 4 + 4),
             Kernel::ReduceChunks => kernel("collective_reduce_bulk", 16 + 3, 6),
             Kernel::AllReduceChunks => kernel("collective_all_reduce_bulk", 16 + 7, 6 + 4 + 4),
         }
     }
 
-    /// True if data travels as packets.
-    pub const fn is_packets(self) -> bool {
-        matches!(self, Kernel::ExchangePackets | Kernel::ReducePackets)
+    /// Transport of its data.
+    pub const fn transport(self) -> Transport {
+        match self {
+            Kernel::ExchangePackets | Kernel::ReducePackets => Transport::Packets,
+            Kernel::ExchangeChunks | Kernel::ReduceChunks | Kernel::AllReduceChunks => {
+                Transport::Chunks
+            }
+            Kernel::ExchangeDirect | Kernel::ReduceDirect | Kernel::AllReduceDirect => {
+                Transport::Direct
+            }
+        }
     }
 }
 
@@ -83,6 +117,8 @@ pub enum DeviceAlgorithm {
     OneShot,
     /// Messages as chunks with flags; an all-reduce reduces slices at their ranks, and then sends results.
     TwoShot,
+    /// Straight between tensors in the symmetric heap: outputs are written, inputs of reductions are read.
+    Direct,
 }
 
 impl DeviceAlgorithm {
@@ -91,19 +127,20 @@ impl DeviceAlgorithm {
         match self {
             DeviceAlgorithm::OneShot => "one_shot",
             DeviceAlgorithm::TwoShot => "two_shot",
+            DeviceAlgorithm::Direct => "direct",
         }
     }
 
     /// Algorithm of that name.
     pub fn from_name(name: &str) -> Option<DeviceAlgorithm> {
-        [DeviceAlgorithm::OneShot, DeviceAlgorithm::TwoShot]
+        [DeviceAlgorithm::OneShot, DeviceAlgorithm::TwoShot, DeviceAlgorithm::Direct]
             .into_iter()
             .find(|algorithm| algorithm.name() == name)
     }
 }
 
 /// Choices of the caller; equal on all ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CallOptions {
     /// Algorithm; by default the faster one for the size.
     pub algorithm: Option<DeviceAlgorithm>,
@@ -121,7 +158,7 @@ pub(super) struct LaunchPlan {
     pub threads: u32,
     /// By packets.
     pub units_per_block: u32,
-    /// By chunks.
+    /// By chunks, and of direct calls with bulk copies.
     pub chunk_bytes: u32,
     /// By rank.
     pub messages: Vec<Message>,
@@ -131,23 +168,30 @@ pub(super) struct LaunchPlan {
 /// steps, and in the other operations. A packet has twice the bytes of its data; a chunk takes a fence and a flag more.
 const PACKETS_OF_ALL_REDUCE: u64 = 1 << 20;
 const PACKETS_OF_OTHERS: u64 = 512 << 10;
+/// The same limits where a direct call is the alternative.
+const PACKETS_OF_ALL_REDUCE_BESIDE_DIRECT: u64 = 640 << 10;
+const PACKETS_OF_OTHERS_BESIDE_DIRECT: u64 = 448 << 10;
+/// Bytes of a message in a block of a direct call from which a further block is used.
+const DIRECT_BYTES: u64 = 8 << 10;
 /// Units of a block by packets from which a further block is used.
 const UNITS_OF_A_BLOCK: u64 = 128;
 /// Shortest chunk of a message that is divided, in bytes.
 const MIN_CHUNK: u64 = 4096;
 
 impl LaunchPlan {
-    /// Plan of a call of rank `rank`.
+    /// Plan of a call of rank `rank`. `symmetric`: the tensors that a direct call needs in the symmetric heap are there,
+    /// at all ranks.
     ///
     /// # Errors
     /// Those of [`DeviceOperation::check`]; [`DeviceError::TooLarge`], [`DeviceError::Zero`],
-    /// [`DeviceError::Algorithm`].
+    /// [`DeviceError::Algorithm`], [`DeviceError::NotDirect`].
     pub fn new(
         operation: &DeviceOperation,
         element_bytes: u64,
         rank: u32,
         layout: &Layout,
         options: CallOptions,
+        symmetric: bool,
     ) -> Result<LaunchPlan, DeviceError> {
         let Layout { ranks, blocks, .. } = *layout;
         operation.check(ranks)?;
@@ -162,18 +206,33 @@ impl LaunchPlan {
         };
         let longest = operation.longest().map(|count| count * element_bytes);
         let all_reduce = matches!(operation, DeviceOperation::AllReduce { .. });
-        let most = if all_reduce { PACKETS_OF_ALL_REDUCE } else { PACKETS_OF_OTHERS };
-        let algorithm = choose(longest, layout, limit, most, options.algorithm)?;
-        let two_shot = algorithm == DeviceAlgorithm::TwoShot;
-        let messages = messages(operation, element_bytes, rank, ranks, two_shot);
-        let kernel = match (operation.reduces() && ranks > 1, two_shot) {
-            (false, false) => Kernel::ExchangePackets,
-            (false, true) => Kernel::ExchangeChunks,
-            (true, false) => Kernel::ReducePackets,
-            (true, true) if all_reduce => Kernel::AllReduceChunks,
-            (true, true) => Kernel::ReduceChunks,
+        let most = match (symmetric, all_reduce) {
+            (true, true) => PACKETS_OF_ALL_REDUCE_BESIDE_DIRECT,
+            (true, false) => PACKETS_OF_OTHERS_BESIDE_DIRECT,
+            (false, true) => PACKETS_OF_ALL_REDUCE,
+            (false, false) => PACKETS_OF_OTHERS,
         };
-        if !two_shot {
+        let requested = options.algorithm;
+        // An empty tensor has no address.
+        let has_data = longest != Some(0);
+        if requested == Some(DeviceAlgorithm::Direct) && !symmetric && has_data {
+            return Err(operation.not_direct());
+        }
+        let algorithm = choose(longest, layout, limit, most, requested, symmetric)?;
+        let sliced = algorithm != DeviceAlgorithm::OneShot;
+        let messages = messages(operation, element_bytes, rank, ranks, sliced);
+        use DeviceAlgorithm::{Direct, OneShot, TwoShot};
+        let kernel = match (operation.reduces() && ranks > 1, algorithm) {
+            (false, OneShot) => Kernel::ExchangePackets,
+            (false, TwoShot) => Kernel::ExchangeChunks,
+            (false, Direct) => Kernel::ExchangeDirect,
+            (true, OneShot) => Kernel::ReducePackets,
+            (true, TwoShot) if all_reduce => Kernel::AllReduceChunks,
+            (true, TwoShot) => Kernel::ReduceChunks,
+            (true, Direct) if all_reduce => Kernel::AllReduceDirect,
+            (true, Direct) => Kernel::ReduceDirect,
+        };
+        if algorithm == OneShot {
             let units = longest.unwrap_or(0).div_ceil(UNIT);
             let each = UNITS_OF_A_BLOCK.min(layout.slots.into());
             let grid = units.div_ceil(each).clamp(1, limit.into()) as u32;
@@ -234,6 +293,7 @@ fn choose(
     limit: u32,
     most_by_packets: u64,
     requested: Option<DeviceAlgorithm>,
+    symmetric: bool,
 ) -> Result<DeviceAlgorithm, DeviceError> {
     let capacity = u64::from(limit) * u64::from(layout.slots) * UNIT;
     let peers = u64::from((layout.ranks - 1).max(1));
@@ -250,15 +310,31 @@ fn choose(
         (None, Some(bytes)) if bytes <= capacity && bytes * peers <= most_by_packets => {
             Ok(DeviceAlgorithm::OneShot)
         }
+        (Some(DeviceAlgorithm::Direct), _) => Ok(DeviceAlgorithm::Direct),
+        (None, _) if symmetric => Ok(DeviceAlgorithm::Direct),
         _ => Ok(DeviceAlgorithm::TwoShot),
     }
 }
 
 /// Length of a message from which fewer blocks are faster, in bytes, and their number in an all-reduce and in the other
-/// operations: measured on two H200 (`benchmarks/results/gpu_collectives.jsonl`).
+/// operations, by chunks: measured on two GPUs (`benchmarks/results/gpu_collectives.jsonl`).
 const LONG_MESSAGE: u64 = 8 << 20;
 const LONG_ALL_REDUCE_BLOCKS: u32 = 20;
 const LONG_BLOCKS: u32 = 24;
+/// The same of direct calls without arithmetic.
+const LONG_DIRECT_MESSAGE: u64 = 1 << 20;
+const LONG_DIRECT_BLOCKS: u32 = 16;
+
+/// Most blocks of a call whose messages have `message` bytes.
+fn usual_blocks(kernel: Kernel, message: u64) -> u32 {
+    let (long, usual) = match kernel {
+        Kernel::ExchangeDirect => (LONG_DIRECT_MESSAGE, LONG_DIRECT_BLOCKS),
+        Kernel::ExchangeChunks | Kernel::ReduceChunks => (LONG_MESSAGE, LONG_BLOCKS),
+        Kernel::AllReduceChunks => (LONG_MESSAGE, LONG_ALL_REDUCE_BLOCKS),
+        _ => return u32::MAX,
+    };
+    if message >= long { usual } else { u32::MAX }
+}
 
 /// Grid and bytes of a chunk.
 fn chunks(
@@ -282,17 +358,17 @@ fn chunks(
     }
     // The longest part of an uneven call is not known to all ranks.
     let Some(longest) = longest else { return Ok((limit, capacity)) };
-    let (message, usual) = match kernel {
-        Kernel::AllReduceChunks => (longest.div_ceil(layout.ranks.into()), LONG_ALL_REDUCE_BLOCKS),
-        _ => (longest, LONG_BLOCKS),
-    };
+    let all_reduce = matches!(kernel, Kernel::AllReduceChunks | Kernel::AllReduceDirect);
+    let message = if all_reduce { longest.div_ceil(layout.ranks.into()) } else { longest };
     let limit = match requested.num_sms {
-        None if message >= LONG_MESSAGE => limit.min(usual),
-        _ => limit,
+        None => limit.min(usual_blocks(kernel, message)),
+        Some(_) => limit,
     };
     // A chunk takes about a microsecond whatever its length: each block has few long ones.
     let each = message.div_ceil(limit.into()).next_multiple_of(UNIT);
-    let chunk = each.max(MIN_CHUNK).min(capacity.into());
+    let is_direct = kernel.transport() == Transport::Direct;
+    let shortest = if is_direct { DIRECT_BYTES } else { MIN_CHUNK };
+    let chunk = each.max(shortest).min(capacity.into());
     let grid = message.div_ceil(chunk).clamp(1, limit.into());
     Ok((grid as u32, chunk as u32))
 }
@@ -321,12 +397,12 @@ mod tests {
         #[test]
         fn plans_are_equal_on_all_ranks_and_fit(
             kind in 0u8..9, count in prop_oneof![0u64..200, 0u64..10_000_000], ranks in prop_oneof![1u32..9, 1u32..65],
-            blocks in 1u32..40, num_sms in prop::option::of(1u32..40), root in 0u32..65,
+            blocks in 1u32..40, num_sms in prop::option::of(1u32..40), root in 0u32..65, symmetric: bool,
         ) {
             let layout = Layout::new(ranks, blocks);
             let operation = operation(kind, count, root % ranks);
             let options = CallOptions { num_sms, ..CallOptions::default() };
-            let plan = |rank| LaunchPlan::new(&operation, 2, rank, &layout, options);
+            let plan = |rank| LaunchPlan::new(&operation, 2, rank, &layout, options, symmetric);
             if num_sms.is_some_and(|given| given > blocks) {
                 prop_assert!(plan(0).is_err());
                 return Ok(());
@@ -341,7 +417,7 @@ mod tests {
                     (first.kernel, first.grid, first.threads, first.units_per_block, first.chunk_bytes)
                 );
                 let longest = plan.messages.iter().map(|message| message.longer).max().unwrap();
-                if plan.kernel.is_packets() {
+                if plan.kernel.transport() == Transport::Packets {
                     let units = longest.div_ceil(UNIT);
                     prop_assert!(plan.units_per_block <= layout.slots);
                     prop_assert!(units <= u64::from(plan.grid) * u64::from(plan.units_per_block));
@@ -359,7 +435,7 @@ mod tests {
         let layout = Layout::new(2, 32);
         let kernel = |count, algorithm| {
             let options = CallOptions { algorithm, ..CallOptions::default() };
-            LaunchPlan::new(&DeviceOperation::AllReduce { count }, 2, 0, &layout, options)
+            LaunchPlan::new(&DeviceOperation::AllReduce { count }, 2, 0, &layout, options, false)
                 .map(|plan| plan.kernel)
         };
         assert_eq!(kernel(512, None).unwrap(), Kernel::ReducePackets);
@@ -375,7 +451,7 @@ mod tests {
     #[test]
     fn what_a_plan_cannot_carry_is_rejected() {
         let layout = Layout::new(2, 4);
-        let plan = |operation, options| LaunchPlan::new(&operation, 4, 0, &layout, options);
+        let plan = |operation, options| LaunchPlan::new(&operation, 4, 0, &layout, options, false);
         let with = |num_sms, chunk_bytes| CallOptions { algorithm: None, num_sms, chunk_bytes };
         let large = DeviceOperation::AllReduce { count: 1 << 20 };
         for (options, expected) in [
@@ -406,7 +482,8 @@ mod tests {
         let layout = Layout::new(2, 4);
         let none = CallOptions::default();
         let plan = |count| {
-            LaunchPlan::new(&DeviceOperation::AllGather { count }, 2, 1, &layout, none).unwrap()
+            let operation = DeviceOperation::AllGather { count };
+            LaunchPlan::new(&operation, 2, 1, &layout, none, false).unwrap()
         };
         assert!(plan(8).is_aligned(16, 32));
         assert!(!plan(8).is_aligned(16, 34));

@@ -1,6 +1,6 @@
 //! Kernels on one GPU: compiled and loaded by reduction and element type, and launched.
 
-use super::arguments::{ArgumentBlock, argument};
+use super::arguments::{ArgumentBlock, TensorsOfRanks, argument};
 use super::error::DeviceError;
 use super::family::FAMILY;
 use super::layout::Layout;
@@ -18,6 +18,7 @@ pub const SOURCES: &[SourceFile] = weft_gpu::sources![
     "collectives/bulk.cuh",
     "collectives/channel.cuh",
     "collectives/chunks.cuh",
+    "collectives/direct.cuh",
     "collectives/elements.cuh",
     "collectives/packets.cuh",
     "exchange.cu",
@@ -29,7 +30,7 @@ pub type Arithmetic = (Reduction, Element);
 
 /// Compile request of the kernels of a reduction, or of those without arithmetic.
 fn request(layout: &Layout, arithmetic: Option<Arithmetic>, arch: &str) -> CompileRequest<'static> {
-    let mut defines = layout.defines(FAMILY.first_phase);
+    let mut defines = layout.defines(FAMILY.first_phase, FAMILY.first_code);
     let name = match arithmetic {
         Some((reduction, element)) => {
             let number = |all: usize| all.to_string();
@@ -151,17 +152,17 @@ impl Programs {
     /// Launches a call.
     ///
     /// # Safety
-    /// The addresses in `block` and `peers` are valid on the device until the kernel has ended, with the bytes of the
+    /// The addresses in `block`, and those of the memory and the tensors of all ranks, are valid on the device until the kernel has ended, with the bytes of the
     /// plan's messages; the stream belongs to the context.
     pub unsafe fn launch(
         &self,
         plan: &LaunchPlan,
-        peers: &[u64],
+        (peers, tensors): (&[u64], Option<&TensorsOfRanks>),
         block: &ArgumentBlock,
         arithmetic: Option<Arithmetic>,
         stream: Stream,
     ) -> Result<(), DeviceError> {
-        let words = argument(peers, &plan.messages, block);
+        let words = argument(peers, tensors, &plan.messages, block);
         let aligned = block.aligned != 0;
         let arithmetic = arithmetic.filter(|_| !Kernel::EXCHANGE.contains(&plan.kernel));
         let reducing = arithmetic.map(|arithmetic| self.reducing(arithmetic)).transpose()?;

@@ -141,3 +141,23 @@ fn more_ranks_than_the_table_holds_are_rejected() {
         Domain::local_group(&[MemoryLocation::Twin; MAX_RANKS + 1]).unwrap_err().to_string();
     assert!(refused.contains("65 ranks") && refused.contains("64"), "{refused}");
 }
+
+#[test]
+fn places_are_equal_on_all_ranks_and_end_with_their_segment() {
+    let domains = group(2);
+    let blocks = Domain::allocate_local(&domains, 3 << 20, 1).unwrap();
+    let (segment, offset) = positions(&blocks)[0];
+    for (domain, block) in domains.iter().zip(&blocks) {
+        let place = domain.place(block.own() + 100, 8).unwrap();
+        assert_eq!((place.segment, place.offset), (segment, offset + 100));
+        let expected: Vec<u64> = block.addresses().iter().map(|address| address + 100).collect();
+        assert_eq!(place.addresses, expected);
+        assert_eq!(domain.place(block.own(), u64::MAX), None);
+        assert_eq!(domain.place(8, 1), None);
+    }
+    let own = blocks[0].own();
+    drop(blocks);
+    // No room for it: the empty segment is returned, and another one is mapped, possibly at its address.
+    let _larger = Domain::allocate_local(&domains, 40 << 20, 1).unwrap();
+    assert!(domains[0].place(own, 8).is_none_or(|place| place.segment != segment));
+}

@@ -26,7 +26,7 @@ mod segments;
 pub use allocator::ALIGNMENT;
 pub use failure_monitor::{FailureGroup, FailureMonitor};
 pub use occupancy::{OccupancyBudget, OperatorLaunch};
-pub use segments::{Block, SEGMENT_BYTES};
+pub use segments::{Block, SEGMENT_BYTES, SymmetricPlace};
 
 use crate::error::{Error, Result};
 use crate::heap::{Heap, MemoryLocation};
@@ -34,7 +34,7 @@ use crate::jit::Cache;
 use crate::table::{MAX_RANKS, TABLE_BYTES, Table, VERSION, Word};
 use crate::watch::{Family, Watch};
 use occupancy::GpuPartition;
-use segments::Segments;
+use segments::{Mappings, Segments};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use weft_control::Operation;
@@ -59,6 +59,7 @@ pub struct Domain {
     limit: Mutex<Duration>,
     table: u64,
     segments: Mutex<Segments>,
+    mappings: Mappings,
 }
 
 struct Gpu {
@@ -189,6 +190,8 @@ impl Domain {
             peers,
             ..Table::default()
         };
+        let table_address = heap.own();
+        let segments = Segments::new(heap, table_bytes(ranks));
         let domain = Domain {
             rank,
             ranks,
@@ -200,8 +203,9 @@ impl Domain {
             cache: Cache::from_env(),
             budget,
             limit: Mutex::default(),
-            table: heap.own(),
-            segments: Mutex::new(Segments::new(heap, table_bytes(ranks))),
+            table: table_address,
+            mappings: segments.mappings(),
+            segments: Mutex::new(segments),
         };
         domain.write(0, &table.bytes())?;
         Ok(Arc::new(domain))
@@ -426,6 +430,12 @@ impl Domain {
     /// True if no rank has a block, as of the last collective call; equal on all ranks.
     pub fn is_idle(&self) -> bool {
         lock(&self.segments).is_idle()
+    }
+
+    /// Place of `bytes` bytes that are at `address` on this rank; `None` if they are not in the heap. It does not wait
+    /// for collective calls.
+    pub fn place(&self, address: u64, bytes: u64) -> Option<SymmetricPlace> {
+        self.mappings.place(address, bytes)
     }
 
     /// Bytes in blocks that not all ranks have dropped, and bytes of the heap.

@@ -4,7 +4,7 @@ use super::allocator::{Allocation, Allocator};
 use crate::error::{Error, Result};
 use crate::heap::{Heap, HostView};
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use weft_control::Rank;
 
 /// Granularity of segments: the page size of GPU memory.
@@ -78,10 +78,63 @@ impl std::fmt::Debug for Block {
     }
 }
 
+/// Place in the symmetric heap, with the addresses of its first byte at all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SymmetricPlace {
+    /// Number of the segment; equal on all ranks.
+    pub segment: u32,
+    /// Offset in the segment.
+    pub offset: u64,
+    /// Local addresses, by rank.
+    pub addresses: Vec<u64>,
+}
+
+/// A segment as mapped at this rank.
+struct Mapping {
+    number: u32,
+    own: u64,
+    bytes: u64,
+    /// By rank.
+    addresses: Vec<u64>,
+}
+
+/// Addresses of the segments, which are read while a collective call changes the segments.
+#[derive(Clone, Default)]
+pub(super) struct Mappings(Arc<RwLock<Vec<Mapping>>>);
+
+impl Mappings {
+    /// Place of `bytes` bytes that are at `address` on this rank, if they are in a segment.
+    pub fn place(&self, address: u64, bytes: u64) -> Option<SymmetricPlace> {
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let inside = |segment: &&Mapping| {
+            let at = address.wrapping_sub(segment.own);
+            at < segment.bytes && bytes <= segment.bytes - at
+        };
+        let segment = all.iter().find(inside)?;
+        let offset = address - segment.own;
+        let addresses = segment.addresses.iter().map(|base| base + offset).collect();
+        Some(SymmetricPlace { segment: segment.number, offset, addresses })
+    }
+
+    fn add(&self, number: usize, heap: &Heap) {
+        let (own, bytes, addresses) = (heap.own(), heap.bytes(), heap.addresses().to_vec());
+        self.write().push(Mapping { number: number as u32, own, bytes, addresses });
+    }
+
+    fn remove(&self, heaps: &[Heap]) {
+        self.write().retain(|segment| heaps.iter().all(|heap| heap.own() != segment.own));
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Vec<Mapping>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Segments, as mapped at this rank.
 pub(super) struct Segments {
     allocator: Allocator,
     segments: Vec<Option<Arc<Heap>>>,
+    mappings: Mappings,
     freed: Freed,
     /// Number of live blocks, without the table.
     blocks: u64,
@@ -93,8 +146,11 @@ impl Segments {
         let mut allocator = Allocator::default();
         allocator.add(heap.bytes());
         allocator.allocate(table, 1);
+        let mappings = Mappings::default();
+        mappings.add(0, &heap);
         Segments {
             allocator,
+            mappings,
             segments: vec![Some(Arc::new(heap))],
             freed: Freed::default(),
             blocks: 0,
@@ -170,6 +226,7 @@ impl Segments {
     pub fn add_segment(&mut self, heap: Heap, bytes: u64, alignment: u64) -> Result<Block> {
         let (segment, ranks) = (heap.bytes(), heap.size() as usize);
         self.allocator.add(segment);
+        self.mappings.add(self.segments.len(), &heap);
         self.segments.push(Some(Arc::new(heap)));
         // The segment has the length that the block needs.
         self.allocate(bytes, alignment).ok_or(Error::Empty { bytes, ranks })
@@ -177,13 +234,21 @@ impl Segments {
 
     /// Removes the segments without blocks, from number `first` on, in equal order on all ranks.
     pub fn take_empty(&mut self, first: u32) -> Vec<Heap> {
-        if first == 0 {
+        let heaps: Vec<Heap> = if first == 0 {
             self.allocator = Allocator::default();
-            return self.segments.drain(..).flatten().filter_map(Arc::into_inner).collect();
-        }
-        let gone = self.allocator.remove_empty(first);
-        let heaps = gone.into_iter().filter_map(|number| self.segments[number as usize].take());
-        heaps.filter_map(Arc::into_inner).collect()
+            self.segments.drain(..).flatten().filter_map(Arc::into_inner).collect()
+        } else {
+            let gone = self.allocator.remove_empty(first);
+            let heaps = gone.into_iter().filter_map(|number| self.segments[number as usize].take());
+            heaps.filter_map(Arc::into_inner).collect()
+        };
+        self.mappings.remove(&heaps);
+        heaps
+    }
+
+    /// Addresses of the segments.
+    pub fn mappings(&self) -> Mappings {
+        self.mappings.clone()
     }
 
     /// True if no rank has a block.

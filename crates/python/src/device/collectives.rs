@@ -2,6 +2,7 @@
 
 use crate::communicator::Communicator;
 use crate::device::defines::Source;
+use crate::device::domain::SymmetricMemory;
 use crate::device::held::{Held, Operator};
 use crate::device::options::{memory_kind, memory_location};
 use crate::errors::{Error, raise};
@@ -118,6 +119,22 @@ impl DeviceCollectives {
         Ok(ranks.into_iter().map(|native| DeviceCollectives::new(None, native)).collect())
     }
 
+    /// Symmetric memory of all ranks of a group in this process, in rank order.
+    #[staticmethod]
+    fn allocate_local(
+        py: Python<'_>,
+        group: Vec<Py<DeviceCollectives>>,
+        bytes: u64,
+    ) -> PyResult<Vec<SymmetricMemory>> {
+        fork::check(py)?;
+        let domain = |rank: &Py<DeviceCollectives>| rank.get().native.run(Native::domain);
+        let made = || -> Result<Vec<SymmetricMemory>, Error> {
+            let domains = group.iter().map(domain).collect::<Result<_, _>>()?;
+            Ok(SymmetricMemory::local(domains, bytes).map_err(DeviceError::from)?)
+        };
+        Ok(py.detach(made)?)
+    }
+
     /// Blocks of the largest launch.
     #[getter]
     fn blocks(&self) -> u32 {
@@ -222,7 +239,7 @@ fn reduction_of(py: Python<'_>, name: &str) -> PyResult<Reduction> {
 
 fn algorithm_of(py: Python<'_>, name: &str) -> PyResult<DeviceAlgorithm> {
     DeviceAlgorithm::from_name(name)
-        .ok_or_else(|| unknown(py, "algorithm", name, "one_shot or two_shot"))
+        .ok_or_else(|| unknown(py, "algorithm", name, "one_shot, two_shot or direct"))
 }
 
 fn operation_of(

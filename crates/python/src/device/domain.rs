@@ -75,6 +75,18 @@ pub struct SymmetricMemory {
     domain: ProcessOwned<Arc<Domain>>,
 }
 
+impl SymmetricMemory {
+    /// Memory of a local group's ranks, by rank.
+    pub fn local(domains: Vec<Arc<Domain>>, bytes: u64) -> weft_gpu::Result<Vec<SymmetricMemory>> {
+        let blocks = Domain::allocate_local(&domains, bytes, ALIGNMENT)?;
+        let memory = |(block, domain)| SymmetricMemory {
+            block: ProcessOwned::new(block),
+            domain: ProcessOwned::new(domain),
+        };
+        Ok(blocks.into_iter().zip(domains).map(memory).collect())
+    }
+}
+
 #[pymethods]
 impl SymmetricMemory {
     /// Allocates on all ranks of a communicator.

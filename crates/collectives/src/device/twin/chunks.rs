@@ -7,7 +7,7 @@
 //! read before the flag of a later one, its credit, is raised.
 
 use super::super::plan::Kernel;
-use super::{AwaitedValue, Block, Failed, Phase};
+use super::{AwaitedValue, Block, Failed, Phase, is_reached};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Instant;
 use weft_gpu::twin::Backoff;
@@ -62,11 +62,6 @@ impl Team {
     fn phase(&self) -> Phase {
         if self.role == Role::Copier { Phase::Results } else { Phase::Contributions }
     }
-}
-
-/// True if a counter has reached `expected`; counters wrap around.
-fn is_reached(seen: u32, expected: u32) -> bool {
-    seen.wrapping_sub(expected).cast_signed() >= 0
 }
 
 impl<'a> Block<'a> {

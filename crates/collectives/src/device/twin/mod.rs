@@ -3,19 +3,22 @@
 //!
 //! Blocks of a launch are independent channels, so a call runs them one after another on the calling thread.
 //!
-//! - `packets.rs`: calls by packets; `chunks.rs`: calls by chunks
+//! - `packets.rs`: calls by packets; `chunks.rs`: calls by chunks; `direct.rs`: direct calls
 //! - `user_bytes.rs`: tensors of the user
 
 mod chunks;
+mod direct;
 mod packets;
 #[cfg(test)]
 mod tests;
 mod user_bytes;
 
+use super::arguments::TensorsOfRanks;
 use super::family::FAMILY;
 use super::layout::Layout;
-use super::plan::LaunchPlan;
+use super::plan::{Kernel, LaunchPlan, Transport};
 use crate::reduction::{Element, Reduction, combine_all, divide};
+use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use user_bytes::UserBytes;
 use weft_gpu::raw_memory::RawMemory;
@@ -38,6 +41,8 @@ pub(super) struct Twin {
 pub(super) struct TwinCall<'a> {
     /// Plan of the launch.
     pub plan: &'a LaunchPlan,
+    /// Tensors of all ranks, of a direct call.
+    pub tensors: Option<&'a TensorsOfRanks>,
     /// Address of the input.
     pub input: u64,
     /// Address of the output.
@@ -60,6 +65,8 @@ enum Phase {
     Packets,
     Contributions,
     Results,
+    Entry,
+    Exit,
 }
 
 impl Twin {
@@ -89,7 +96,7 @@ impl Twin {
         Twin { layout, rank, peers, watch, jitter: Jitter::default() }
     }
 
-    /// Runs a call. If it fails, all bytes of the output are 0xFF.
+    /// Runs a call. If it fails, all bytes of the output are 0xFF, but those of a direct call that are an input as well.
     ///
     /// # Panics
     /// If the plan reduces and `call` has no arithmetic, or messages have parts of elements.
@@ -98,24 +105,38 @@ impl Twin {
     /// The plan is one for the layout and this rank. The input is readable and the output writable, by the lengths of
     /// the plan's messages, at any alignment; pointers to both have been exposed, and other threads do not access the
     /// output, or write the input, during the call. The two are disjoint, or each message that overlaps the output has
-    /// the place of this rank's own part, or of an all-reduce the same place.
+    /// the place of this rank's own part, or of an all-reduce the same place. In a direct call the same holds of the
+    /// tensors of all ranks, which twins of the peers access from their entry to their exit.
     pub unsafe fn run(&self, call: &TwinCall<'_>) {
         let whole = |bytes: u64| bytes.is_multiple_of(call.element_bytes);
         let all_whole = |message: &super::message::Message| {
             whole(message.send_bytes) && whole(message.receive_bytes)
         };
         assert!(call.plan.messages.iter().all(all_whole), "messages have whole elements");
+        let entered = Cell::new(false);
         let done = (0..call.plan.grid).try_for_each(|number| {
             let block = Block { twin: self, call, number };
             block.begin()?;
-            match call.plan.kernel.is_packets() {
-                true => block.run_packets(),
-                false => block.run_chunks(),
+            match call.plan.kernel.transport() {
+                Transport::Packets => block.run_packets(),
+                Transport::Chunks => block.run_chunks(),
+                Transport::Direct => block.run_direct(&entered),
             }
         });
         if done.is_err() {
             let block = Block { twin: self, call, number: 0 };
-            (0..self.layout.ranks).for_each(|rank| block.received_from(rank).poison());
+            // Peers of a direct call may read what is an input as well.
+            let keep = match call.plan.kernel {
+                Kernel::ExchangeDirect => true,
+                Kernel::AllReduceDirect => entered.get(),
+                _ => false,
+            };
+            for rank in 0..self.layout.ranks {
+                let (from, out) = (block.sent_to(rank), block.received_from(rank));
+                if !(keep && from.begin == out.begin) {
+                    out.poison();
+                }
+            }
         }
     }
 
@@ -224,6 +245,11 @@ impl<'a> Block<'a> {
         let (expected, seen) = (expected.into(), seen.into());
         move |code| Record { code, rank, phase, peer, channel, slot, expected, seen }
     }
+}
+
+/// True if a counter has reached `expected`; counters wrap around.
+fn is_reached(seen: u32, expected: u32) -> bool {
+    seen.wrapping_sub(expected).cast_signed() >= 0
 }
 
 /// Value that a wait expects, and the one that it has seen.

@@ -21,6 +21,8 @@ pub(super) struct Case {
     pub(super) reduction: Reduction,
     pub(super) average: bool,
     pub(super) options: CallOptions,
+    /// True if peers may access the tensors.
+    pub(super) symmetric: bool,
     pub(super) in_place: bool,
     /// Offset of tensors in memory.
     pub(super) shift: usize,
@@ -224,8 +226,10 @@ impl Case {
             .collect();
         let plan = |rank: u32| {
             let operation = self.operation(rank, layout.ranks);
-            let plan = |options| LaunchPlan::new(&operation, bytes, rank, layout, options);
-            // Too long for packets, or of unknown length.
+            let symmetric = self.symmetric && operation.of_peers().is_some();
+            let plan =
+                |options| LaunchPlan::new(&operation, bytes, rank, layout, options, symmetric);
+            // Too long for packets, of unknown length, or without a direct form.
             let any = CallOptions { algorithm: None, ..self.options };
             plan(self.options).or_else(|_| plan(any)).expect("a valid call")
         };
@@ -241,15 +245,25 @@ impl Prepared {
     pub(super) fn run(&self, twin: &Twin, rank: usize) {
         let (plan, tensors) = (&self.plans[rank], &self.tensors[rank]);
         let at = |offset: usize| tensors.memory.address + offset as u64;
+        let of_ranks = |place: fn(&Tensors) -> usize| {
+            let address = |tensors: &Tensors| tensors.memory.address + place(tensors) as u64;
+            self.tensors.iter().map(address).collect()
+        };
+        let of_ranks = TensorsOfRanks {
+            inputs: of_ranks(|tensors| tensors.input),
+            outputs: of_ranks(|tensors| tensors.output.begin),
+            digest: self.case.seed as u32,
+        };
         let call = TwinCall {
             plan,
+            tensors: Some(&of_ranks),
             input: at(tensors.input),
             output: at(tensors.output.begin),
             element_bytes: self.case.element.bytes() as u64,
             reduction: Some(self.case.arithmetic()),
             divisor: if self.case.average { self.plans.len() as u32 } else { 0 },
         };
-        // SAFETY: tensors of the case's lengths, of this rank alone.
+        // SAFETY: tensors of the case's lengths, of this call alone.
         unsafe { twin.run(&call) };
     }
 
@@ -284,6 +298,7 @@ pub(super) fn plain(kind: Kind, count: u64, algorithm: DeviceAlgorithm) -> Case 
         reduction: Reduction::Sum,
         average: false,
         options: CallOptions { algorithm: Some(algorithm), ..CallOptions::default() },
+        symmetric: algorithm == DeviceAlgorithm::Direct,
         in_place: false,
         shift: 0,
         seed: 7,
@@ -302,7 +317,9 @@ prop_compose! {
         algorithm in prop::option::of(prop::sample::select(&[
             DeviceAlgorithm::OneShot,
             DeviceAlgorithm::TwoShot,
+            DeviceAlgorithm::Direct,
         ])),
+        symmetric in any::<bool>(),
         num_sms in prop::option::of(1u32..4),
         chunk_bytes in prop::option::of(prop::sample::select(&[16u32, 48, 256, 1024, 4096])),
         in_place in any::<bool>(),
@@ -313,7 +330,8 @@ prop_compose! {
         let options = CallOptions { algorithm, num_sms, chunk_bytes };
         // At most some thousands of chunks.
         let count = if chunk_bytes.is_some_and(|bytes| bytes < 256) { count.min(2000) } else { count };
-        Case { kind, count, root, element, reduction, average, options, in_place, shift, seed }
+        let symmetric = symmetric || algorithm == Some(DeviceAlgorithm::Direct);
+        Case { kind, count, root, element, reduction, average, options, symmetric, in_place, shift, seed }
     }
 }
 

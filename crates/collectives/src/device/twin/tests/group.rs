@@ -50,6 +50,11 @@ impl Group {
             let set = |at: u64, value| heap.raw().word(at).store(value, Relaxed);
             for block in 0..layout.blocks {
                 set(layout.epoch(block), epoch);
+                set(layout.meeting(block), sequence);
+                for peer in 0..layout.ranks {
+                    let signal = heap.raw().packet(layout.signal(block, peer));
+                    signal.store(u64::from(sequence) << 32, Relaxed);
+                }
                 for (ring, peer) in
                     (0..2).flat_map(|ring| (0..layout.ranks).map(move |peer| (ring, peer)))
                 {

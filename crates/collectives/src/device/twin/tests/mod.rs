@@ -5,6 +5,7 @@ mod group;
 mod memory;
 
 use super::*;
+use crate::device::family::OTHER_CALL;
 use crate::device::plan::{CallOptions, DeviceAlgorithm, Kernel};
 use case::{Case, Kind, Prepared, plain, sequences};
 use group::Group;
@@ -60,19 +61,27 @@ fn rings_are_not_overwritten_by_ranks_that_are_ahead() {
 }
 
 /// Kinds and algorithms that reach each kernel.
-fn one_of_each_kernel() -> [(Kind, DeviceAlgorithm, Kernel); 5] {
-    use DeviceAlgorithm::{OneShot, TwoShot};
+fn one_of_each_kernel() -> [(Kind, DeviceAlgorithm, Kernel); 8] {
+    use DeviceAlgorithm::{Direct, OneShot, TwoShot};
     [
         (Kind::AllToAll, OneShot, Kernel::ExchangePackets),
         (Kind::AllToAll, TwoShot, Kernel::ExchangeChunks),
         (Kind::AllReduce, OneShot, Kernel::ReducePackets),
         (Kind::ReduceScatter, TwoShot, Kernel::ReduceChunks),
         (Kind::AllReduce, TwoShot, Kernel::AllReduceChunks),
+        (Kind::AllToAll, Direct, Kernel::ExchangeDirect),
+        (Kind::ReduceScatter, Direct, Kernel::ReduceDirect),
+        (Kind::AllReduce, Direct, Kernel::AllReduceDirect),
     ]
 }
 
 fn phase_of(kernel: Kernel) -> u32 {
-    FAMILY.first_phase + if kernel.is_packets() { 0 } else { 1 }
+    FAMILY.first_phase
+        + match kernel.transport() {
+            Transport::Packets => 0,
+            Transport::Chunks => 1,
+            Transport::Direct => 3,
+        }
 }
 
 #[test]
@@ -88,7 +97,7 @@ fn every_kernel_runs_a_call_of_several_rings_of_small_chunks() {
 #[test]
 fn calls_of_every_element_and_reduction_have_the_bits_of_whole_vectors() {
     let group = Group::new(3, 2);
-    let algorithms = [DeviceAlgorithm::OneShot, DeviceAlgorithm::TwoShot];
+    let algorithms = [DeviceAlgorithm::OneShot, DeviceAlgorithm::TwoShot, DeviceAlgorithm::Direct];
     let mut cases = Vec::new();
     for (element, reduction, algorithm, average) in Element::ALL.iter().flat_map(|element| {
         let of = move |reduction| algorithms.map(move |algorithm| (*element, reduction, algorithm));
@@ -166,13 +175,65 @@ fn a_late_rank_has_its_results_or_an_error_after_others_have_timed_out() {
             group.set_limit(Duration::from_millis(10));
             call.run(&group.ranks[0].twin, 0);
             call.run(&group.ranks[1].twin, 1);
-            call.check_poisoned(0);
+            // Peers may write to outputs of direct calls after their own rank has failed.
+            if algorithm != DeviceAlgorithm::Direct {
+                call.check_poisoned(0);
+            }
             match group.ranks[1].watch.fatal() {
                 None => call.check(1),
                 Some(_) => call.check_poisoned(1),
             }
         }
     }
+}
+
+/// Neither rank accesses the other's tensors.
+#[test]
+fn direct_calls_that_differ_between_ranks_fail_on_both() {
+    for (kind, algorithm, kernel) in one_of_each_kernel() {
+        if kernel.transport() != Transport::Direct {
+            continue;
+        }
+        let group = Group::new(2, 1);
+        let case = plain(kind, 500, algorithm);
+        let other = Case { seed: 8, ..case.clone() };
+        let calls = [case, other].map(|case| case.prepare(&group.layout));
+        thread::scope(|scope| {
+            for (rank, call) in calls.iter().enumerate() {
+                let twin = &group.ranks[rank].twin;
+                scope.spawn(move || call.run(twin, rank));
+            }
+        });
+        for (rank, call) in calls.iter().enumerate() {
+            let record = group.ranks[rank].watch.fatal().expect("a record");
+            let found = (record.code, record.phase, record.peer);
+            let expected = (Code::Family(OTHER_CALL), phase_of(kernel), Some(1 - rank as u32));
+            assert_eq!(found, expected);
+            call.check_poisoned(rank);
+        }
+    }
+}
+
+/// A rank whose exit fails leaves the vector of an all-reduce in place: peers that have entered read it.
+#[test]
+fn a_failed_exit_keeps_what_peers_may_read() {
+    let group = Group::new(2, 1);
+    let case = Case { in_place: true, ..plain(Kind::AllReduce, 512, DeviceAlgorithm::Direct) };
+    let call = case.prepare(&group.layout);
+    group.set_limit(Duration::from_millis(10));
+    // Rank 1 enters and does not exit.
+    let entry = 1u64 << 32 | u64::from(case.seed as u32);
+    group.heaps[0].raw().packet(group.layout.signal(0, 1)).store(entry, Relaxed);
+    call.run(&group.ranks[0].twin, 0);
+    let record = group.ranks[0].watch.fatal().expect("a record");
+    assert_eq!((record.code, record.peer), (Code::Timeout, Some(1)));
+    assert_eq!(record.phase, FAMILY.first_phase + Phase::Exit as u32);
+    // Its own slice has the result, and the other one is the input.
+    let tensors = &call.tensors[0];
+    let (place, bytes) = (tensors.output, tensors.memory.bytes(tensors.expected.len()));
+    let half = place.begin + place.length / 2;
+    assert!(bytes[place.begin..half] == tensors.expected[place.begin..half]);
+    assert!(bytes[half..] == tensors.initial[half..]);
 }
 
 #[test]
@@ -214,7 +275,7 @@ fn calls_of_a_dead_domain_or_of_closed_memory_poison_outputs_without_a_record() 
         // No flag or packet has been written.
         for heap in &group.heaps {
             let raw = heap.raw();
-            let flags = group.layout.flag(0, 0, 0)..group.layout.flag(1, 0, 1) + 4;
+            let flags = group.layout.flag(0, 0, 0)..group.layout.signal(0, 1) + 8;
             assert!(flags.step_by(4).all(|at| raw.word(at).load(Relaxed) == 0));
             let packet = raw.packet(group.layout.unit(0, 1, 1, 0));
             assert_eq!(packet.load(Relaxed), 0);
@@ -230,9 +291,9 @@ fn one_rank_copies_its_input() {
         Kind::ALL.into_iter().flat_map(|kind| [(kind, 0), (kind, 7), (kind, 50_000)])
     {
         for in_place in [false, true] {
-            for algorithm in [None, Some(DeviceAlgorithm::TwoShot)] {
+            for algorithm in [None, Some(DeviceAlgorithm::TwoShot), Some(DeviceAlgorithm::Direct)] {
                 let options = CallOptions { algorithm, ..CallOptions::default() };
-                let case = plain(kind, count, DeviceAlgorithm::OneShot);
+                let case = plain(kind, count, algorithm.unwrap_or(DeviceAlgorithm::OneShot));
                 cases.push(Case { in_place, options, shift: 3, average: true, ..case });
             }
         }
