@@ -14,7 +14,8 @@ from ranks import run
 from weft.errors import ConfigurationError
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
-#: "model": the C++ library alone, over a model of the C table.
+#: "model": the C++ library alone, over a model of the C table. "twin": operations on GPUs, by the
+#: twin of their kernels on the CPU.
 BACKENDS = ["weft", "model"]
 
 
@@ -24,7 +25,8 @@ def torch() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("backend", "ranks"), [("model", 2), ("weft", 1), ("weft", 2), ("weft", 4)]
+    ("backend", "ranks"),
+    [("model", 2), ("weft", 1), ("weft", 2), ("weft", 4), ("twin", 1), ("twin", 2), ("twin", 3)],
 )
 def test_collectives_equal_those_of_gloo(backend: str, ranks: int) -> None:
     results = run(
@@ -42,9 +44,10 @@ def test_collectives_equal_those_of_gloo(backend: str, ranks: int) -> None:
         assert result["cases"] > 200
 
 
-def test_concurrent_sequences_on_several_groups_equal_those_of_gloo() -> None:
-    calls = int(os.environ.get("WEFT_TEST_CONCURRENT_CALLS", "200"))
-    for result in results("conformance.concurrent", 4, "weft", calls=calls, seed="0"):
+@pytest.mark.parametrize("backend", ["weft", "twin"])
+def test_concurrent_sequences_on_several_groups_equal_those_of_gloo(backend: str) -> None:
+    calls = int(os.environ.get("WEFT_TEST_CONCURRENT_CALLS", "200" if backend == "weft" else "40"))
+    for result in results("conformance.concurrent", 4, backend, calls=calls, seed="0"):
         assert result["wrong"] == []
         assert result["groups"] > 3
 
@@ -58,7 +61,7 @@ def test_forked_ranks_that_raise_fail_their_test() -> None:
         run("process_groups.rejected", 2, backend="weft", unknown="value", fork=True)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "twin"])
 def test_works_have_futures_and_results(backend: str) -> None:
     for rank, found in enumerate(results("process_groups.handles", 3, backend)):
         assert found["chained"] == [6.0] * 5
@@ -84,7 +87,7 @@ def test_a_receive_without_a_message_delays_no_other_work(backend: str) -> None:
     assert results("process_groups.unmatched", 2, backend) == [[7.0, 7.0], [2.0] * 3]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "twin"])
 def test_groups_of_some_ranks_and_several_at_once(backend: str) -> None:
     for rank, found in enumerate(results("process_groups.groups", 4, backend)):
         assert found["half"] == (1 if rank < 2 else 5)
@@ -92,7 +95,7 @@ def test_groups_of_some_ranks_and_several_at_once(backend: str) -> None:
         assert found["mesh"] == (2 if rank % 2 == 0 else 4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "twin"])
 def test_functional_collectives_run_alone_and_compiled(backend: str) -> None:
     for rank, found in enumerate(results("process_groups.compiled", 2, backend)):
         assert found["eager"] == found["compiled"]
@@ -135,7 +138,8 @@ def test_rejected_arguments_are_named(backend: str) -> None:
             "TypeError: all_reduce with ReduceOp.SUM on int16: expected float16, bfloat16, "
             "float32, float64, int8, uint8, int32, int64 or bool; complex64 or complex128 with "
             "SUM, AVG or PREMUL_SUM",
-            "TypeError: all_reduce of a Sparse tensor on cpu: expected a dense tensor on cpu",
+            "TypeError: all_reduce of a Sparse tensor on cpu: expected a dense tensor on cpu or "
+            "cuda",
             "ValueError: all_gather_into_tensor: output of 3 elements: expected 4",
             "ValueError: reduce_scatter_tensor: input of 2 elements: expected 4",
             "ValueError: all_to_all_single: output split sizes [5, 0]: expected 2 that add up to 2",
@@ -173,7 +177,7 @@ def test_an_abort_ends_all_groups_of_all_ranks(backend: str) -> None:
             assert "rank 0 aborted the group" in error
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "twin"])
 def test_training_has_the_losses_of_one_process(backend: str) -> None:
     for found in results("training.run", 2, backend):
         for losses in found.values():

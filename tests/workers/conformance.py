@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from workers.process_group import TIMEOUT, beside_gloo, start
+from workers.process_group import TIMEOUT, beside_gloo, named, start
 
 INTEGERS = [torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -235,7 +235,10 @@ def concurrent(backend: str, calls: int, seed: str) -> dict[str, Any]:
     start("gloo")
     members = [[0, 1, 2, 3], [0, 1], [3, 1, 2], [0, 2, 3], [2, 3], [0, 1, 2, 3]]
     pairs = [
-        [distributed.new_group(ranks, backend=each, timeout=TIMEOUT) for each in ("gloo", backend)]
+        [
+            distributed.new_group(ranks, backend=each, timeout=TIMEOUT)
+            for each in ("gloo", named(backend))
+        ]
         for ranks in members
     ]
 

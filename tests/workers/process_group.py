@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import distributed
 
-from weft.torch import build
+from weft.torch import build, device
 from workers.table import StoreGroup
 
 TIMEOUT = timedelta(seconds=20)
@@ -26,13 +26,21 @@ def register_model() -> None:
     distributed.Backend.register_backend("model", create, extended_api=True, devices=["cpu"])
 
 
+def named(backend: str) -> str:
+    """Name for torch of a tested backend; "twin": weft with the twin of its kernels for tensors."""
+    if backend == "twin":
+        device.kind = "twin"
+        return "weft"
+    return backend
+
+
 def start(backend: str, timeout: timedelta = TIMEOUT, options: Any = None) -> tuple[int, int]:
     """Make the default process group over a store in a file; this rank and the number of ranks."""
     register_model()
     rank, ranks = int(os.environ["WEFT_RANK"]), int(os.environ["WEFT_WORLD_SIZE"])
     store = distributed.FileStore(os.path.join(os.environ["TEST_RESULTS"], "store"), ranks)
     distributed.init_process_group(
-        backend,
+        named(backend),
         store=store,
         rank=rank,
         world_size=ranks,
@@ -46,5 +54,5 @@ def start(backend: str, timeout: timedelta = TIMEOUT, options: Any = None) -> tu
 def beside_gloo(backend: str) -> Iterator[Any]:
     """A group of all ranks of this backend, while the default group is of gloo."""
     start("gloo")
-    yield distributed.new_group(backend=backend, timeout=TIMEOUT)
+    yield distributed.new_group(backend=named(backend), timeout=TIMEOUT)
     distributed.destroy_process_group()

@@ -15,7 +15,7 @@ from torch.distributed import ReduceOp
 from torch.distributed.device_mesh import init_device_mesh
 
 from weft.torch import all_reduce_, monitored_barrier
-from workers.process_group import TIMEOUT, start
+from workers.process_group import TIMEOUT, named, start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ def groups(backend: str) -> dict[str, Any]:
     value = torch.tensor([rank])
     distributed.all_reduce(value, group=mine)
     found: dict[str, Any] = {"half": value.item()}
-    many = [distributed.new_group(backend=backend) for _ in range(3)]
+    many = [distributed.new_group(backend=named(backend)) for _ in range(3)]
     totals = [0.0] * len(many)
 
     def run(each: int) -> None:

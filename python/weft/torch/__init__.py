@@ -1,4 +1,4 @@
-"""Backend `weft` of torch.distributed for tensors on the CPU; importing this registers it.
+"""Backend `weft` of torch.distributed for tensors on CPU and GPU; importing this registers it.
 
 `torch.distributed.init_process_group("weft")` then makes process groups over Weft. `import weft`
 registers it too if torch was imported before. The backend is a small C++ library, built for the

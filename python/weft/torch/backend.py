@@ -19,6 +19,7 @@ from weft.communicator import made_options
 from weft.errors import ConfigurationError
 from weft.topology import placement
 from weft.torch import build, operators
+from weft.torch.device import DeviceCalls
 from weft.torch.formation import Formation
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ networks: Final[list[Any]] = []
 def register() -> None:
     """Make `torch.distributed.init_process_group("weft")` available."""
     if distributed.is_available():
-        distributed.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+        distributed.Backend.register_backend(
+            NAME, create, extended_api=True, devices=["cpu", "cuda"]
+        )
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,8 @@ def connect(
         formation.end()
         stack.pop_all()
     settings = replace(settings, network=network)
-    return shim.create(table, context, timeout, settings.encode())
+    calls = DeviceCalls(communicator, timeout.total_seconds())
+    return shim.create(table, context, timeout, settings.encode(), calls)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Operators for tensors on the CPU that bypass the Python code of `torch.distributed`."""
+"""Operators that bypass the Python code of `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def all_reduce_(tensor: torch.Tensor, op: str = "sum", group: Any = None) -> tor
     `torch.compile` keeps in the graph. It has no gradient.
 
     Args:
-        tensor: on the CPU, of the same shape and dtype on all ranks; has the result afterwards.
+        tensor: on CPU or GPU, of the same shape and dtype on all ranks; has the result afterwards.
         op: reduction: sum, avg, product, min, max, band, bor or bxor.
         group: a process group; `None` for the default one.
 
     Returns:
-        `tensor`, once the result is in it.
+        `tensor`, once the result is in it; on a GPU, in order on the current stream.
 
     Raises:
         ConfigurationError: if this process has no group over `weft`.

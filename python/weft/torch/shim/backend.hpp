@@ -15,8 +15,9 @@ class WeftBackend final : public Submitter {
       const intrusive_ptr<c10d::Store>& store, int rank, int size, Milliseconds timeout, const std::string& settings);
 
   // `settings`: those of the group, for groups that are split from it.
-  WeftBackend(std::shared_ptr<Engine> engine, Milliseconds timeout, std::string settings, Splitter splitter)
-      : Submitter(std::move(engine), timeout), settings_(std::move(settings)), splitter_(splitter) {
+  WeftBackend(
+      std::shared_ptr<Engine> engine, Milliseconds timeout, std::string settings, Splitter splitter, py::object calls)
+      : Submitter(std::move(engine), timeout, std::move(calls)), settings_(std::move(settings)), splitter_(splitter) {
     init();
   }
 
@@ -68,8 +69,18 @@ class WeftBackend final : public Submitter {
     if (self == ranks.end()) {
       return nullptr;
     }
+    // torch splits each kind of device, and this backend is that of two.
+    if (split_store_ == store) {
+      if (auto made = split_.lock()) {
+        return made;
+      }
+    }
     auto timeout = options ? options->timeout : timeout_;
-    return splitter_(store, static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()), timeout, settings_);
+    auto rank = static_cast<int>(self - ranks.begin());
+    auto made = splitter_(store, rank, static_cast<int>(ranks.size()), timeout, settings_);
+    split_ = c10::weak_intrusive_ptr<Backend>(made);
+    split_store_ = store;
+    return made;
   }
 
   bool supportsCoalescing() const override {
@@ -86,7 +97,13 @@ class WeftBackend final : public Submitter {
   intrusive_ptr<Work> endCoalescing() override {
     auto work = coalesced();
     TORCH_CHECK(work, "weft: endCoalescing: expected startCoalescing before it, in the same thread");
+    auto last = coalesced_on_device();
     set_coalesced(nullptr);
+    if (last) {
+      // Those on the CPU, if there are any, end first.
+      await(work);
+      return last;
+    }
     engine_->add(work, true);
     return work;
   }
@@ -95,7 +112,7 @@ class WeftBackend final : public Submitter {
     const char* name = "broadcast";
     auto& tensor = only(name, tensors);
     check_rank(name, "root", options.rootRank, size_);
-    return submit(name, OpType::BROADCAST, tensors, tensors, options, [&](Submission& call) {
+    return submit(name, OpType::BROADCAST, tensors, tensors, options, [&](auto& call) {
       auto memory = call.in_place(tensor);
       call.move(WEFT_BROADCAST, memory, memory, memory.numel(), options.rootRank);
     });
@@ -110,7 +127,7 @@ class WeftBackend final : public Submitter {
   void all_reduce_now(at::Tensor& tensor, const c10d::AllreduceOptions& options) {
     const char* name = "all_reduce";
     check_tensor(name, tensor);
-    if (!is_plain(tensor) || tensor.numel() == 0 || at::hasCallbacks()) {
+    if (device_->serves(tensor) || !is_plain(tensor) || tensor.numel() == 0 || at::hasCallbacks()) {
       Tensors tensors{tensor};
       allreduce(tensors, options);
       return;
@@ -142,10 +159,8 @@ class WeftBackend final : public Submitter {
     const char* name = "reduce";
     auto& tensor = only(name, tensors);
     check_rank(name, "destination", options.rootRank, size_);
-    return submit(name, OpType::REDUCE, tensors, tensors, options, [&](Submission& call) {
-      auto in = call.input(tensor);
-      auto out = options.rootRank == rank_ ? call.in_place(tensor) : call.input(at::empty_like(in));
-      call.reduce(WEFT_ALL_REDUCE, in, out, in.numel(), options.reduceOp);
+    return submit(name, OpType::REDUCE, tensors, tensors, options, [&](auto& call) {
+      call.reduce_to(tensor, options.rootRank, options.reduceOp);
     });
   }
 
@@ -208,7 +223,7 @@ class WeftBackend final : public Submitter {
       longest = std::max(longest, each.numel());
     }
     check_numel(name, "output", out, inputs[rank_].numel());
-    return submit(name, OpType::REDUCE_SCATTER, outputs, inputs, options, [&](Submission& call) {
+    return submit(name, OpType::REDUCE_SCATTER, outputs, inputs, options, [&](auto& call) {
       // Shares of the table are equal: shorter ones are padded.
       auto in = at::zeros({size_, longest}, out.options());
       for (int64_t rank = 0; rank < size_; rank++) {
@@ -240,12 +255,12 @@ class WeftBackend final : public Submitter {
           in.dim() == 0 ? in.numel() % size_ == 0 : in.size(0) % size_ == 0,
           name, ": input of ", in.sizes(), ": expected a first dimension divisible by ", size_, " ranks");
     }
-    return submit(name, OpType::ALLTOALL_BASE, outputs, inputs, options, [&](Submission& call) {
+    return submit(name, OpType::ALLTOALL_BASE, outputs, inputs, options, [&](auto& call) {
       auto from = call.input(in), to = call.output(out);
       if (is_equal) {
         call.move(WEFT_ALL_TO_ALL, from, to, from.numel());
       } else {
-        call.exchange(segments(from, sources), segments(to, destinations));
+        call.exchange(from, sources, to, destinations);
       }
     });
   }
@@ -256,13 +271,8 @@ class WeftBackend final : public Submitter {
     check_count(name, inputs, size_);
     check_all(name, outputs);
     check_all(name, inputs);
-    return submit(name, OpType::ALLTOALL, outputs, inputs, options, [&](Submission& call) {
-      std::vector<weft_segment> sends, receives;
-      for (int rank = 0; rank < size_; rank++) {
-        sends.push_back(segment(call.input(inputs[rank])));
-        receives.push_back(segment(call.output(outputs[rank])));
-      }
-      call.exchange(sends, receives);
+    return submit(name, OpType::ALLTOALL, outputs, inputs, options, [&](auto& call) {
+      call.exchange(inputs, outputs);
     });
   }
 
@@ -276,13 +286,8 @@ class WeftBackend final : public Submitter {
       check_count(name, outputs, size_);
       check_all(name, outputs);
     }
-    return submit(name, OpType::GATHER, outputs, inputs, options, [&](Submission& call) {
-      std::vector<weft_segment> sends(size_), receives(size_);
-      sends[options.rootRank] = segment(call.input(in));
-      for (size_t rank = 0; rank < outputs.size(); rank++) {
-        receives[rank] = segment(call.output(outputs[rank]));
-      }
-      call.exchange(sends, receives);
+    return submit(name, OpType::GATHER, outputs, inputs, options, [&](auto& call) {
+      call.gather(in, outputs, options.rootRank);
     });
   }
 
@@ -296,20 +301,16 @@ class WeftBackend final : public Submitter {
       check_count(name, inputs, size_);
       check_all(name, inputs);
     }
-    return submit(name, OpType::SCATTER, outputs, inputs, options, [&](Submission& call) {
-      std::vector<weft_segment> sends(size_), receives(size_);
-      receives[options.rootRank] = segment(call.output(out));
-      for (size_t rank = 0; rank < inputs.size(); rank++) {
-        sends[rank] = segment(call.input(inputs[rank]));
-      }
-      call.exchange(sends, receives);
+    return submit(name, OpType::SCATTER, outputs, inputs, options, [&](auto& call) {
+      call.scatter(inputs, out, options.rootRank);
     });
   }
 
   intrusive_ptr<Work> send(Tensors& tensors, int destination, int tag) override {
     auto& tensor = only("send", tensors);
+    check_message("send", tensor);
     check_rank("send", "destination", destination, size_);
-    return submit("send", OpType::SEND, {}, tensors, c10d::AllToAllOptions{}, [&](Submission& call) {
+    return submit_on_host("send", OpType::SEND, {}, tensors, c10d::AllToAllOptions{}, [&](Submission& call) {
       call.send(destination, tag, call.input(tensor));
     });
   }
@@ -324,7 +325,17 @@ class WeftBackend final : public Submitter {
   }
 
   intrusive_ptr<Work> barrier(const c10d::BarrierOptions& options) override {
-    return submit("barrier", OpType::BARRIER, {}, {}, options, [&](Submission& call) {
+    if (device_->serves_barrier(options.device_ids)) {
+      auto work = submit_on_device(
+          "barrier", OpType::BARRIER, {}, {}, device_->barrier_device(options.device_ids), options.asyncOp,
+          [](DeviceSubmission& call) { call.barrier(); });
+      static_cast<DeviceWork*>(work.get())->block_host();
+      if (!options.asyncOp) {
+        work->wait();
+      }
+      return work;
+    }
+    return submit_on_host("barrier", OpType::BARRIER, {}, {}, options, [&](Submission& call) {
       auto token = call.input(at::zeros({1}, at::kByte));
       call.reduce(WEFT_ALL_REDUCE, token, token, 1, ReduceOp(ReduceOp::MAX));
     });
@@ -375,6 +386,9 @@ class WeftBackend final : public Submitter {
 
   std::string settings_;
   Splitter splitter_;
+  // The last group that was split from this one, and its store.
+  c10::weak_intrusive_ptr<Backend> split_{intrusive_ptr<Backend>()};
+  intrusive_ptr<c10d::Store> split_store_;
 };
 
 } // namespace weft

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -105,6 +106,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void poison(const std::string& text);
   // Ends the group at every rank; calls and waits raise from now on.
   void abort();
+  // Sets the first step of `close`.
+  void before_close(std::function<void()> step);
   // Fails all works in flight, leaves the group and ends the thread; a second call has no effect.
   void close(const std::string& reason);
   // Records an error that ended the group; returns the first one.
@@ -133,6 +136,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   size_t asynchronous_ = 0;
   std::vector<at::Tensor> kept_;
   std::string failure_;
+  std::function<void()> before_close_;
   bool stop_ = false;
   uint64_t forks_ = forks().load();
   std::atomic<bool> closed_{false};

@@ -39,7 +39,7 @@ intrusive_ptr<c10d::Backend> split(
 }
 
 intrusive_ptr<c10d::Backend> create(
-    uintptr_t table_address, uintptr_t context, Milliseconds timeout, std::string settings) {
+    uintptr_t table_address, uintptr_t context, Milliseconds timeout, std::string settings, py::object device) {
   auto table = reinterpret_cast<const weft_table*>(table_address);
   TORCH_CHECK(
       table->abi == WEFT_ABI, "weft: table of version ", table->abi, ": expected ", WEFT_ABI,
@@ -49,7 +49,7 @@ intrusive_ptr<c10d::Backend> create(
   registry.erase(
       std::remove_if(registry.begin(), registry.end(), [](auto& each) { return each.expired(); }), registry.end());
   registry.push_back(engine);
-  return c10::make_intrusive<WeftBackend>(std::move(engine), timeout, std::move(settings), split);
+  return c10::make_intrusive<WeftBackend>(std::move(engine), timeout, std::move(settings), split, std::move(device));
 }
 
 void close_all() {
@@ -72,9 +72,12 @@ void abort_all() {
 PYBIND11_MODULE(_weft_torch, module) {
   namespace py = pybind11;
   py::module_::import("torch._C._distributed_c10d");
-  py::class_<weft::WeftBackend, c10::intrusive_ptr<weft::WeftBackend>, c10d::Backend>(module, "WeftBackend");
+  py::class_<weft::WeftBackend, c10::intrusive_ptr<weft::WeftBackend>, c10d::Backend>(module, "WeftBackend")
+      // torch calls this on ranks outside of a new group, if a device is bound to the default group.
+      .def("perform_nocolor_split", [](weft::WeftBackend&, const py::object&) {});
   module.def(
-      "create", &weft::create, py::arg("table"), py::arg("context"), py::arg("timeout"), py::arg("settings"));
+      "create", &weft::create, py::arg("table"), py::arg("context"), py::arg("timeout"), py::arg("settings"),
+      py::arg("device") = py::none());
   module.def("abort_all", &weft::abort_all, py::call_guard<py::gil_scoped_release>());
   module.def("aborts", [] { return weft::aborts.load(); });
   module.def("close_all", &weft::close_all, py::call_guard<py::gil_scoped_release>());

@@ -46,4 +46,8 @@ TORCH_LIBRARY_IMPL(weft, CPU, library) {
   library.impl("all_reduce_", TORCH_FN(all_reduce_));
 }
 
+TORCH_LIBRARY_IMPL(weft, CUDA, library) {
+  library.impl("all_reduce_", TORCH_FN(all_reduce_));
+}
+
 } // namespace weft

@@ -109,12 +109,19 @@ inline void Engine::abort() {
   close(text);
 }
 
+inline void Engine::before_close(std::function<void()> step) {
+  before_close_ = std::move(step);
+}
+
 inline void Engine::close(const std::string& reason) {
   if (is_forked() || closed_.exchange(true)) {
     return;
   }
   WithoutGil without_gil;
   record_failure(reason);
+  if (before_close_) {
+    before_close_();
+  }
   std::vector<c10::intrusive_ptr<WeftWork>> left;
   {
     std::lock_guard<std::mutex> lock(shared_->mutex);

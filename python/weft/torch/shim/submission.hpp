@@ -11,6 +11,11 @@ inline bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
+// Contiguous memory with the values of `tensor`.
+inline at::Tensor plain_values(const at::Tensor& tensor) {
+  return is_plain(tensor) ? tensor : tensor.contiguous().resolve_conj().resolve_neg();
+}
+
 // Time for which a blocking collective is waited for when it is started, before signals are looked for.
 constexpr uint64_t FIRST_WAIT_NS = std::chrono::nanoseconds(SIGNAL_INTERVAL).count();
 
@@ -110,10 +115,48 @@ class Submission {
     start(call);
   }
 
-  void exchange(const std::vector<weft_segment>& sends, const std::vector<weft_segment>& receives) {
-    uint64_t id = 0;
-    check(engine_.table().exchange(engine_.context(), sends.data(), receives.data(), &id));
-    work_.add(id);
+  // Reduction of `tensor` into that of the root.
+  void reduce_to(const at::Tensor& tensor, int64_t root, const ReduceOp& op) {
+    auto in = input(tensor);
+    auto out = root == static_cast<int64_t>(engine_.table().rank) ? in_place(tensor) : input(at::empty_like(in));
+    reduce(WEFT_ALL_REDUCE, in, out, in.numel(), op);
+  }
+
+  // `in` into the tensor of this rank among those of the root.
+  void gather(const at::Tensor& in, const std::vector<at::Tensor>& tensors, int64_t root) {
+    std::vector<weft_segment> sends(engine_.table().ranks), receives(engine_.table().ranks);
+    sends[root] = segment(input(in));
+    for (size_t rank = 0; rank < tensors.size(); rank++) {
+      receives[rank] = segment(output(tensors[rank]));
+    }
+    exchange(sends, receives);
+  }
+
+  // The tensor of this rank among those of the root into `out`.
+  void scatter(const std::vector<at::Tensor>& tensors, const at::Tensor& out, int64_t root) {
+    std::vector<weft_segment> sends(engine_.table().ranks), receives(engine_.table().ranks);
+    receives[root] = segment(output(out));
+    for (size_t rank = 0; rank < tensors.size(); rank++) {
+      sends[rank] = segment(input(tensors[rank]));
+    }
+    exchange(sends, receives);
+  }
+
+  // Parts of given bytes, in rank order.
+  void exchange(
+      const at::Tensor& in, const std::vector<int64_t>& sent, const at::Tensor& out,
+      const std::vector<int64_t>& received) {
+    exchange(segments(in, sent), segments(out, received));
+  }
+
+  // Tensor r of the inputs to rank r, tensor r of the outputs from there.
+  void exchange(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& tensors) {
+    std::vector<weft_segment> sends, receives;
+    for (size_t rank = 0; rank < inputs.size(); rank++) {
+      sends.push_back(segment(input(inputs[rank])));
+      receives.push_back(segment(output(tensors[rank])));
+    }
+    exchange(sends, receives);
   }
 
   void send(int peer, uint64_t tag, const at::Tensor& tensor) {
@@ -132,8 +175,24 @@ class Submission {
   }
 
  private:
-  static at::Tensor plain_values(const at::Tensor& tensor) {
-    return is_plain(tensor) ? tensor : tensor.contiguous().resolve_conj().resolve_neg();
+  static weft_segment segment(const at::Tensor& tensor) {
+    return {tensor.data_ptr(), tensor.nbytes()};
+  }
+
+  static std::vector<weft_segment> segments(const at::Tensor& tensor, const std::vector<int64_t>& bytes) {
+    std::vector<weft_segment> made;
+    auto data = static_cast<char*>(tensor.data_ptr());
+    for (auto each : bytes) {
+      made.push_back({data, static_cast<uint64_t>(each)});
+      data += each;
+    }
+    return made;
+  }
+
+  void exchange(const std::vector<weft_segment>& sends, const std::vector<weft_segment>& receives) {
+    uint64_t id = 0;
+    check(engine_.table().exchange(engine_.context(), sends.data(), receives.data(), &id));
+    work_.add(id);
   }
 
   void start(const weft_call& call) {
@@ -166,9 +225,5 @@ class Submission {
   const char* name_;
   bool runs_;
 };
-
-inline weft_segment segment(const at::Tensor& tensor) {
-  return {tensor.data_ptr(), tensor.nbytes()};
-}
 
 } // namespace weft

@@ -1,9 +1,7 @@
 // Base of the backend: submission of works, and collectives that several of torch's functions share.
 #pragma once
 
-#include "submission.hpp"
-
-#include <map>
+#include "device.hpp"
 
 namespace weft {
 
@@ -15,16 +13,50 @@ using TensorLists = std::vector<std::vector<at::Tensor>>;
 
 class Submitter : public c10d::Backend {
  public:
-  Submitter(std::shared_ptr<Engine> engine, Milliseconds timeout)
+  // `calls`: those on the GPU, as of `DevicePart`.
+  Submitter(std::shared_ptr<Engine> engine, Milliseconds timeout, py::object calls)
       : Backend(static_cast<int>(engine->table().rank), static_cast<int>(engine->table().ranks)),
         engine_(std::move(engine)),
-        timeout_(timeout) {}
+        timeout_(timeout),
+        device_(std::make_shared<DevicePart>(std::move(calls), rank_, size_)) {
+    engine_->before_close([device = device_, &engine = *engine_] { end_device(*device, engine); });
+  }
 
  protected:
+  // `submit_on_host` for tensors on the CPU, `submit_on_device` for those on a GPU. `start` takes either's submission.
+  template <typename Options, typename Start>
+  intrusive_ptr<Work> submit(
+      const char* name, OpType type, Tensors outputs, const Tensors& inputs, const Options& options, Start start) {
+    // An operation of no tensors is one of the CPU.
+    auto& some = inputs.empty() ? outputs : inputs;
+    if (!some.empty() && device_->serves(some[0])) {
+      auto device = some[0].device();
+      return submit_on_device(name, type, std::move(outputs), inputs, device, options.asyncOp, start);
+    }
+    TORCH_CHECK_TYPE(
+        some.empty() || some[0].is_cpu(), name, " of a tensor on ", some[0].device(), ": expected a dense tensor on cpu");
+    return submit_on_host(name, type, std::move(outputs), inputs, options, start);
+  }
+
+  // Makes a work and puts its calls on a stream; the host does not wait.
+  template <typename Start>
+  intrusive_ptr<Work> submit_on_device(
+      const char* name, OpType type, Tensors outputs, const Tensors& inputs, c10::Device device, bool is_async,
+      Start start) {
+    engine_->check_open(name);
+    auto work = device_->submit(name, type, std::move(outputs), inputs, device, is_async, ++sequence_, start);
+    if (coalesced()) {
+      std::lock_guard<std::mutex> lock(coalesced_mutex_);
+      // The collectives of a group are in one order on all streams: the last covers the others.
+      coalesced_on_device_[std::this_thread::get_id()] = work;
+    }
+    return work;
+  }
+
   // Makes a work and starts its operations. Unless it is asynchronous, the call returns once they are done. One that is
   // asynchronous joins the operations that its thread coalesces.
   template <typename Options, typename Start>
-  intrusive_ptr<Work> submit(
+  intrusive_ptr<Work> submit_on_host(
       const char* name, OpType type, Tensors outputs, const Tensors& inputs, const Options& options, Start start) {
     // Of several operations, all are started before a wait.
     bool runs = !options.asyncOp && inputs.size() <= 1;
@@ -90,10 +122,18 @@ class Submitter : public c10d::Backend {
     return found == coalesced_.end() ? nullptr : found->second;
   }
 
-  // Sets or removes that work.
+  // The last work on a GPU among them; null if there is none.
+  intrusive_ptr<Work> coalesced_on_device() {
+    std::lock_guard<std::mutex> lock(coalesced_mutex_);
+    auto found = coalesced_on_device_.find(std::this_thread::get_id());
+    return found == coalesced_on_device_.end() ? nullptr : found->second;
+  }
+
+  // Sets or removes those works.
   void set_coalesced(intrusive_ptr<WeftWork> work) {
     std::lock_guard<std::mutex> lock(coalesced_mutex_);
     coalesced_.erase(std::this_thread::get_id());
+    coalesced_on_device_.erase(std::this_thread::get_id());
     if (work) {
       coalesced_.emplace(std::this_thread::get_id(), std::move(work));
     }
@@ -107,7 +147,7 @@ class Submitter : public c10d::Backend {
   template <typename Options>
   intrusive_ptr<Work> reduce_all(const char* name, OpType type, Tensors& tensors, const Options& options) {
     check_all(name, tensors);
-    return submit(name, type, tensors, tensors, options, [&](Submission& call) {
+    return submit(name, type, tensors, tensors, options, [&](auto& call) {
       for (auto& tensor : tensors) {
         auto memory = call.in_place(tensor);
         call.reduce(WEFT_ALL_REDUCE, memory, memory, memory.numel(), options.reduceOp);
@@ -122,7 +162,7 @@ class Submitter : public c10d::Backend {
     for (size_t each = 0; each < inputs.size(); each++) {
       check_numel(name, "output", outputs[each], inputs[each].numel() * size_);
     }
-    return submit(name, type, outputs, inputs, options, [&](Submission& call) {
+    return submit(name, type, outputs, inputs, options, [&](auto& call) {
       for (size_t each = 0; each < inputs.size(); each++) {
         auto in = call.input(inputs[each]), out = call.output(outputs[each]);
         call.move(WEFT_ALL_GATHER, in, out, out.numel());
@@ -143,7 +183,7 @@ class Submitter : public c10d::Backend {
         outputs.push_back(output);
       }
     }
-    return submit(name, type, outputs, inputs, options, [&](Submission& call) {
+    return submit(name, type, outputs, inputs, options, [&](auto& call) {
       for (size_t each = 0; each < inputs.size(); each++) {
         auto in = call.input(inputs[each]), out = call.outputs(lists[each]);
         call.move(WEFT_ALL_GATHER, in, out, out.numel());
@@ -158,7 +198,7 @@ class Submitter : public c10d::Backend {
     for (size_t each = 0; each < inputs.size(); each++) {
       check_numel(name, "input", inputs[each], outputs[each].numel() * size_);
     }
-    return submit(name, type, outputs, inputs, options, [&](Submission& call) {
+    return submit(name, type, outputs, inputs, options, [&](auto& call) {
       for (size_t each = 0; each < inputs.size(); each++) {
         auto in = call.input(inputs[each]), out = call.output(outputs[each]);
         call.reduce(WEFT_REDUCE_SCATTER, in, out, in.numel(), options.reduceOp);
@@ -168,7 +208,8 @@ class Submitter : public c10d::Backend {
 
   intrusive_ptr<Work> receive(const char* name, OpType type, Tensors& tensors, uint32_t source, uint64_t tag) {
     auto& tensor = only(name, tensors);
-    return submit(name, type, tensors, tensors, c10d::AllToAllOptions{}, [&](Submission& call) {
+    check_message(name, tensor);
+    return submit_on_host(name, type, tensors, tensors, c10d::AllToAllOptions{}, [&](Submission& call) {
       call.receive(source, tag, call.output(tensor));
     });
   }
@@ -224,14 +265,15 @@ class Submitter : public c10d::Backend {
     return bytes;
   }
 
-  static std::vector<weft_segment> segments(const at::Tensor& tensor, const std::vector<int64_t>& bytes) {
-    std::vector<weft_segment> made;
-    auto data = static_cast<char*>(tensor.data_ptr());
-    for (auto each : bytes) {
-      made.push_back({data, static_cast<uint64_t>(each)});
-      data += each;
+  // Messages between GPUs do not exist.
+  static void check_message(const char* name, const at::Tensor& tensor) {
+    if (!tensor.is_cpu()) {
+      C10_THROW_ERROR(
+          NotImplementedError,
+          c10::str(
+              name, " of a tensor on ", tensor.device(), ": backend weft has messages of tensors on cpu alone; send ",
+              "tensor.cpu(), or use broadcast or all_to_all_single in a group of both ranks"));
     }
-    return made;
   }
 
   static void check_all(const char* name, const Tensors& tensors) {
@@ -254,12 +296,24 @@ class Submitter : public c10d::Backend {
 
   std::shared_ptr<Engine> engine_;
   Milliseconds timeout_;
+  std::shared_ptr<DevicePart> device_;
   std::atomic<uint64_t> sequence_{0};
 
  private:
+  static void end_device(DevicePart& device, Engine& engine) {
+    try {
+      device.end([&] {
+        engine.poison(c10::str("rank ", engine.table().rank, " ended the group during an operation on its GPU"));
+      });
+    } catch (const std::exception& error) {
+      TORCH_WARN(error.what());
+    }
+  }
+
   std::mutex coalesced_mutex_;
   // By thread, between startCoalescing and endCoalescing.
   std::map<std::thread::id, intrusive_ptr<WeftWork>> coalesced_;
+  std::map<std::thread::id, intrusive_ptr<Work>> coalesced_on_device_;
   std::atomic<size_t> coalescing_{0};
 };
 

@@ -15,8 +15,8 @@ inline std::string name_of(at::ScalarType dtype) {
 
 inline void check_tensor(const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(
-      tensor.device().is_cpu() && tensor.layout() == at::kStrided,
-      name, " of a ", tensor.layout(), " tensor on ", tensor.device(), ": expected a dense tensor on cpu");
+      (tensor.is_cpu() || tensor.is_cuda()) && tensor.layout() == at::kStrided,
+      name, " of a ", tensor.layout(), " tensor on ", tensor.device(), ": expected a dense tensor on cpu or cuda");
 }
 
 inline const at::Tensor& only(const char* name, const std::vector<at::Tensor>& tensors) {
@@ -41,6 +41,9 @@ inline void check_alike(const char* name, const at::Tensor& tensor, const at::Te
   TORCH_CHECK_TYPE(
       tensor.scalar_type() == other.scalar_type(),
       name, " of tensors of ", name_of(tensor.scalar_type()), " and ", name_of(other.scalar_type()), ": expected one dtype");
+  TORCH_CHECK_TYPE(
+      tensor.device() == other.device(),
+      name, " of tensors on ", tensor.device(), " and ", other.device(), ": expected one device");
 }
 
 inline void check_numel(const char* name, const char* which, const at::Tensor& tensor, int64_t expected) {

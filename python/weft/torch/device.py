@@ -1,0 +1,135 @@
+"""Collectives of a process group on its GPU, as the C++ library calls them."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from weft.communicator import Communicator
+from weft.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from weft import _native
+    from weft.cuda import Collectives
+
+__all__ = ["DeviceCalls"]
+
+#: Device of new groups. Tests set "twin": operations on CPU tensors run by the twin of the kernels.
+kind = "cuda"
+
+#: Seconds between two looks at a stream.
+PAUSE: Final = 0.001
+#: Shortest limit in seconds of the first operation, which compiles kernels.
+SHORTEST_START: Final = 60.0
+
+
+class DeviceCalls:
+    """Launches of a group on its GPU; the first operation makes `weft.cuda.Collectives`.
+
+    The C++ library orders the streams, and has one call at a time.
+
+    Args:
+        communicator: of the group; the C++ library closes it.
+        timeout: seconds; longest wait of a kernel for a peer.
+    """
+
+    #: Seconds that the end of a group leaves to operations on the GPU, before it ends their waits.
+    end_grace = 30.0
+
+    def __init__(self, communicator: _native.Communicator, timeout: float) -> None:
+        self._communicator, self._timeout = communicator, timeout
+        self._process = os.getpid()
+        #: True if CPU tensors are served, for tests.
+        self.is_twin = kind == "twin"
+        self._collectives: Collectives | None = None
+        self._run: Any = None
+        self._stream: Any = None
+
+    def start(self, index: int) -> tuple[int, int, int] | None:
+        """Make the collectives of a GPU; every rank makes this call.
+
+        Returns:
+            Number, device and kind of device of the stream of asynchronous operations; `None` of a
+            twin.
+        """
+        if not self.is_twin and torch.cuda.is_current_stream_capturing():
+            raise ConfigurationError(
+                "the first operation of a process group on its GPU allocates memory, which a "
+                "capture forbids; run one operation before the capture"
+            )
+        # Not at the import, which groups on the CPU make too.
+        from weft.cuda import Collectives
+        from weft.cuda.streams import communication_stream
+
+        collectives = Collectives(
+            Communicator(self._communicator),
+            device="twin" if self.is_twin else f"cuda:{index}",
+            skew_timeout=self._timeout,
+            timeout=max(self._timeout, SHORTEST_START),
+        )
+        self._collectives, self._run = collectives, collectives._native.run
+        self._stream = collectives._stream
+        if self.is_twin:
+            return None
+        own = communication_stream(collectives.device)
+        return own.stream_id, own.device_index, own.device_type
+
+    def run(
+        self,
+        operation: str,
+        given: int,
+        into: int,
+        element: str,
+        count: int,
+        root: int,
+        reduction: str | None,
+        average: bool,
+        sent: list[int] | None,
+        received: list[int] | None,
+    ) -> None:
+        """Put a call on the current stream; arguments are as of the native module."""
+        self._run(
+            self._stream(),
+            operation,
+            input=given,
+            output=into,
+            element=element,
+            count=count,
+            root=root,
+            reduction=reduction,
+            average=average,
+            sent=sent,
+            received=received,
+        )
+
+    def is_capturing(self) -> bool:
+        """True if the current stream is part of a capture."""
+        return not self.is_twin and torch.cuda.is_current_stream_capturing()
+
+    def check(self) -> None:
+        """Raise the error that the GPU recorded."""
+        if self._collectives is not None:
+            self._collectives.check()
+
+    def settle(self) -> bool:
+        """Wait for all calls for at most `end_grace`; false if some have not ended."""
+        collectives = self._collectives
+        if collectives is None or self.is_twin or os.getpid() != self._process:
+            return True
+        stream = collectives._order._eager
+        until = time.monotonic() + self.end_grace
+        while stream is not None and not stream.query():
+            if time.monotonic() > until:
+                return False
+            time.sleep(PAUSE)
+        return True
+
+    def end(self) -> None:
+        """Free all memory of the GPU on this rank; a second call has no effect."""
+        collectives, self._collectives = self._collectives, None
+        self._run = self._stream = None
+        if collectives is not None and os.getpid() == self._process:
+            collectives._abandon()

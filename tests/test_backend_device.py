@@ -1,0 +1,137 @@
+"""The backend `weft` of torch.distributed for tensors on GPUs, by the twin of the kernels."""
+
+from typing import Any
+
+import pytest
+
+from ranks import run
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True)
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+def results(worker: str, ranks: int, **arguments: Any) -> list[Any]:
+    return run(f"device_backend.{worker}", ranks, quiet=False, timeout=120, fork=True, **arguments)
+
+
+def test_each_operation_is_one_kernel_of_collectives_that_the_first_makes() -> None:
+    kernels = {
+        "all_reduce": "all_reduce",
+        "reduce": "reduce",
+        "broadcast": "broadcast",
+        "all_gather": "all_gather",
+        "all_gather_into_tensor": "all_gather",
+        "reduce_scatter": "reduce_scatter",
+        "reduce_scatter_tensor": "reduce_scatter",
+        "all_to_all": "all_to_all",
+        "all_to_all_single": "all_to_all",
+        "gather": "gather",
+        "scatter": "scatter",
+        "barrier": "barrier",
+    }
+    for found in results("operations", 3):
+        assert found.pop("before") == [0, []]
+        assert found.pop("during") == 1
+        assert found.pop("after") == 0
+        assert found == {name: [kernel] for name, kernel in kernels.items()}
+
+
+def test_rejected_arguments_are_named_before_any_kernel() -> None:
+    for rank, found in enumerate(results("rejected", 2)):
+        sizes = [4, 0][rank]
+        assert found == [
+            "TypeError: all_reduce with ReduceOp.BAND on float32 on a GPU: expected bool or an "
+            "integer dtype",
+            "TypeError: all_reduce with ReduceOp.AVG on bool on a GPU: expected an integer or "
+            "floating-point dtype",
+            "TypeError: all_reduce with ReduceOp.MAX on complex64 on a GPU: expected SUM or AVG; "
+            "pass torch.view_as_real(tensor)",
+            "TypeError: all_reduce with ReduceOp.SUM on float8_e4m3fn on a GPU: expected bool, an "
+            "integer dtype, float16, bfloat16, float32 or float64; cast the tensor",
+            "TypeError: all_reduce with ReduceOp.PREMUL_SUM on float32 on a GPU: expected SUM, "
+            "AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR; multiply the tensor before a SUM",
+            "ValueError: all_gather_into_tensor: input and output overlap: expected memory of "
+            "their own, or this rank's part of the longer one as the other",
+            "ValueError: all_to_all_single: input and output overlap: expected memory of their own",
+            f"ValueError: all_to_all_single: rank {rank} sends itself 8 bytes and expects "
+            f"{4 * sizes}: expected equal sizes",
+            "ValueError: gather: output of 3 elements: expected 2",
+        ]
+
+
+def test_more_dtypes_than_on_the_cpu() -> None:
+    for found in results("dtypes", 2):
+        for name in ("int16", "uint16", "uint32", "uint64"):
+            assert found[name] == [7, 10]
+        # Truncated: sums of -5 and 11, by two.
+        assert found["avg"] == [-2, 5]
+        assert found["float8"] == [2.0, 2.0]
+        assert found["parameter"] == [2.0, 2.0]
+        assert found["negated"] == [-1.0, -1.0]
+
+
+def test_coalesced_and_asynchronous_operations_have_works() -> None:
+    for found in results("coalesced", 2):
+        assert found["gathered"] == [[0.0, 1.0], [0.0] * 3 + [1.0] * 3]
+        rank = found["scattered"][0][0] / 2
+        assert found["scattered"] == [[2 * rank], [2 * rank] * 3]
+        assert found["broadcast"] == [[1.0, 1.0], [0.0, 0.0]]
+        assert found["future"] == [4.0, 4.0]
+        assert found["work"] == [True, True, [2.0, 2.0]]
+        assert found["timeout"] is True
+        assert found["profiled"] == ["weft:all_reduce"]
+        assert found["operator"] == [[0.0, 0.0], "all_reduce"]
+
+
+def test_a_rank_that_comes_too_late_is_named() -> None:
+    waiting, late = results("late", 2)
+    for errors in (waiting, late):
+        assert errors[0].startswith("DistBackendError: weft: all_reduce: ")
+        assert errors[1].startswith("DistBackendError: weft: all_reduce: ")
+        assert errors[2].startswith("DistBackendError: weft: barrier: ")
+    for error in waiting:
+        assert "rank 1" in error
+    for error in late:
+        assert "rank 0" in error
+
+
+def test_survivors_of_a_loss_name_the_rank_and_go_on() -> None:
+    *survivors, _ = results("lost", 3)
+    for found in survivors:
+        for error in found["errors"]:
+            assert error.startswith("DistBackendError: weft: broadcast: ")
+            assert "rank 2" in error
+        assert found["value"] == 3
+        assert found["open"] == 0
+
+
+@pytest.mark.parametrize("how", ["abort", "destroy"])
+def test_the_end_of_a_group_ends_the_wait_of_an_operation(how: str) -> None:
+    for found in results("ended", 2, how=how):
+        assert found["error"].startswith("DistBackendError: weft: all_reduce: ")
+        assert "rank 0" in found["error"]
+        # Results of operations before stay.
+        assert found["kept"] == [True, True, 8.0]
+        assert found["open"] == 0
+        # Below the timeout of the group, 20 s.
+        assert found.get("seconds", 0) < 15
+
+
+def test_split_groups_and_groups_that_are_made_anew() -> None:
+    for rank, found in enumerate(results("groups", 3)):
+        assert found["pair"] == ([3, ["all_reduce"]] if rank < 2 else None)
+        assert found["alone"] == rank + 1
+        assert found["live"] == [True] * 3
+        assert found["again"] == 6
+        assert found["open"] == 0
+
+
+def test_ranks_on_several_hosts_are_an_error_that_names_the_remedy() -> None:
+    for errors in results("apart", 2, transport="tcp"):
+        for error in errors:
+            assert error.startswith("DistBackendError: weft: all_reduce: ")
+            assert "host" in error

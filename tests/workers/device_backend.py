@@ -1,0 +1,304 @@
+"""Process groups whose tensors are on a GPU, by the twin of its kernels on the CPU."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+from torch.distributed import ReduceOp
+
+from weft.moe.device_errors import ON_DEVICES
+from weft.torch import abort, all_reduce_, device
+from workers.process_group import TIMEOUT, start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Operations of kernels that ran, in order.
+launched: list[str] = []
+
+
+def begin(timeout: timedelta = TIMEOUT) -> tuple[int, int]:
+    """Make the default group with the twin, whose calls are listed."""
+    run = device.DeviceCalls.run
+
+    def listed(self: device.DeviceCalls, operation: str, *arguments: Any) -> None:
+        launched.append(operation)
+        run(self, operation, *arguments)
+
+    device.DeviceCalls.run = listed  # type: ignore[method-assign, assignment]
+    return start("twin", timeout)
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """First line of a call's error, with its class; "none" without one."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return "none"
+
+
+def operations() -> dict[str, Any]:
+    """The kernel of each operation of torch, the life of the collectives, and barriers."""
+    rank, ranks = begin()
+    found: dict[str, Any] = {}
+    distributed.barrier()
+    found["before"] = [len(ON_DEVICES), list(launched)]
+    rows = torch.arange(float(2 * ranks)).reshape(ranks, 2) + rank
+    row, whole = torch.empty(2), torch.empty(ranks, 2)
+    lists = [torch.empty(2) for _ in range(ranks)]
+    is_root = rank == ranks - 1
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: distributed.all_reduce(rows.clone()),
+        "reduce": lambda: distributed.reduce(rows.clone(), ranks - 1),
+        "broadcast": lambda: distributed.broadcast(row, 0),
+        "all_gather": lambda: distributed.all_gather(lists, row),
+        "all_gather_into_tensor": lambda: distributed.all_gather_into_tensor(whole, row),
+        "reduce_scatter": lambda: distributed.reduce_scatter(row, list(rows)),
+        "reduce_scatter_tensor": lambda: distributed.reduce_scatter_tensor(row, rows),
+        "all_to_all": lambda: distributed.all_to_all(lists, list(rows)),
+        "all_to_all_single": lambda: distributed.all_to_all_single(whole, rows),
+        "gather": lambda: distributed.gather(row, lists if is_root else None, ranks - 1),
+        "scatter": lambda: distributed.scatter(row, list(rows) if is_root else None, ranks - 1),
+        "barrier": distributed.barrier,
+    }
+    for name, call in calls.items():
+        launched.clear()
+        call()
+        found[name] = list(launched)
+    found["during"] = len(ON_DEVICES)
+    distributed.destroy_process_group()
+    found["after"] = len(ON_DEVICES)
+    return found
+
+
+def rejected() -> list[str]:
+    """Errors of arguments; the group still works after them."""
+    rank, ranks = begin()
+    ones, buffer = torch.ones(2), torch.ones(ranks * 2)
+    longer = [torch.ones(3) for _ in range(ranks)] if rank == 0 else None
+    splits = [2 * ranks, *[0] * (ranks - 1)]
+    calls: list[Callable[[], Any]] = [
+        lambda: distributed.all_reduce(ones, ReduceOp.BAND),
+        lambda: distributed.all_reduce(ones > 0, ReduceOp.AVG),
+        lambda: all_reduce_(ones.to(torch.complex64), "max"),
+        lambda: distributed.all_reduce(ones.to(torch.float8_e4m3fn)),
+        lambda: distributed.all_reduce(ones, distributed._make_nccl_premul_sum(2.0)),
+        lambda: distributed.all_gather_into_tensor(buffer, buffer[1:3]),
+        lambda: distributed.all_to_all_single(buffer, buffer),
+        lambda: distributed.all_to_all_single(
+            torch.ones(2 * ranks), buffer, splits, [2] * ranks, async_op=True
+        ),
+        lambda: distributed.gather(ones, longer) if rank == 0 else raised(),
+    ]
+    launched.clear()
+    found = [outcome(call) for call in calls]
+    assert launched == [], launched
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return found
+
+
+def raised() -> None:
+    """The error of rank 0, on a rank where a call would wait for it."""
+    raise ValueError("gather: output of 3 elements: expected 2")
+
+
+def dtypes() -> dict[str, Any]:
+    """Dtypes and reductions that operations on the CPU lack, and bytes of any dtype."""
+    rank, _ = begin()
+    found: dict[str, Any] = {}
+    for name in ("int16", "uint16", "uint32", "uint64"):
+        value = torch.tensor([3 + rank, 5], dtype=getattr(torch, name))
+        distributed.all_reduce(value)
+        found[name] = value.tolist()
+    value = torch.tensor([-2 - rank, 5 + rank])
+    distributed.all_reduce(value, ReduceOp.AVG)
+    found["avg"] = value.tolist()
+    codes = torch.tensor([1.0 + rank, 2.0]).to(torch.float8_e4m3fn)
+    distributed.broadcast(codes, 1)
+    found["float8"] = codes.float().tolist()
+    parameter = torch.nn.Parameter(torch.ones(2))
+    distributed.all_reduce(parameter)
+    found["parameter"] = parameter.tolist()
+    negated = torch.tensor([1 + 1j]).conj().imag
+    results = [torch.empty(1) for _ in range(2)]
+    distributed.all_gather(results, negated)
+    found["negated"] = [each.item() for each in results]
+    distributed.destroy_process_group()
+    return found
+
+
+def coalesced() -> dict[str, Any]:
+    """Coalesced operations, and the works of asynchronous ones."""
+    rank, ranks = begin()
+    found: dict[str, Any] = {}
+    shares, wholes = [torch.full((n,), float(rank)) for n in (1, 3)], []
+    with distributed._coalescing_manager(async_ops=True) as works:
+        for share in shares:
+            wholes.append(torch.empty(ranks * len(share)))
+            distributed.all_gather_into_tensor(wholes[-1], share)
+    works.wait()
+    found["gathered"] = [each.tolist() for each in wholes]
+    with distributed._coalescing_manager():
+        for share, whole in zip(shares, wholes, strict=True):
+            distributed.reduce_scatter_tensor(share, whole)
+    found["scattered"] = [each.tolist() for each in shares]
+    values = [torch.full((2,), float(rank)) for _ in range(2)]
+    with distributed._coalescing_manager(device=torch.device("cpu"), async_ops=True) as works:
+        works.append(distributed.broadcast(values[0], 1, async_op=True))
+        works.append(distributed.broadcast(values[1], 0, async_op=True))
+    works.wait()
+    found["broadcast"] = [each.tolist() for each in values]
+    work = distributed.all_reduce(values[0], async_op=True)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+    found["future"] = doubled.wait().tolist()
+    found["work"] = [work.wait(), work.is_completed(), work.result()[0].tolist()]
+    found["timeout"] = work.wait(timedelta(seconds=1))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        distributed.all_reduce(values[0])
+    found["profiled"] = [each.name for each in profile.events() if "weft:" in each.name]
+    torch.ops.weft.all_reduce_(values[1], "max", distributed.group.WORLD.group_name)
+    found["operator"] = [values[1].tolist(), launched[-1]]
+    distributed.destroy_process_group()
+    return found
+
+
+def late() -> list[str]:
+    """Errors of both ranks after rank 1 came too late to an operation."""
+    rank, _ = begin()
+    group = distributed.new_group(timeout=timedelta(seconds=1.5))
+    distributed.all_reduce(torch.ones(1), group=group)
+    distributed.barrier()
+    if rank == 1:
+        time.sleep(3)
+    errors = [outcome(lambda: distributed.all_reduce(torch.ones(2), group=group)) for _ in range(2)]
+    errors.append(outcome(lambda: distributed.barrier(group=group)))
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return errors
+
+
+def lost() -> dict[str, Any]:
+    """The last rank dies within a group; the others name it and go on in a new group."""
+    rank, ranks = begin()
+    distributed.all_reduce(torch.ones(2))
+    if rank == ranks - 1:
+        Path(os.environ["TEST_RESULTS"], str(rank)).write_text("{}", encoding="utf-8")
+        os._exit(0)
+    errors = [outcome(lambda: distributed.broadcast(torch.ones(2), ranks - 1)) for _ in range(2)]
+    survivors = distributed.new_group(list(range(ranks - 1)), use_local_synchronization=True)
+    value = torch.tensor([rank + 1])
+    distributed.all_reduce(value, group=survivors)
+    distributed.destroy_process_group()
+    return {"errors": errors, "value": value.item(), "open": len(ON_DEVICES)}
+
+
+def ended(how: str) -> dict[str, Any]:
+    """Rank 0 aborts or destroys a group while a thread of it waits in an operation."""
+    rank, _ = begin()
+    device.DeviceCalls.end_grace = 1.0
+    group = distributed.new_group()
+    value = torch.ones(4)
+    done = distributed.all_reduce(value, group=group, async_op=True)
+    distributed.barrier()
+    found: dict[str, Any] = {}
+    if rank == 0:
+
+        def wait() -> None:
+            found["error"] = outcome(lambda: distributed.all_reduce(torch.ones(4), group=group))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.3)
+        began = time.monotonic()
+        if how == "abort":
+            abort()
+        else:
+            distributed.destroy_process_group(group)
+        thread.join(20)
+        found["seconds"] = time.monotonic() - began
+    else:
+        time.sleep(3)
+        found["error"] = outcome(lambda: distributed.all_reduce(torch.ones(4), group=group))
+    found["kept"] = [done.wait(), done.is_completed(), done.get_future().value()[0].sum().item()]
+    distributed.destroy_process_group()
+    found["open"] = len(ON_DEVICES)
+    return found
+
+
+def groups() -> dict[str, Any]:
+    """Groups that are split from another one, groups of one rank, and a second default group."""
+    rank, ranks = begin()
+    world = distributed.group.WORLD
+    assert world is not None
+    pair = world.split_group([0, 1], group_name="pair")
+    alone = [distributed.new_group([each]) for each in range(ranks)]
+    found: dict[str, Any] = {"pair": None}
+    launched.clear()
+    if rank < 2:
+        value = torch.tensor([rank + 1])
+        pair.allreduce([value]).wait()
+        found["pair"] = [value.item(), list(launched)]
+        pair.shutdown()
+    value = torch.tensor([rank + 1])
+    distributed.all_reduce(value, group=alone[rank])
+    found["alone"] = value.item()
+    # Works outlive their group, and groups may be made anew.
+    live = [distributed.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
+    distributed.destroy_process_group()
+    found["live"] = [each.wait() for each in live]
+    start("twin")
+    distributed.all_reduce(value)
+    found["again"] = value.item()
+    distributed.destroy_process_group()
+    found["open"] = len(ON_DEVICES)
+    return found
+
+
+def apart() -> list[str]:
+    """Errors of ranks on two hosts; operations on the CPU still work."""
+    os.environ["WEFT_HOST_ID"] = "host" + os.environ["WEFT_RANK"]
+    begin()
+    errors = [outcome(lambda: distributed.all_reduce(torch.ones(2))) for _ in range(2)]
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return errors
+
+
+def timed(calls: int) -> dict[str, float]:
+    """Microseconds of a call with one rank, where no kernel waits."""
+    begin()
+    value, whole = torch.ones(1), torch.ones(1)
+    options = distributed.AllreduceOptions()
+    options.asyncOp = False
+    group: Any = distributed.group.WORLD
+    measured: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: distributed.all_reduce(value),
+        "all_reduce, async": lambda: distributed.all_reduce(value, async_op=True).wait(),
+        "all_gather_into_tensor": lambda: distributed.all_gather_into_tensor(whole, value),
+        "group.allreduce": lambda: group.allreduce([value], options),
+        "operator": lambda: torch.ops.weft.all_reduce_(value, "sum", group.group_name),
+    }
+    for call in measured.values():
+        call()
+    collectives: Any = next(iter(ON_DEVICES))
+    measured["Collectives.all_reduce"] = lambda: collectives.all_reduce(value)
+    found = {}
+    for name, call in measured.items():
+        best = float("inf")
+        for _ in range(5):
+            began = time.perf_counter()
+            for _ in range(calls):
+                call()
+            best = min(best, (time.perf_counter() - began) / calls)
+        found[name] = best * 1e6
+    distributed.destroy_process_group()
+    return found
