@@ -16,11 +16,19 @@ REFERENCE = Path(__file__).parent / "reference" / "gpu_collectives.json"
 #: Sides in the order of columns, with their headers.
 SIDES = {
     "weft": "Weft",
+    "weft symmetric": "Weft, symmetric",
     "nccl": "NCCL",
     "nccl windows": "NCCL, windows",
     "torch one_shot": "torch one-shot",
     "torch two_shot": "torch two-shot",
 }
+
+#: Kinds of cases that are shown.
+KINDS = ("collective", "sweep")
+#: Weft's own choices, by kind of memory.
+OWN = ("weft", "weft symmetric")
+#: Kinds of memory in a sweep, with the first words of their sides.
+SWEPT = {"ordinary": "weft", "symmetric": "weft symmetric"}
 
 Line = dict[str, Any]
 
@@ -32,19 +40,21 @@ def blocks(_page: str = "gpu-collectives") -> dict[str, str]:
 
 
 def latest(results: Path) -> dict[str, Line]:
-    """The last successful record of each case on GPUs."""
+    """The last successful record on GPUs of each case that is shown."""
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
     records = [json.loads(line) for line in lines]
     return {
         record["case"]: record
         for record in records
-        if record["status"] == "ok" and record["origin"]["device"] == "cuda"
+        if record["kind"] in KINDS
+        and record["status"] == "ok"
+        and record["origin"]["device"] == "cuda"
     }
 
 
 def where(last: dict[str, Line]) -> str:
     """Machines, commits and versions of the records."""
-    found = {}
+    found: dict[str, None] = {}
     for record in last.values():
         origin = record["origin"]
         gpus = origin["gpus"]
@@ -63,15 +73,14 @@ def times(last: dict[str, Line]) -> str:
             continue
         sides = record["result"]["sides"]
         cells = [time(sides.get(side)) for side in SIDES]
-        peers = [
-            value["time"]["slowest_p50_us"]
+        medians = {
+            side: value["time"]["slowest_p50_us"]
             for side, value in sides.items()
-            if not side.startswith("weft") and value["status"] == "ok"
-        ]
-        own = sides.get("weft")
-        ratio = ""
-        if peers and own is not None and own["status"] == "ok":
-            ratio = f"{min(peers) / own['time']['slowest_p50_us']:.2f}"
+            if value["status"] == "ok"
+        }
+        peers = [us for side, us in medians.items() if not side.startswith("weft")]
+        own = [medians[side] for side in OWN if side in medians]
+        ratio = f"{min(peers) / min(own):.2f}" if peers and own else ""
         rows.append([case.replace("_", "-"), *cells, ratio])
     return markdown(["case", *SIDES.values(), "best peer / Weft"], rows)
 
@@ -84,20 +93,28 @@ def time(side: Line | None) -> str:
 
 
 def sms(last: dict[str, Line]) -> str:
-    """Times of calls by chunks, by number of multiprocessors, beside NCCL's of another day."""
+    """Times by number of multiprocessors and kind of memory, beside NCCL's of another day."""
     reference = json.loads(REFERENCE.read_text(encoding="utf-8"))
     nccl = {
-        (operation, count): us
+        (operation, count): number(us)
         for operation, times in reference["nccl_us"].items()
         for count, us in zip(reference["bytes"], times, strict=True)
     }
-    rows, headers = [], []
-    for record in last.values():
-        if record["kind"] != "sms":
-            continue
-        workload, points = record["workload"], record["result"]["us"]
-        operation, count = workload["operation"], workload["bytes"]
+    swept = [record for record in last.values() if record["kind"] == "sweep"]
+    points = sorted({count for record in swept for count in record["workload"]["num_sms"]})
+    rows = []
+    for record in swept:
+        operation, count = record["workload"]["operation"], record["workload"]["bytes"]
         case = f"{operation.replace('_', '-')} {size(count)}"
-        rows.append([case, *map(number, points.values()), number(nccl[operation, count])])
-        headers = ["case", *points, "NCCL, 2026-11-22"]
-    return markdown(headers, rows)
+        for memory, prefix in SWEPT.items():
+            sides = [record["result"]["sides"].get(f"{prefix} {point} SMs") for point in points]
+            cells = [median(side) for side in sides]
+            rows.append([case, memory, *cells, nccl.get((operation, count), "")])
+    return markdown(["case", "memory", *map(str, points), "NCCL, 2026-11-22"], rows)
+
+
+def median(side: Line | None) -> str:
+    """Median of a side in microseconds."""
+    if side is None or side["status"] != "ok":
+        return ""
+    return number(side["time"]["slowest_p50_us"])

@@ -1,9 +1,11 @@
 """benchmarks/gpu/collectives.py: cases, records and checks, on the CPU twin."""
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from weft import _native
 ROOT = Path(__file__).parent.parent
 PROGRAM = ROOT / "benchmarks" / "gpu" / "collectives.py"
 FIELDS = {"benchmark", "case", "kind", "status", "reason", "workload", "result", "seconds"}
-ALGORITHMS = ["weft", "weft one_shot", "weft two_shot"]
+MEMORIES = ["weft", "weft symmetric"]
+ALGORITHMS = [*MEMORIES, "weft one_shot", "weft two_shot"]
+SWEPT = [f"{name}{sms}" for name in MEMORIES for sms in ("", " 1 SMs", " 2 SMs")]
 
 pytestmark = pytest.mark.torch
 
@@ -53,7 +57,7 @@ def test_bad_input_is_rejected_before_a_rank_starts(arguments: list[str], messag
 def test_every_kind_of_case_is_measured_and_checked(tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
     names = "all_reduce,all_gather 1K,reduce_scatter 8K,all_to_all 1K,barrier,called"
-    names += ",sweep reduce_scatter"
+    names += ",sweep reduce_scatter,sweep all_gather"
     done = run("--json", "--cases", names, "--results", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     records = json.loads(done.stdout)["cases"]
@@ -61,10 +65,14 @@ def test_every_kind_of_case_is_measured_and_checked(tmp_path: Path) -> None:
     by_case = {record["case"]: check(record) for record in records}
     assert list(by_case["all_reduce 1K"]) == ALGORITHMS
     assert by_case["all_reduce 64K"]["weft two_shot"]["busbw_gb_per_s"] > 0
+    assert list(by_case["all_gather 1K"]) == MEMORIES
+    assert list(by_case["all_to_all 1K"]) == MEMORIES
     assert list(by_case["barrier"]) == ["weft"]
-    assert by_case["called"]["weft"]["host"]["slowest_p50_us"] > 0
-    swept = ["weft", "weft 1 SMs 4096 B", "weft 2 SMs 4096 B"]
-    assert list(by_case["sweep reduce_scatter 64K"]) == swept
+    assert list(by_case["called"]) == MEMORIES
+    for side in by_case["called"].values():
+        assert side["host"]["slowest_p50_us"] > 0
+    for operation in ("reduce_scatter", "all_gather"):
+        assert list(by_case[f"sweep {operation} 64K"]) == SWEPT
 
 
 def check(record: dict[str, Any]) -> dict[str, Any]:
@@ -95,3 +103,62 @@ def test_a_case_beyond_the_budget_is_recorded_as_skipped() -> None:
     (record,) = json.loads(done.stdout)["cases"]
     assert (record["status"], record["reason"]) == ("skipped", "the budget was spent")
     assert done.returncode == 0
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    directory = ROOT / "benchmarks"
+    monkeypatch.syspath_prepend(directory)
+    file = directory / "gpu_collectives_page.py"
+    spec = importlib.util.spec_from_file_location("gpu_collectives_page", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def record(kind: str, sides: dict[str, float], **workload: Any) -> str:
+    """A line of results of an all-reduce of 1 MiB on GPUs."""
+    times = {
+        name: {"status": "ok", "time": {"slowest_p50_us": us, "slowest_p99_us": 2 * us}}
+        for name, us in sides.items()
+    }
+    times["torch one_shot"] = {"status": "failed"}
+    origin = {"device": "cuda", "gpus": ["A"], "commit": kind, "at": "2026-11-26", "versions": {}}
+    made = {"case": f"{kind} 1M", "kind": kind, "status": "ok", "origin": origin}
+    made["workload"] = {"operation": "all_reduce", "bytes": 1 << 20} | workload
+    return json.dumps(made | {"result": {"sides": times}})
+
+
+def test_tables_show_both_kinds_of_memory(
+    page: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    collective = {"weft": 8.0, "weft symmetric": 5.0, "weft two_shot": 1.0, "nccl": 20.0}
+    swept = {"weft": 1.0, "weft 8 SMs": 21.0, "weft 16 SMs": 16.0, "weft symmetric 8 SMs": 9.0}
+    lines = [
+        record("collective", collective),
+        record("sweep", swept, num_sms=[8, 16]),
+        record("sms", {}),
+    ]
+    monkeypatch.setattr(page, "RESULTS", tmp_path / "lines.jsonl")
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    blocks = page.blocks()
+    assert blocks["times"].splitlines()[2:] == [
+        "| collective 1M | 8.00 / 16.0 | 5.00 / 10.0 | 20.0 / 40.0 |  |  |  | 4.00 |"
+    ]
+    assert blocks["sms"].splitlines() == [
+        "| case | memory | 8 | 16 | NCCL, 2026-11-22 |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| all-reduce 1 MiB | ordinary | 21.0 | 16.0 | 17.0 |",
+        "| all-reduce 1 MiB | symmetric | 9.00 |  | 17.0 |",
+    ]
+    assert "commit sweep" in blocks["where"]
+    assert "commit sms" not in blocks["where"]
+
+
+def test_tables_without_records_are_not_measured(
+    page: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(page, "RESULTS", tmp_path / "none.jsonl")
+    assert set(page.blocks().values()) == {page.NOT_MEASURED}

@@ -10,6 +10,10 @@ __all__ = ["CASES", "OPERATIONS", "SIZES", "Case", "choose", "small"]
 OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 #: Bytes of the whole output of all_gather, of the whole input of the others, as in nccl-tests.
 SIZES: Final = (1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20)
+#: Numbers of multiprocessors of a sweep, and its operations and sizes.
+SWEPT_SMS: Final = (8, 16, 20, 24, 32, 48)
+SWEPT_OPERATIONS: Final = OPERATIONS[:3]
+SWEPT_SIZES: Final = SIZES[4:]
 #: Longest vector on the twin, where a CPU moves the bytes.
 TWIN_BYTES: Final = 64 << 10
 
@@ -30,9 +34,8 @@ class Case:
     replays: int = 20
     #: Bytes of a rank's input that lie between two uses of the same buffer: twice an H200's L2.
     apart: int = 100 << 20
-    #: Settings of the sweep: thread blocks, and bytes of a chunk.
+    #: Numbers of multiprocessors of the sweep.
     num_sms: tuple[int, ...] = ()
-    chunk_bytes: tuple[int, ...] = ()
     #: Estimate, to skip a case for which too little time is left, and time limit; in seconds.
     seconds: float = 2.0
     limit: float = 30.0
@@ -74,17 +77,16 @@ def collective(operation: str, size: int) -> Case:
 
 
 def sweep(operation: str, size: int) -> Case:
-    """Case of all settings of an operation at a size."""
+    """Case of an operation at a size, by chunks and between symmetric tensors."""
     return Case(
         f"sweep {operation} {size_name(size)}",
         kind="sweep",
         operation=operation,
         bytes=size,
         replays=6,
-        num_sms=(8, 16, 24, 32),
-        chunk_bytes=(8 << 10, 16 << 10, 32 << 10, 64 << 10),
-        seconds=3.0,
-        limit=40.0,
+        num_sms=SWEPT_SMS,
+        seconds=5.0,
+        limit=60.0,
     )
 
 
@@ -93,12 +95,8 @@ CASES: Final = (
     *(collective(operation, size) for operation in OPERATIONS for size in SIZES),
     Case("barrier", kind="barrier", operation="barrier"),
     Case("called", kind="called", bytes=1 << 10),
-    Case("gemm", kind="gemm", bytes=64 << 20, replays=5, seconds=6.0, limit=60.0),
-    *(
-        sweep(operation, size)
-        for operation in OPERATIONS[:3]
-        for size in (8 << 20, 64 << 20, 256 << 20)
-    ),
+    Case("gemm", kind="gemm", bytes=64 << 20, replays=5, seconds=9.0, limit=60.0),
+    *(sweep(operation, size) for operation in SWEPT_OPERATIONS for size in SWEPT_SIZES),
 )
 
 
@@ -125,5 +123,5 @@ def small(cases: list[Case]) -> list[Case]:
     found = {case.name: replace(case, replays=3) for case in cases if case.bytes <= TWIN_BYTES}
     for operation in dict.fromkeys(case.operation for case in cases if case.kind == "sweep"):
         case = sweep(operation, TWIN_BYTES)
-        found[case.name] = replace(case, num_sms=(1, 2), chunk_bytes=(4096,), replays=3)
+        found[case.name] = replace(case, num_sms=(1, 2), replays=3)
     return list(found.values())

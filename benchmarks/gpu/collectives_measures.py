@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from collectives_runner import admit
-from collectives_sides import Weft
+from collectives_sides import swept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,9 +60,10 @@ def compare(context: Context, case: Case, sides: list[Side]) -> dict[str, Any]:
         for runner, total in runners:
             context.under_way(case.name, runner.side.name)
             runner.block((block + 1) * total // BLOCKS - block * total // BLOCKS)
-    for runner, _ in runners:
-        runner.judge_replay()
-        found[runner.side.name] = OK | {"times": runner.times} | runner.facts
+            # Before the next side writes to buffers that both may share.
+            if block == BLOCKS - 1:
+                runner.judge_replay()
+                found[runner.side.name] = OK | {"times": runner.times} | runner.facts
     return report(context, case, found, sides)
 
 
@@ -75,20 +76,14 @@ def report(
 
 
 def sweep(context: Context, case: Case) -> dict[str, Any]:
-    """Weft at every number of blocks and length of chunks, beside its own choice."""
-    sides: list[Side] = [Weft(context)]
-    most = max(case.num_sms)
-    sides += [
-        Weft(context, f"weft {sms} SMs {chunk} B", most, num_sms=sms, chunk_bytes=chunk)
-        for sms in case.num_sms
-        for chunk in case.chunk_bytes
-    ]
-    return compare(context, case, sides)
+    """Weft at every number of multiprocessors, beside its own choice."""
+    return compare(context, case, swept(context, case))
 
 
 def weft_and_nccl(context: Context) -> list[Side]:
     """The sides of measurements beyond graphs."""
-    return [side for side in context.sides["all_reduce"] if side.name in ("weft", "nccl")]
+    names = ("weft", "weft symmetric", "nccl")
+    return [side for side in context.sides["all_reduce"] if side.name in names]
 
 
 def called(context: Context, case: Case) -> dict[str, Any]:

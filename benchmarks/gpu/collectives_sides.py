@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from collectives_cases import Case
     from collectives_context import Context
 
-__all__ = ["Bound", "Nccl", "Side", "Torch", "Weft", "Windows", "lengths", "sides_of"]
+__all__ = [
+    "Bound",
+    "Nccl",
+    "Side",
+    "Symmetric",
+    "Torch",
+    "Weft",
+    "Windows",
+    "lengths",
+    "sides_of",
+    "swept",
+]
 
 #: Longest vector of a one-shot all-reduce of torch, which reads all of it from every rank.
 ONE_SHOT_BYTES: Final = 8 << 20
@@ -99,6 +110,28 @@ class Side:
         return inputs, [self.memory(made) for _ in range(case.buffers)]
 
 
+class Arena:
+    """One allocation that every case is given parts of, at the same offsets on all ranks."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory, self.used = memory, 0
+
+    def take(self, elements: int) -> Any:
+        """The next part."""
+        begin = self.used
+        self.used = -(-(begin + 2 * elements) // ALIGNMENT) * ALIGNMENT
+        return self.memory[begin // 2 : begin // 2 + elements]
+
+
+def arena_elements(cases: list[Case], ranks: int) -> int:
+    """Elements that the largest case takes of an arena."""
+    most = 0
+    for case in cases:
+        each = sum(-(-2 * count // ALIGNMENT) * ALIGNMENT for count in lengths(case, ranks))
+        most = max(most, case.buffers * each)
+    return max(most, ALIGNMENT) // 2
+
+
 class Weft(Side):
     """`weft.cuda.Collectives`."""
 
@@ -108,8 +141,10 @@ class Weft(Side):
         self, context: Context, name: str = "weft", most_sms: int | None = None, **options: Any
     ) -> None:
         super().__init__(context)
-        #: Thread blocks of the construction; None: Weft's choice.
+        #: Multiprocessors of the construction; None: Weft's choice.
         self.name, self.most_sms, self.options = name, most_sms, options
+        #: Memory that sides share; None: each has its own.
+        self.arena: Arena | None = None
 
     def start(self) -> None:
         """Construct the collectives and compile their kernels."""
@@ -120,19 +155,19 @@ class Weft(Side):
         self.collectives.check()
 
     def bind(self, case: Case) -> Bound:
-        """Results go to buffers of their own."""
+        """Results go to buffers apart from the inputs.
+
+        Sides with one arena have the same buffers: they run in turn, each writes the inputs anew
+        before a replay, and results are judged before the next side runs.
+        """
+        if self.arena is not None:
+            self.arena.used = 0
         inputs, outputs = self.buffers(case)
         collectives, options = self.collectives, self.options
         if case.operation == "barrier":
 
             def call(slot: int) -> None:
                 collectives.barrier()
-
-        elif "chunk_bytes" in options:
-            run = chunked(collectives, case.operation, **options)
-
-            def call(slot: int) -> None:
-                run(inputs[slot], outputs[slot])
 
         else:
             operation = getattr(collectives, case.operation)
@@ -142,33 +177,32 @@ class Weft(Side):
 
         return Bound(inputs, outputs, call, collectives.barrier)
 
+    def memory(self, elements: int) -> Any:
+        """A part of the arena, if there is one."""
+        return super().memory(elements) if self.arena is None else self.arena.take(elements)
 
-def chunked(
-    collectives: Any, operation: str, *, num_sms: int, chunk_bytes: int
-) -> Callable[[Any, Any], None]:
-    """An operation with a length of chunks, which only the native module takes."""
-    checks: Any = import_module("weft.cuda.collective_checks")
-    torch: Any = import_module("torch")
-    fixed = {"algorithm": "two_shot", "num_sms": num_sms, "chunk_bytes": chunk_bytes}
-    if operation == "all_gather":
-        fixed["element"], _ = checks.WORDS[2]
-    else:
-        element, reduction, average = checks.REDUCTIONS["sum", torch.bfloat16]
-        fixed |= {"element": element, "reduction": reduction, "average": average}
 
-    def run(taken: Any, made: Any) -> None:
-        # The shorter one of both is a part.
-        count = min(taken.numel(), made.numel())
-        collectives._native.run(
-            collectives._stream(),
-            operation,
-            input=taken.data_ptr(),
-            output=made.data_ptr(),
-            count=count,
-            **fixed,
-        )
+class Symmetric(Weft):
+    """`weft.cuda.Collectives` on its symmetric memory."""
 
-    return run
+    def __init__(
+        self,
+        context: Context,
+        name: str = "weft symmetric",
+        most_sms: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(context, name, most_sms, **options)
+
+    def start(self) -> None:
+        """Allocate symmetric memory, which all sides of this class share."""
+        super().start()
+        self.arena = self.context.once("symmetric", self.allocate)
+
+    def allocate(self) -> Arena:
+        """Symmetric memory for the largest case."""
+        elements = arena_elements(self.context.cases, self.context.ranks)
+        return Arena(self.collectives.symmetric_empty(elements, self.torch.bfloat16))
 
 
 class Nccl(Side):
@@ -209,28 +243,6 @@ class Nccl(Side):
                 distributed.all_to_all_single(outputs[slot], inputs[slot])
 
         return Bound(inputs, outputs, call, self.meet)
-
-
-class Arena:
-    """One allocation that every case is given parts of, at the same offsets on all ranks."""
-
-    def __init__(self, memory: Any) -> None:
-        self.memory, self.used = memory, 0
-
-    def take(self, elements: int) -> Any:
-        """The next part."""
-        begin = self.used
-        self.used = -(-(begin + 2 * elements) // ALIGNMENT) * ALIGNMENT
-        return self.memory[begin // 2 : begin // 2 + elements]
-
-
-def arena_elements(cases: list[Case], ranks: int) -> int:
-    """Elements that the largest case takes of an arena."""
-    most = 0
-    for case in cases:
-        each = sum(-(-2 * count // ALIGNMENT) * ALIGNMENT for count in lengths(case, ranks))
-        most = max(most, case.buffers * each)
-    return max(most, ALIGNMENT) // 2
 
 
 class Windows(Nccl):
@@ -317,14 +329,33 @@ class Torch(Nccl):
 
 def sides_of(context: Context) -> dict[str, list[Side]]:
     """Sides by operation, Weft first; sides of an operation share its libraries."""
-    weft = Weft(context)
+    weft, symmetric = Weft(context), Symmetric(context)
     algorithms = [Weft(context, f"weft {a}", algorithm=a) for a in ("one_shot", "two_shot")]
     if context.device.kind == "twin":
-        return {"all_reduce": [weft, *algorithms], "other": [weft], "barrier": [weft]}
+        return {
+            "all_reduce": [weft, symmetric, *algorithms],
+            "other": [weft, symmetric],
+            "barrier": [weft],
+        }
     nccl, windows = Nccl(context), Windows(context)
     operators = [Torch(context, name) for name in ("one_shot", "two_shot")]
     return {
-        "all_reduce": [weft, *algorithms, nccl, windows, *operators],
-        "other": [weft, nccl, windows],
+        "all_reduce": [weft, symmetric, *algorithms, nccl, windows, *operators],
+        "other": [weft, symmetric, nccl, windows],
         "barrier": [weft, nccl, Torch(context)],
     }
+
+
+def swept(context: Context, case: Case) -> list[Side]:
+    """Sides of a sweep: Weft's choices, then each number of multiprocessors, by kind of memory."""
+    most = max(case.num_sms)
+    ordinary, symmetric = [Weft(context)], [Symmetric(context)]
+    for sms in case.num_sms:
+        options: dict[str, Any] = {"most_sms": most, "num_sms": sms}
+        ordinary.append(Weft(context, f"weft {sms} SMs", algorithm="two_shot", **options))
+        name = f"weft symmetric {sms} SMs"
+        symmetric.append(Symmetric(context, name, algorithm="direct", **options))
+    arena = Arena(ordinary[0].memory(arena_elements([case], context.ranks)))
+    for side in ordinary:
+        side.arena = arena
+    return [*ordinary, *symmetric]
