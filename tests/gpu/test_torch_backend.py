@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpu.torch_backend_ranks import Ranks
+    from gpu.torch_backend.ranks import Ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -34,7 +34,7 @@ def require(kind: str) -> None:
 
 def running(kind: str, folders: pytest.TempPathFactory) -> Ranks:
     """Two ranks with a default group; started again after a failure."""
-    from gpu.torch_backend_ranks import Ranks
+    from gpu.torch_backend.ranks import Ranks
 
     require(kind)
     if kind not in started or not started[kind].alive:
@@ -64,15 +64,15 @@ def ended() -> Iterator[None]:
 
 
 def test_reductions_equal_those_on_the_cpu(ranks: Ranks) -> None:
-    assert ranks.run("reductions") == [128, 128]
+    assert ranks.run("operations.reductions") == [128, 128]
 
 
 def test_movements_equal_those_on_the_cpu(ranks: Ranks) -> None:
-    assert ranks.run("movements") == [135, 135]
+    assert ranks.run("operations.movements") == [135, 135]
 
 
 def test_coalesced_operations_and_groups_of_some_ranks(ranks: Ranks) -> None:
-    for rank, found in enumerate(ranks.run("groups")):
+    for rank, found in enumerate(ranks.run("operations.groups")):
         assert found["gathered"] == [[0.0, 1.0], [0.0] * 3 + [1.0] * 3]
         assert found["scattered"] == [2.0 * rank, 6.0 * rank]
         assert found["reduced"] == [2.0, 6.0]
@@ -85,9 +85,9 @@ def test_coalesced_operations_and_groups_of_some_ranks(ranks: Ranks) -> None:
 
 @pytest.mark.gpu
 def test_operations_are_in_order_on_streams_and_do_not_block_the_host(gpu_ranks: Ranks) -> None:
-    from gpu.torch_backend_ranks import AT_ONCE_SECONDS
+    from gpu.torch_backend.streams import AT_ONCE_SECONDS
 
-    for found in gpu_ranks.run("streams"):
+    for found in gpu_ranks.run("streams.streams"):
         slow = {
             name: found[name]
             for name in ("sync", "async", "query", "wait")
@@ -107,12 +107,12 @@ def test_operations_are_in_order_on_streams_and_do_not_block_the_host(gpu_ranks:
 
 @pytest.mark.gpu
 def test_tensors_live_until_their_operation_is_done(gpu_ranks: Ranks) -> None:
-    assert gpu_ranks.run("memory") == [[float(step) for step in range(20)]] * 2
+    assert gpu_ranks.run("streams.memory") == [[float(step) for step in range(20)]] * 2
 
 
 @pytest.mark.gpu
 def test_graphs_with_operations_are_replayed(gpu_ranks: Ranks) -> None:
-    for found in gpu_ranks.run("graphs"):
+    for found in gpu_ranks.run("streams.graphs"):
         assert found["completed"] is True
         sums = [2.0 * round + 1 for round in range(5)]
         assert found["replays"] == [[each, 2 * each, 2 * each + 2] for each in sums]
@@ -123,14 +123,14 @@ def test_graphs_with_operations_are_replayed(gpu_ranks: Ranks) -> None:
 
 @pytest.mark.gpu
 def test_a_barrier_waits_for_the_streams_of_all_ranks(gpu_ranks: Ranks) -> None:
-    from gpu.torch_backend_ranks import BUSY_SECONDS
+    from gpu.torch_backend.streams import BUSY_SECONDS
 
-    assert all(seconds > BUSY_SECONDS / 4 for seconds in gpu_ranks.run("barriers"))
+    assert all(seconds > BUSY_SECONDS / 4 for seconds in gpu_ranks.run("streams.barriers"))
 
 
 @pytest.mark.gpu
 def test_operations_that_gpus_lack_are_named(gpu_ranks: Ranks) -> None:
-    for rank, found in enumerate(gpu_ranks.run("errors")):
+    for rank, found in enumerate(gpu_ranks.run("failures.errors")):
         for name in ("send", "recv"):
             assert found[name].startswith(
                 f"NotImplementedError: {name} of a tensor on cuda:{rank}: backend weft has "
@@ -145,7 +145,7 @@ def test_operations_that_gpus_lack_are_named(gpu_ranks: Ranks) -> None:
 def test_a_rank_that_comes_too_late_is_named(ranks: Ranks, kind: str) -> None:
     import math
 
-    waiting, late = ranks.run("late")
+    waiting, late = ranks.run("failures.late")
     assert waiting["first"] == "none" if kind == "cuda" else "rank 1" in waiting["first"]
     assert 2.5 < waiting["seconds"] < 40
     assert all(map(math.isnan, waiting["value"]))
@@ -157,7 +157,7 @@ def test_a_rank_that_comes_too_late_is_named(ranks: Ranks, kind: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", ["abort", "destroy"])
 def test_the_end_of_a_group_ends_the_wait_of_its_kernel(gpu_ranks: Ranks, how: str) -> None:
-    first, second = gpu_ranks.run("ended", how=how)
+    first, second = gpu_ranks.run("failures.ended", how=how)
     assert first["seconds"] < 15
     assert second["error"].startswith("DistBackendError: weft: all_reduce: ")
     assert "rank 0" in second["error"]
@@ -165,7 +165,7 @@ def test_the_end_of_a_group_ends_the_wait_of_its_kernel(gpu_ranks: Ranks, how: s
 
 
 def test_training_equals_that_of_one_process(ranks: Ranks) -> None:
-    for found in ranks.run("training"):
+    for found in ranks.run("training.training"):
         assert found["ddp"] == pytest.approx(found["alone"], rel=1e-4)
         assert found["fsdp"] == pytest.approx(found["alone"], rel=1e-4)
         assert found["difference"] < 1e-5
@@ -179,7 +179,7 @@ def test_functional_collectives_run_alone_and_compiled(
 ) -> None:
     if compiler == "inductor" and kind == "twin":
         pytest.skip("tests/test_backend.py compiles on the CPU")
-    for rank, found in enumerate(ranks.run("compiled", backend=compiler)):
+    for rank, found in enumerate(ranks.run("training.compiled", backend=compiler)):
         assert found["eager"] == found["compiled"]
         whole = [0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]
         share = [2 * each for each in whole[4 * rank : 4 * rank + 4]]
@@ -189,14 +189,13 @@ def test_functional_collectives_run_alone_and_compiled(
 
 
 def test_a_killed_rank_is_named_and_the_gpu_goes_on(kind: str, tmp_path: Any) -> None:
-    from gpu.torch_backend_ranks import Ranks
+    from gpu.torch_backend.ranks import Ranks
 
     require(kind)
     pair = Ranks(kind, str(tmp_path), bound=True)
     try:
-        assert pair.run("bound") == [{"sum": [2.0, 2.0], "max": [2.0, 2.0]}] * 2
-        for pipe in pair.pipes:
-            pipe.send(("lost", {}))
+        assert pair.run("training.bound") == [{"sum": [2.0, 2.0], "max": [2.0, 2.0]}] * 2
+        pair.begin("failures.lost")
         failed, found = pair.receive(0)
         assert not failed, found
         assert found["error"].startswith("DistBackendError: weft: all_reduce: ")

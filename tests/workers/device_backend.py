@@ -15,6 +15,7 @@ from torch.distributed import ReduceOp
 
 from weft.moe.device_errors import ON_DEVICES
 from weft.torch import abort, all_reduce_, device
+from workers.forked import message
 from workers.process_group import TIMEOUT, start
 
 if TYPE_CHECKING:
@@ -34,15 +35,6 @@ def begin(timeout: timedelta = TIMEOUT) -> tuple[int, int]:
 
     device.DeviceCalls.run = listed  # type: ignore[method-assign, assignment]
     return start("twin", timeout)
-
-
-def outcome(call: Callable[[], Any]) -> str:
-    """First line of a call's error, with its class; "none" without one."""
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    return "none"
 
 
 def operations() -> dict[str, Any]:
@@ -99,7 +91,7 @@ def rejected() -> list[str]:
         lambda: distributed.gather(ones, longer) if rank == 0 else raised(),
     ]
     launched.clear()
-    found = [outcome(call) for call in calls]
+    found = [message(call) for call in calls]
     assert launched == [], launched
     distributed.barrier()
     distributed.destroy_process_group()
@@ -179,8 +171,8 @@ def late() -> list[str]:
     distributed.barrier()
     if rank == 1:
         time.sleep(3)
-    errors = [outcome(lambda: distributed.all_reduce(torch.ones(2), group=group)) for _ in range(2)]
-    errors.append(outcome(lambda: distributed.barrier(group=group)))
+    errors = [message(lambda: distributed.all_reduce(torch.ones(2), group=group)) for _ in range(2)]
+    errors.append(message(lambda: distributed.barrier(group=group)))
     distributed.barrier()
     distributed.destroy_process_group()
     return errors
@@ -193,7 +185,7 @@ def lost() -> dict[str, Any]:
     if rank == ranks - 1:
         Path(os.environ["TEST_RESULTS"], str(rank)).write_text("{}", encoding="utf-8")
         os._exit(0)
-    errors = [outcome(lambda: distributed.broadcast(torch.ones(2), ranks - 1)) for _ in range(2)]
+    errors = [message(lambda: distributed.broadcast(torch.ones(2), ranks - 1)) for _ in range(2)]
     survivors = distributed.new_group(list(range(ranks - 1)), use_local_synchronization=True)
     value = torch.tensor([rank + 1])
     distributed.all_reduce(value, group=survivors)
@@ -213,7 +205,7 @@ def ended(how: str) -> dict[str, Any]:
     if rank == 0:
 
         def wait() -> None:
-            found["error"] = outcome(lambda: distributed.all_reduce(torch.ones(4), group=group))
+            found["error"] = message(lambda: distributed.all_reduce(torch.ones(4), group=group))
 
         thread = threading.Thread(target=wait)
         thread.start()
@@ -227,7 +219,7 @@ def ended(how: str) -> dict[str, Any]:
         found["seconds"] = time.monotonic() - began
     else:
         time.sleep(3)
-        found["error"] = outcome(lambda: distributed.all_reduce(torch.ones(4), group=group))
+        found["error"] = message(lambda: distributed.all_reduce(torch.ones(4), group=group))
     found["kept"] = [done.wait(), done.is_completed(), done.get_future().value()[0].sum().item()]
     distributed.destroy_process_group()
     found["open"] = len(ON_DEVICES)
@@ -267,7 +259,7 @@ def apart() -> list[str]:
     """Errors of ranks on two hosts; operations on the CPU still work."""
     os.environ["WEFT_HOST_ID"] = "host" + os.environ["WEFT_RANK"]
     begin()
-    errors = [outcome(lambda: distributed.all_reduce(torch.ones(2))) for _ in range(2)]
+    errors = [message(lambda: distributed.all_reduce(torch.ones(2))) for _ in range(2)]
     distributed.barrier()
     distributed.destroy_process_group()
     return errors

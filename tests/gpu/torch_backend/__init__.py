@@ -1,0 +1,1 @@
+"""Ranks of the backend `weft` of torch.distributed on GPUs, and what they do."""

@@ -1,0 +1,200 @@
+"""Operations on all dtypes and in all forms, beside results on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpu.torch_backend.ranks import Context
+
+
+def values(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
+    """Small numbers, so that products stay in range."""
+    source = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(-3, 4, (count,), generator=source)
+    if dtype == torch.bool:
+        return drawn > 0
+    if dtype.is_floating_point:
+        return (drawn + torch.rand(count, generator=source)).to(dtype)
+    return drawn.abs().to(dtype) if dtype == torch.uint8 else drawn.to(dtype)
+
+
+def reduced(op: str, contributions: list[torch.Tensor]) -> torch.Tensor:
+    """Reduction on the CPU, for two ranks exactly that of the kernels."""
+    one, two = contributions
+    if one.dtype == torch.bool:
+        op = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}.get(op, op)
+    steps: dict[str, Callable[..., torch.Tensor]] = {
+        "SUM": torch.add,
+        "AVG": lambda a, b: ((a + b) / 2).to(a.dtype),
+        "PRODUCT": torch.mul,
+        "MIN": torch.minimum,
+        "MAX": torch.maximum,
+        "BAND": torch.bitwise_and,
+        "BOR": torch.bitwise_or,
+        "BXOR": torch.bitwise_xor,
+    }
+    return steps[op](one, two)
+
+
+def same(what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Raise unless two tensors are equal."""
+    found = found.detach().cpu()
+    assert found.dtype == expected.dtype, f"{what}: {found.dtype}, expected {expected.dtype}"
+    assert torch.equal(found, expected), f"{what} of {found.dtype}: {found}, expected {expected}"
+
+
+def reductions(at: Context) -> int:
+    """Reductions by all operations that have them; the number of compared cases."""
+    # Compilation of kernels takes about a second for each pair.
+    pairs = {
+        torch.float32: ["SUM", "AVG", "PRODUCT", "MIN", "MAX"],
+        torch.int32: ["SUM", "MIN", "BAND", "BOR", "BXOR"],
+        torch.bfloat16: ["SUM", "AVG"],
+        torch.float16: ["SUM"],
+        torch.int64: ["SUM"],
+        torch.uint8: ["SUM"],
+        torch.bool: ["SUM"],
+    }
+    compared = 0
+    for dtype, ops in pairs.items():
+        for op in ops:
+            reduction = getattr(distributed.ReduceOp, op)
+            sizes = (1, 130, 40_001) if op in ("SUM", "BXOR") else (1026,)
+            for size in sizes:
+                whole = [values(dtype, size * at.ranks, 7 * rank) for rank in range(at.ranks)]
+                expected = reduced(op, whole)
+                part = expected.chunk(at.ranks)[at.rank]
+                mine = whole[at.rank].to(at.device)
+
+                result = mine.clone()
+                distributed.all_reduce(result, reduction)
+                same(f"all_reduce {op}", result, expected)
+                result = mine.clone()
+                distributed.reduce(result, 1, reduction)
+                same(f"reduce {op}", result, expected if at.rank == 1 else mine.cpu())
+                result = torch.empty_like(part, device=at.device)
+                distributed.reduce_scatter_tensor(result, mine, reduction)
+                same(f"reduce_scatter_tensor {op}", result, part)
+                result.zero_()
+                distributed.reduce_scatter(result, list(mine.chunk(at.ranks)), reduction)
+                same(f"reduce_scatter {op}", result, part)
+                compared += 4
+    average = torch.tensor([-2 - at.rank, 5 + at.rank], device=at.device)
+    distributed.all_reduce(average, distributed.ReduceOp.AVG)
+    same("average of integers", average, torch.tensor([-2, 5]))
+    number = torch.tensor([1.0 + 2j], device=at.device) * (at.rank + 1)
+    distributed.all_reduce(number)
+    same("sum of complex numbers", number, torch.tensor([3 + 6j]))
+    return compared
+
+
+def movements(at: Context) -> int:
+    """All operations without arithmetic, of several dtypes and lengths; compared cases."""
+    compared = 0
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.complex64):
+        for rows in (1, 17, 30_000):
+            sources = [
+                values(torch.float32, rows * at.ranks * 2, 3 * rank).to(dtype).view(-1, 2)
+                for rank in range(at.ranks)
+            ]
+            mine = sources[at.rank].to(at.device)
+            share = mine[:rows]
+            every = torch.cat([each[:rows] for each in sources])
+            moved = torch.cat([each[at.rank * rows : (at.rank + 1) * rows] for each in sources])
+
+            result = mine.clone()
+            distributed.broadcast(result, 1)
+            same("broadcast", result, sources[1])
+            result = torch.empty_like(every, device=at.device)
+            distributed.all_gather_into_tensor(result, share)
+            same("all_gather_into_tensor", result, every)
+            result.zero_()
+            result[at.rank * rows : (at.rank + 1) * rows] = share
+            distributed.all_gather_into_tensor(result, result[at.rank * rows :][:rows])
+            same("all_gather_into_tensor in place", result, every)
+            parts = [torch.empty_like(share) for _ in range(at.ranks)]
+            distributed.all_gather(parts, share)
+            same("all_gather", torch.cat(parts), every)
+            result = torch.empty_like(mine)
+            distributed.all_to_all_single(result, mine)
+            same("all_to_all_single", result, moved)
+            parts = [torch.empty_like(share) for _ in range(at.ranks)]
+            distributed.all_to_all(parts, list(mine.chunk(at.ranks)))
+            same("all_to_all", torch.cat(parts), moved)
+            # Rank r sends r + 1 rows to rank 0 and all others to rank 1.
+            sent = [at.rank + 1, rows * at.ranks - at.rank - 1]
+            splits = [[each + 1, rows * at.ranks - each - 1] for each in range(at.ranks)]
+            received = [each[at.rank] for each in splits]
+            result = torch.empty((sum(received), 2), dtype=dtype, device=at.device)
+            distributed.all_to_all_single(result, mine, received, sent)
+            pairs = zip(sources, splits, strict=True)
+            uneven = torch.cat([each.split(split)[at.rank] for each, split in pairs])
+            same("uneven all_to_all_single", result, uneven)
+            parts = [torch.empty_like(share) for _ in range(at.ranks)]
+            distributed.gather(share, parts if at.rank == 1 else None, 1)
+            if at.rank == 1:
+                same("gather", torch.cat(parts), every)
+            result = torch.empty_like(share)
+            distributed.scatter(result, list(mine.chunk(at.ranks)) if at.rank == 0 else None, 0)
+            same("scatter", result, sources[0].chunk(at.ranks)[at.rank])
+            compared += 9
+    grid = torch.arange(12.0, device=at.device).reshape(3, 4) + at.rank
+    distributed.all_reduce(grid.t())
+    same("all_reduce of a transposed tensor", grid, torch.arange(12.0).reshape(3, 4) * 2 + 1)
+    objects: list[Any] = [None] * at.ranks
+    distributed.all_gather_object(objects, {"rank": at.rank})
+    assert objects == [{"rank": rank} for rank in range(at.ranks)], objects
+    return compared
+
+
+def groups(at: Context) -> dict[str, Any]:
+    """Coalesced operations, groups of some ranks, and a device mesh."""
+    found: dict[str, Any] = {}
+    shares = [torch.full((n,), float(at.rank), device=at.device) for n in (1, 3)]
+    wholes = [torch.empty(at.ranks * len(each), device=at.device) for each in shares]
+    with distributed._coalescing_manager(async_ops=True) as works:
+        for share, whole in zip(shares, wholes, strict=True):
+            distributed.all_gather_into_tensor(whole, share)
+    works.wait()
+    found["gathered"] = [each.tolist() for each in wholes]
+    with distributed._coalescing_manager():
+        for share, whole in zip(shares, wholes, strict=True):
+            distributed.reduce_scatter_tensor(share, whole)
+    found["scattered"] = [each.sum().item() for each in shares]
+    with distributed._coalescing_manager(async_ops=True) as works:
+        for share in shares:
+            distributed.all_reduce(share)
+    works.wait()
+    found["reduced"] = [each.sum().item() for each in shares]
+    values = [torch.full((2,), float(at.rank), device=at.device) for _ in range(2)]
+    with distributed._coalescing_manager(device=at.device, async_ops=True) as works:
+        for root, value in enumerate(values):
+            works.append(distributed.broadcast(value, root, async_op=True))
+    works.wait()
+    found["broadcast"] = [each.tolist() for each in values]
+    alone = [distributed.new_group([each]) for each in range(at.ranks)]
+    value = torch.tensor([at.rank + 1.0], device=at.device)
+    distributed.all_reduce(value, group=alone[at.rank])
+    found["alone"] = value.item()
+    second = distributed.new_group()
+    result = torch.empty(2, device=at.device)
+    distributed.all_gather_into_tensor(result, value, group=second)
+    found["second"] = result.tolist()
+    mesh = init_device_mesh(at.device.type, (at.ranks, 1), mesh_dim_names=("row", "column"))
+    distributed.all_reduce(value, group=mesh.get_group("row"))
+    found["mesh"] = value.item()
+    # Operations in flight end before their group does.
+    live = [distributed.all_reduce(result, group=second, async_op=True) for _ in range(3)]
+    distributed.destroy_process_group(second)
+    for each in live:
+        each.wait()
+    found["live"] = result.tolist()
+    distributed.barrier()
+    return found
