@@ -671,7 +671,6 @@ class DeviceCollectives:
         average: bool = False,
         algorithm: str | None = None,
         num_sms: int | None = None,
-        chunk_bytes: int | None = None,
         sent: list[int] | None = None,
         received: list[int] | None = None,
     ) -> None:
@@ -692,7 +691,6 @@ class DeviceCollectives:
             average: divide the sum by the number of ranks.
             algorithm: "one_shot", "two_shot" or "direct".
             num_sms: maximum number of blocks.
-            chunk_bytes: bytes of a chunk, for measurements.
             sent: of an uneven all-to-all, elements for each rank.
             received: elements from each rank.
         """

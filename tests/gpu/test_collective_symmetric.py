@@ -24,7 +24,6 @@ def test_calls_that_repeat_on_changing_inputs_have_the_results_of_each(kind: str
     inputs = cuda.local_symmetric_empty(group.members, 4096, torch.int32)
     sums = cuda.local_symmetric_empty(group.members, 4096, torch.int32)
     every = cuda.local_symmetric_empty(group.members, (ranks * 4096,), torch.int32)
-    seen: list[list[Any]] = [[] for _ in group.members]
     for member in group.members:
         member.prepare("sum", torch.int32)
     group.synchronise()
@@ -41,7 +40,6 @@ def test_calls_that_repeat_on_changing_inputs_have_the_results_of_each(kind: str
             member.all_gather(inputs[rank], out=every[rank], algorithm="direct")
             for copy, tensor in zip(kept[rank][step], (sums[rank], every[rank]), strict=True):
                 copy.copy_(tensor)
-            seen[rank].append(step)
 
     group.run(work)
     for rank in group.ranks:

@@ -39,7 +39,7 @@ WEFT_DEVICE bool wait_signal(const Watch &watch, const Channel &channel, u32 pee
 // Meets all peers; false on timeout, or if their calls differ. Called by all threads of the block; if one passes false,
 // the block neither signals nor waits. Memory order: the block's accesses before, an exit with release at system scope;
 // an acquire, the block's accesses behind. An entry is relaxed: it follows the end of earlier kernels, which makes their
-// writes visible to all GPUs, and no access of this one. A release takes it one to three microseconds.
+// writes visible to all GPUs, and no access of this one. With a release the call takes longer.
 WEFT_DEVICE bool meet(const Channel &channel, const Watch &watch, u32 meeting, bool mine) {
     const Arguments &args = channel.args;
     mine = __syncthreads_and(mine);

@@ -181,12 +181,16 @@ impl DeviceCollectives {
             supported(reduction, element)?;
         }
         let element_bytes = call.element.bytes() as u64;
-        let tensors = self.tensors_of_ranks(&parts.domain, call);
-        let (layout, symmetric) = (&self.layout, tensors.is_some());
+        let places = self.symmetric_places(&parts.domain, call);
+        let (layout, symmetric) = (&self.layout, places.is_some());
         let (rank, options) = (self.rank, call.options);
         let plan =
             LaunchPlan::new(&call.operation, element_bytes, rank, layout, options, symmetric)?;
-        let tensors = tensors.filter(|_| plan.kernel.transport() == Transport::Direct);
+        let places = places.filter(|_| plan.kernel.transport() == Transport::Direct);
+        let tensors = places.map(|(input, output)| {
+            let digest = call.digest(&input, &output);
+            TensorsOfRanks { inputs: input.addresses, outputs: output.addresses, digest }
+        });
         let divisor = if call.average { self.layout.ranks } else { 0 };
         match &parts.backend {
             Backend::Cuda(programs) => {
@@ -236,9 +240,13 @@ impl DeviceCollectives {
         Ok(self.parts()?.domain.clone())
     }
 
-    /// Tensors of all ranks, if those that peers access in a direct call are symmetric. `None` without a lookup for
-    /// another algorithm.
-    fn tensors_of_ranks(&self, domain: &Domain, call: &DeviceCall) -> Option<TensorsOfRanks> {
+    /// Places of input and output, if those that peers access in a direct call are symmetric; without addresses for a
+    /// tensor that they do not access. `None` without a lookup for another algorithm.
+    fn symmetric_places(
+        &self,
+        domain: &Domain,
+        call: &DeviceCall,
+    ) -> Option<(SymmetricPlace, SymmetricPlace)> {
         if call.options.algorithm.is_some_and(|given| given != DeviceAlgorithm::Direct) {
             return None;
         }
@@ -248,10 +256,7 @@ impl DeviceCollectives {
             true => domain.place(address, count.saturating_mul(call.element.bytes() as u64)),
             false => Some(SymmetricPlace { segment: 0, offset: 0, addresses: Vec::new() }),
         };
-        let input = place(input, call.input, of_input)?;
-        let output = place(output, call.output, of_output)?;
-        let digest = call.digest(&input, &output);
-        Some(TensorsOfRanks { inputs: input.addresses, outputs: output.addresses, digest })
+        Some((place(input, call.input, of_input)?, place(output, call.output, of_output)?))
     }
 
     /// Reports device records so far. It does not wait: synchronise first to cover a call.

@@ -146,7 +146,7 @@ pub struct CallOptions {
     pub algorithm: Option<DeviceAlgorithm>,
     /// Largest number of blocks; by default that of the construction.
     pub num_sms: Option<u32>,
-    /// Bytes of a chunk, for measurements.
+    /// Bytes of a chunk; by default by the length of the message.
     pub chunk_bytes: Option<u32>,
 }
 

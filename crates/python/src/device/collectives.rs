@@ -156,7 +156,7 @@ impl DeviceCollectives {
 
     /// Starts a call on a stream.
     #[pyo3(signature = (stream, operation, *, input, output, element, count, root=0, reduction=None,
-        average=false, algorithm=None, num_sms=None, chunk_bytes=None, sent=None, received=None))]
+        average=false, algorithm=None, num_sms=None, sent=None, received=None))]
     #[allow(clippy::too_many_arguments)]
     fn run(
         &self,
@@ -172,7 +172,6 @@ impl DeviceCollectives {
         average: bool,
         algorithm: Option<&str>,
         num_sms: Option<i64>,
-        chunk_bytes: Option<u32>,
         sent: Option<Vec<u64>>,
         received: Option<Vec<u64>>,
     ) -> PyResult<()> {
@@ -187,7 +186,7 @@ impl DeviceCollectives {
             element: element_of(py, element)?,
             reduction: reduction.map_or(Ok(Reduction::Sum), |name| reduction_of(py, name))?,
             average,
-            options: CallOptions { algorithm, num_sms, chunk_bytes },
+            options: CallOptions { algorithm, num_sms, chunk_bytes: None },
         };
         // SAFETY: the Python layer has checked the tensors' shapes, and torch keeps their memory for the work on the
         // stream.

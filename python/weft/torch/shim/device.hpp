@@ -35,6 +35,13 @@ void with_python(const char* name, Call call) {
   }
 }
 
+// True while the current stream is part of a capture; `calls`: as of DevicePart.
+inline bool is_capturing(const char* name, const py::object& calls) {
+  bool result = false;
+  with_python(name, [&] { result = calls.attr("is_capturing")().cast<bool>(); });
+  return result;
+}
+
 // Arithmetic of a call, in the names of `weft.cuda.Collectives`.
 struct DeviceArithmetic {
   const char* element;
@@ -128,7 +135,7 @@ class DeviceWork final : public c10d::Work {
       return true;
     }
     // A query would invalidate a capture of this thread.
-    return !is_capturing() && event_->query();
+    return !is_capturing(name_, *calls_) && event_->query();
   }
 
   // Errors of kernels are those of later operations.
@@ -155,7 +162,7 @@ class DeviceWork final : public c10d::Work {
   // As `synchronize`; with a timeout, and after a barrier, the host waits as well.
   bool wait(Milliseconds timeout = kNoTimeout) override {
     synchronize();
-    if (event_ && !is_captured_ && (blocks_host_ || timeout > kNoTimeout) && !is_capturing()) {
+    if (event_ && !is_captured_ && (blocks_host_ || timeout > kNoTimeout) && !is_capturing(name_, *calls_)) {
       wait_on_host(timeout);
     }
     return true;
@@ -179,12 +186,6 @@ class DeviceWork final : public c10d::Work {
   }
 
  private:
-  bool is_capturing() {
-    bool result = false;
-    with_python(name_, [&] { result = calls_->attr("is_capturing")().template cast<bool>(); });
-    return result;
-  }
-
   void wait_on_host(Milliseconds timeout) {
     WithoutGil without_gil;
     auto start = Clock::now();
@@ -502,7 +503,7 @@ class DevicePart {
       auto work = made(current);
       launch(*work);
       if (type == c10d::OpType::BARRIER) {
-        work->record_end(is_capturing(name));
+        work->record_end(is_capturing(name, *calls_));
       }
       return work;
     }
@@ -518,7 +519,7 @@ class DevicePart {
     std::for_each(outputs.begin(), outputs.end(), record);
     auto work = made(*own_);
     launch(*work);
-    work->record_end(is_capturing(name));
+    work->record_end(is_capturing(name, *calls_));
     return work;
   }
 
@@ -545,12 +546,6 @@ class DevicePart {
   }
 
  private:
-  bool is_capturing(const char* name) {
-    bool result = false;
-    with_python(name, [&] { result = calls_->attr("is_capturing")().template cast<bool>(); });
-    return result;
-  }
-
   // Makes the collectives of the GPU at the first operation: a collective call.
   void begin(const char* name, c10::Device device) {
     if (has_started_) {
