@@ -343,6 +343,16 @@ bigraph-lab: build ## All-reduces on a BiGraph of network namespaces, recorded (
 	$(call step,A BiGraph of network namespaces)
 	@$(BIN)/python -m lab --record benchmarks/results/lab.jsonl $(LAB)
 
+.PHONY: rdma-kernel
+rdma-kernel: $(BIN)/python ## Kernel of the guests of rdma-lab, compiled into the cache (Debian 12; 3 minutes once)
+	$(call step,Building the kernel of the guests)
+	@$(BIN)/python -m lab.rdma kernel
+
+.PHONY: rdma-lab
+rdma-lab: rdma-kernel $(STAMPS)/native ## Tests over rxe devices (Soft-RoCE) between guests
+	$(call step,Soft-RoCE between guests)
+	@TEST_RDMA_LAB=1 $(BIN)/python -m pytest -q tests/test_rdma_lab.py
+
 # On a machine with GPUs: WEFT_PYTHON can import weft and torch, without a build.
 .PHONY: gpu-test
 gpu-test: ## GPU tests with WEFT_PYTHON (python3)

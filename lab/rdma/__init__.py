@@ -1,0 +1,14 @@
+"""Soft-RoCE laboratory: RDMA between guests without RDMA hardware, root or virtualization.
+
+A guest is a user-mode Linux kernel: a process of the host with two NICs, each with an rxe device
+(RoCEv2 in software). It runs the host's programs. docs/rdma-lab.md describes it.
+
+- `guests`: a group of guests, and commands that run in them at once
+- `guest`: one guest: process, NICs, consoles; `init.sh`: its setup
+- `switch`: networks of the guests, with lost and delayed frames
+- `reaper`: guests end with the lab's process, however it dies
+- `kernel`: the guests' kernel, built once and cached; `kernel.config`: its options
+- `packages`: Debian packages that the lab needs
+- `check`: devices and a ping-pong between two guests
+- `run`: command line
+"""

@@ -1,0 +1,156 @@
+"""Kernel of the guests: user-mode Linux with rxe and siw, from Debian's sources, in a cache.
+
+A build takes about three minutes on two cores and happens once for each version of the sources,
+of `kernel.config` and of this recipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lab.errors import LabError
+from lab.rdma.packages import BUILD, SOURCE, ensure, version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["build", "cached"]
+
+CONFIG: Final = Path(__file__).with_name("kernel.config")
+ARCHIVE: Final = Path("/usr/src", f"{SOURCE}.tar.xz")
+#: Part of the cache's key: raise it when the steps below change.
+RECIPE: Final = 1
+#: Sources that no guest's kernel compiles; their Kconfig files are read.
+UNUSED: Final = ("drivers/gpu/*.[ch]", "drivers/media/*.[ch]", "sound/*.[ch]", "*.rst", "*.dts*")
+#: Limit of a build, in seconds.
+LIMIT: Final = 1800.0
+
+
+def cache() -> Path:
+    """Folder of all kernels of the lab."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("WEFT_CACHE_DIR") or home / "weft", "rdma-lab")
+
+
+def recipe() -> str:
+    """Hash of the configuration and the steps."""
+    return hashlib.sha256(CONFIG.read_bytes() + str(RECIPE).encode()).hexdigest()[:12]
+
+
+def cached() -> Path | None:
+    """The kernel in the cache: of the installed sources, or the newest if none are installed."""
+    installed = version(SOURCE)
+    pattern = f"{installed or '*'}-{recipe()}/linux"
+    found = sorted(cache().glob(pattern), key=lambda path: path.stat().st_mtime)
+    return found[-1] if found else None
+
+
+def build(report: Callable[[str], None]) -> Path:
+    """The kernel, built unless it is in the cache.
+
+    Args:
+        report: takes lines of progress.
+
+    Raises:
+        LabError: if a package is missing and cannot be installed, or the build fails.
+    """
+    if found := cached():
+        return found
+    ensure(BUILD, report)
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / "lock").open("w") as lock:
+        # A second build waits for the first one.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if found := cached():
+            return found
+        target = cache() / f"{version(SOURCE)}-{recipe()}"
+        with tempfile.TemporaryDirectory(prefix="building-", dir=cache()) as folder:
+            linux = compiled(Path(folder), report)
+            linux.parent.joinpath("result").mkdir()
+            shutil.move(linux, linux.parent / "result" / "linux")
+            shutil.copy(linux.parent / ".config", linux.parent / "result" / "config")
+            shutil.rmtree(target, ignore_errors=True)
+            (linux.parent / "result").rename(target)
+    return target / "linux"
+
+
+def compiled(folder: Path, report: Callable[[str], None]) -> Path:
+    """Compile in an empty folder; the program."""
+    begin = time.monotonic()
+    report(f"unpacking {ARCHIVE.name}")
+    excluded = [f"--exclude=*/{each}" for each in UNUSED]
+    run(["tar", "xf", str(ARCHIVE), *excluded, "-C", str(folder)], folder)
+    source = folder / SOURCE
+    kconfig = source / "arch/um/Kconfig"
+    text = kconfig.read_text(encoding="utf-8")
+    hertz = "config HZ\n\tint\n\tdefault 100\n"
+    if hertz not in text:
+        raise LabError(f"{ARCHIVE}: expected HZ of 100 in arch/um/Kconfig; adapt {__name__}")
+    # Timers of 1 ms: with 10 ms, pollers that sleep have latencies of 10 ms.
+    kconfig.write_text(text.replace(hertz, hertz.replace("100", "1000")), encoding="utf-8")
+    make = ["make", "ARCH=um", f"-j{os.cpu_count()}"]
+    run([*make, "allnoconfig", f"KCONFIG_ALLCONFIG={CONFIG}"], source)
+    missing = set(options(CONFIG)) - set(options(source / ".config"))
+    if missing:
+        raise LabError(f"{CONFIG}: options not accepted: {', '.join(sorted(missing))}")
+    files = 0
+    shown = begin
+    for line in lines([*make, "linux"], source):
+        files += line.lstrip().startswith("CC ")
+        if time.monotonic() > shown + 15:
+            shown = time.monotonic()
+            report(f"{files} files compiled in {shown - begin:.0f} s")
+    report(f"kernel built in {time.monotonic() - begin:.0f} s")
+    return source / "linux"
+
+
+def options(file: Path) -> Iterator[str]:
+    """Options that a configuration sets."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("CONFIG_"):
+            yield line
+
+
+def run(command: list[str], folder: Path) -> None:
+    """Run a command to its end."""
+    for _ in lines(command, folder):
+        pass
+
+
+def lines(command: list[str], folder: Path) -> Iterator[str]:
+    """Output of a command, line by line, standard error included.
+
+    Raises:
+        LabError: if it fails, with its last lines, or takes longer than the limit.
+    """
+    last: list[str] = []
+    command = ["timeout", "--kill-after=5", str(LIMIT), *command]
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(
+                command,
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                encoding="utf-8",
+                errors="replace",
+            )
+        )
+        stack.callback(process.terminate)
+        assert process.stdout is not None
+        for line in process.stdout:
+            last = [*last[-19:], line.rstrip()]
+            yield line
+        if status := process.wait():
+            detail = "".join(f"\n  {line}" for line in last)
+            raise LabError(f"{' '.join(command[3:])}: exit status {status}{detail}")

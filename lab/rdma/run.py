@@ -1,0 +1,141 @@
+"""Command line of the laboratory: `python -m lab.rdma`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from lab.errors import LabError
+from lab.rdma import kernel
+from lab.rdma.check import check
+from lab.rdma.guests import guests, unavailable
+from lab.rdma.packages import GUEST, ensure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+#: Exit status of a command without the kernel or the packages that it needs.
+UNAVAILABLE = 69
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command of the arguments; the exit status."""
+    parsed = parser().parse_args(arguments)
+    # The default action would end the process without removing its folder.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    try:
+        if parsed.do == "kernel":
+            return build(parsed)
+        if reason := unavailable():
+            print(f"rdma-lab cannot run here: {reason}", file=sys.stderr)
+            return UNAVAILABLE
+        return check_guests(parsed) if parsed.do == "check" else run(parsed)
+    except LabError as error:
+        print(f"rdma-lab: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def stop(number: int, _: object) -> None:
+    """End the program; its blocks end the guests."""
+    raise SystemExit(128 + number)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Commands and options."""
+    made = argparse.ArgumentParser(
+        prog="python -m lab.rdma", description="Guests with rxe devices (RoCEv2 in software)"
+    )
+    json_option = argparse.ArgumentParser(add_help=False)
+    json_option.add_argument("--json", action="store_true", help="result as one JSON line")
+    commands = made.add_subparsers(dest="do", required=True, metavar="COMMAND")
+    add = commands.add_parser
+    add("kernel", parents=[json_option], help="build of the guests' kernel into the cache")
+    add("check", parents=[json_option], help="devices of two guests and a ping-pong between them")
+    running = add("run", parents=[json_option], help="a command in each guest at once")
+    option = running.add_argument
+    option("--count", type=int, default=2, metavar="N", help="guests (default %(default)s)")
+    option(
+        "--drop",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="probability that a frame between two guests is lost (default 0)",
+    )
+    option(
+        "--delay",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="time of a frame between two guests (default 0)",
+    )
+    option("--seed", type=int, default=0, metavar="N", help="seed of lost frames (default 0)")
+    option(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="limit of the command (default %(default)s)",
+    )
+    option(
+        "command",
+        nargs="+",
+        metavar="ARGUMENT",
+        help="program and its arguments; $LAB_GUEST in its environment is the guest's index",
+    )
+    return made
+
+
+def build(parsed: argparse.Namespace) -> int:
+    """Install the packages and build the kernel; print its path."""
+
+    def report(line: str) -> None:
+        print(f"rdma-lab: {line}", file=sys.stderr, flush=True)
+
+    ensure(GUEST, report)
+    path = str(kernel.build(report))
+    print(json.dumps({"kernel": path}) if parsed.json else path)
+    return 0
+
+
+def check_guests(parsed: argparse.Namespace) -> int:
+    """Check two guests and print the figures."""
+    found = check()
+    if parsed.json:
+        print(json.dumps(found))
+        return 0
+    print(f"2 guests booted in {found['boot_s']:.1f} s, halted in {found['halt_s']:.1f} s")
+    for guest, devices in found["devices"].items():
+        print(f"{guest}: {', '.join(devices)}; with siw: {', '.join(found['siw'])}")
+    for device, time in found["pingpong_us"].items():
+        print(f"{device}: {time:.1f} us for a round trip of ibv_rc_pingpong")
+    return 0
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run a command in each guest; the greatest exit status."""
+
+    def show(guest: int, line: str) -> None:
+        print(f"guest {guest}: {line}", flush=True)
+
+    with guests(
+        parsed.count,
+        parsed.drop,
+        parsed.delay,
+        parsed.seed,
+        show=None if parsed.json else show,
+    ) as lab:
+        commands = dict.fromkeys(range(parsed.count), parsed.command)
+        outcomes = lab.run(commands, parsed.timeout, check=False)
+    if parsed.json:
+        results: list[dict[str, Any]] = [asdict(each) for each in outcomes.values()]
+        print(json.dumps(results))
+    return max(1 if each.status is None else each.status for each in outcomes.values())
