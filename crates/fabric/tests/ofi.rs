@@ -16,25 +16,41 @@ mod traffic;
 #[path = "common/mod.rs"]
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use weft_fabric::Device;
 use weft_fabric::providers::{OfiConfig, OfiDevice, OfiProvider, ofi};
 
 /// Providers in every libfabric.
 pub const PROVIDERS: [&str; 2] = ["tcp;ofi_rxm", "shm"];
 
+/// Environment variable: the one provider to test, of any host, such as `verbs;ofi_rxm`.
+const PROVIDER: &str = "WEFT_TEST_OFI_PROVIDER";
+/// Environment variable: address of a NIC of the provider (default 127.0.0.1).
+const BIND: &str = "WEFT_TEST_BIND";
+
 /// Providers that can be tested here; none without libfabric.
 pub fn providers() -> Vec<&'static str> {
     match ofi::library() {
         Ok((path, (major, minor))) => {
             println!("libfabric {major}.{minor} of {}", path.display());
-            PROVIDERS.to_vec()
+            chosen().map_or_else(|| PROVIDERS.to_vec(), |provider| vec![provider])
         }
         Err(why) => {
             println!("skipped: {why}");
             Vec::new()
         }
     }
+}
+
+/// Provider that reaches any host.
+pub fn any_host() -> &'static str {
+    chosen().unwrap_or(PROVIDERS[0])
+}
+
+/// Provider that the environment names.
+pub fn chosen() -> Option<&'static str> {
+    static CHOSEN: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(PROVIDER).ok());
+    CHOSEN.as_deref()
 }
 
 /// Makes a run with another library test that one.
@@ -47,7 +63,9 @@ fn the_library_that_the_environment_names_is_used() {
 
 /// Configuration of one of these.
 pub fn config(provider: &str) -> OfiConfig {
-    OfiConfig { provider: OfiProvider::new(provider), ..OfiConfig::default() }
+    let default = OfiConfig::default();
+    let bind = std::env::var(BIND).map_or(default.bind, |address| address.parse().unwrap());
+    OfiConfig { provider: OfiProvider::new(provider), bind, ..default }
 }
 
 /// Device of a configuration.

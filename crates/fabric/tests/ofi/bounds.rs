@@ -1,7 +1,7 @@
 //! Bounds: unconsumed arrivals, and void keys.
 
 use crate::common::{bare_link, on_threads, soon, until};
-use crate::{config, device, providers};
+use crate::{any_host, config, device, providers};
 use std::sync::Arc;
 use weft_fabric::link::{Introduction, PostStatus, Sink, WorkRequest};
 use weft_fabric::providers::OfiConfig;
@@ -66,7 +66,7 @@ fn no_more_arrivals_than_agreed_lie_unconsumed() {
         return;
     }
     on_threads(2, |rank, gather| {
-        let config = |max_unconsumed| OfiConfig { max_unconsumed, ..config("tcp;ofi_rxm") };
+        let config = |max_unconsumed| OfiConfig { max_unconsumed, ..config(any_host()) };
         // Each end offers another bound; the smaller one holds.
         let mut end = End::connect(rank, config([32, 10][rank.index()]), gather);
         let lane = end.lanes.issue(end.peer, 2).unwrap();
@@ -114,7 +114,7 @@ fn a_released_region_is_no_longer_written() {
         return;
     }
     on_threads(2, |rank, gather| {
-        let mut end = End::connect(rank, config("tcp;ofi_rxm"), gather);
+        let mut end = End::connect(rank, config(any_host()), gather);
         let memory = Arc::new(Memory::shared(4096).unwrap());
         memory.fill(0, 4096, 1 + rank.0 as u8);
         end.link.register(RegionKey(0), &memory).unwrap();

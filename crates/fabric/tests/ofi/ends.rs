@@ -2,7 +2,7 @@
 
 use crate::common::{self, Member, PATIENCE, on_processes, process_gather, waiting};
 use crate::traffic::{join, on_ranks};
-use crate::{config, providers};
+use crate::{any_host, config, providers};
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
 use weft_fabric::providers::OfiConfig;
@@ -65,7 +65,7 @@ fn a_link_closes_at_once_when_its_peers_have_left() {
 
 #[test]
 fn a_rank_killed_over_tcp_leaves_the_others_with_an_error_and_nothing_under_way() {
-    let provider = "tcp;ofi_rxm";
+    let provider = any_host();
     let name = "ends::a_rank_killed_over_tcp_leaves_the_others_with_an_error_and_nothing_under_way";
     let Some(rank) = common::process_rank() else {
         if providers().contains(&provider) {

@@ -1,7 +1,7 @@
 //! Random writes byte for byte, over one NIC and over several, under small bounds.
 
 use crate::common::{self, AllGather, Member, on_processes, on_threads, process_gather};
-use crate::{config, device, providers};
+use crate::{any_host, config, device, providers};
 use weft_fabric::Rank;
 use weft_fabric::providers::{OfiConfig, OfiDevice};
 
@@ -35,7 +35,7 @@ fn threads_write_random_pages_to_each_other() {
         return;
     }
     on_threads(3, |rank, gather| {
-        let mut member = join(rank, 3, config("tcp;ofi_rxm"), gather);
+        let mut member = join(rank, 3, config(any_host()), gather);
         for round in 0..40 {
             member.round(11, round).unwrap();
         }
