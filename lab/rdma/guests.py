@@ -180,6 +180,8 @@ def guests(
         folder = Path(tempfile.mkdtemp(prefix="weft-rdma-lab-")).resolve()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         shutil.copy(INIT, folder)
+        one_processor = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+        (folder / "cpuinfo").write_text(one_processor + "\n\n", encoding="utf-8")
         reaper = Reaper(folder)
         stack.callback(reaper.dismiss)
         cables = wired(count, switches, stack)

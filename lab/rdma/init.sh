@@ -20,6 +20,8 @@ chmod 1777 /dev/shm /run
 mkdir /run/upper /run/work
 mount -t overlay -o lowerdir=/tmp,upperdir=/run/upper,workdir=/run/work none /tmp
 mount -t hostfs -o "$LAB_FOLDER" none "$LAB_FOLDER"
+# The processor of the host: perftest reads its frequency.
+mount --bind "$LAB_FOLDER/cpuinfo" /proc/cpuinfo
 
 # Without NUMA nodes in sysfs, libraries take their NICs for absent and fall back to TCP.
 mkdir -p /run/system/node/node0
