@@ -26,17 +26,23 @@ from lab.rdma.run import main
 from lab.rdma.switch import LIMIT, Switch, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from lab.rdma.guests import Guests
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "lab.rdma"]
-needs_guests = pytest.mark.skipif(
+without_guests = pytest.mark.skipif(
     "TEST_RDMA_LAB" not in os.environ,
     reason="TEST_RDMA_LAB is not set; `make rdma-lab` builds the guests' kernel and sets it",
 )
 BROADCAST = b"\xff" * 6
+
+
+def needs_guests(test: Callable[..., None]) -> Callable[..., None]:
+    """A test with guests, which boot within seconds even on a busy machine."""
+    marked: Callable[..., None] = pytest.mark.timeout(120)(without_guests(test))
+    return marked
 
 
 def hardware(port: int) -> bytes:
