@@ -76,6 +76,8 @@ pub enum Path {
     OfiTcp,
     /// libfabric's `shm`.
     OfiShm,
+    /// RDMA NICs, chosen by the environment.
+    Verbs,
 }
 
 impl Path {
@@ -86,6 +88,7 @@ impl Path {
             Path::Tcp => "tcp",
             Path::OfiTcp => "ofi-tcp",
             Path::OfiShm => "ofi-shm",
+            Path::Verbs => "verbs",
         }
     }
 
@@ -95,6 +98,7 @@ impl Path {
             Path::Shm => ProviderKind::Shm,
             Path::Tcp => ProviderKind::Tcp,
             Path::OfiTcp | Path::OfiShm => ProviderKind::Ofi,
+            Path::Verbs => ProviderKind::Verbs,
         }
     }
 
@@ -103,7 +107,7 @@ impl Path {
         match self {
             Path::OfiTcp => Some("tcp;ofi_rxm"),
             Path::OfiShm => Some("shm"),
-            Path::Shm | Path::Tcp => None,
+            Path::Shm | Path::Tcp | Path::Verbs => None,
         }
     }
 }

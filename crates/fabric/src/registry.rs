@@ -11,6 +11,7 @@ use crate::providers::hostile::{HostileConfig, HostileDevice};
 use crate::providers::ofi::{OfiChoice, OfiConfig, OfiDevice};
 use crate::providers::shm::{ShmConfig, ShmDevice};
 use crate::providers::tcp::{AdoptedTcp, Adoption, TcpConfig, TcpDevice};
+use crate::providers::verbs::{VerbsChoice, VerbsDevice};
 use crate::types::ProviderKind;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -30,6 +31,8 @@ pub struct DeviceConfig {
     pub hostile: Option<u64>,
     /// Provider and NICs of libfabric that the ofi provider uses.
     pub ofi: OfiChoice,
+    /// NICs that the verbs provider uses; `None`: [`VerbsChoice::from_env`].
+    pub verbs: Option<VerbsChoice>,
 }
 
 /// Configuration of the devices of one pair.
@@ -69,7 +72,7 @@ pub fn all() -> &'static [Provider] {
     &PROVIDERS
 }
 
-static PROVIDERS: [Provider; 5] = [
+static PROVIDERS: [Provider; 6] = [
     Provider {
         kind: ProviderKind::Sim,
         reaches: "ranks of one process, in tests",
@@ -112,6 +115,15 @@ static PROVIDERS: [Provider; 5] = [
         },
     },
     Provider {
+        kind: ProviderKind::Verbs,
+        reaches: "InfiniBand and RoCE",
+        how: "RDMA writes with immediate data on reliable connections; libibverbs, loaded at run time",
+        is_default: false,
+        names: &["verbs"],
+        open_pair: None,
+        open: |config| Ok(Arc::new(VerbsDevice::new(chosen(&config.verbs)?.resolve())?)),
+    },
+    Provider {
         kind: ProviderKind::Ofi,
         reaches: "EFA, and whatever libfabric reaches",
         how: "RDMA writes with immediate data through libfabric, loaded at run time",
@@ -120,8 +132,8 @@ static PROVIDERS: [Provider; 5] = [
         open_pair: Some(|config| {
             // One device for all pairs of the process at one address; each pair opens its own endpoints.
             let (host_id, bind, ofi) = (config.host_id.clone(), config.local, config.ofi.clone());
-            let (advertise, devices, hostile) = (None, CopyBackend::default(), None);
-            let config = DeviceConfig { host_id, bind, advertise, devices, hostile, ofi };
+            let (advertise, devices, hostile, verbs) = (None, CopyBackend::default(), None, None);
+            let config = DeviceConfig { host_id, bind, advertise, devices, hostile, ofi, verbs };
             open(ProviderKind::Ofi, &config)
         }),
         open: |config| {
@@ -191,12 +203,22 @@ pub(crate) fn open_pair(kind: ProviderKind, config: &PairDeviceConfig) -> Result
     open(config)
 }
 
-/// Checks that this machine has the libraries of a provider, without opening a device. Only ofi needs any.
+/// The NICs of a configuration for the verbs provider.
+fn chosen(verbs: &Option<VerbsChoice>) -> Result<VerbsChoice> {
+    verbs.clone().map_or_else(VerbsChoice::from_env, Ok)
+}
+
+/// Checks that this machine has the libraries of a provider, without opening a device. Only verbs and ofi
+/// need any.
 ///
 /// # Errors
 /// [`Error::Provider`] if it cannot be used here.
-pub fn check(kind: ProviderKind, ofi: &OfiChoice) -> Result<()> {
-    if kind == ProviderKind::Ofi { ofi.check() } else { Ok(()) }
+pub fn check(kind: ProviderKind, ofi: &OfiChoice, verbs: &Option<VerbsChoice>) -> Result<()> {
+    match kind {
+        ProviderKind::Ofi => ofi.check(),
+        ProviderKind::Verbs => chosen(verbs)?.check(),
+        _ => Ok(()),
+    }
 }
 
 struct OpenDevice {
@@ -243,6 +265,7 @@ mod tests {
             devices: CopyBackend::Twin { seed: 0 },
             hostile: None,
             ofi: OfiChoice::default(),
+            verbs: None,
         }
     }
 
@@ -269,9 +292,12 @@ mod tests {
             assert!(provider.names.iter().all(|name| named(name).unwrap().0 == provider.kind));
             match open(provider.kind, &config("each")) {
                 Ok(device) => assert_eq!(device.kind(), provider.kind),
-                // Hosts may lack libfabric.
+                // Hosts may lack libfabric and RDMA NICs.
                 Err(error) => assert!(
-                    matches!(provider.kind, ProviderKind::Sim | ProviderKind::Ofi),
+                    matches!(
+                        provider.kind,
+                        ProviderKind::Sim | ProviderKind::Verbs | ProviderKind::Ofi
+                    ),
                     "{error}"
                 ),
             }

@@ -172,6 +172,8 @@ pub enum ProviderKind {
     Copy = 1,
     /// Ranks of one host over shared mappings.
     Shm = 2,
+    /// InfiniBand and RoCE by libibverbs.
+    Verbs = 3,
     /// Networks of libfabric: EFA and others.
     Ofi = 4,
     /// Any host over sockets.
@@ -181,8 +183,8 @@ pub enum ProviderKind {
 impl ProviderKind {
     /// The kind with this number on the wire.
     pub fn from_wire(byte: u8) -> Option<ProviderKind> {
-        use ProviderKind::{Copy, Ofi, Shm, Sim, Tcp};
-        [Sim, Copy, Shm, Ofi, Tcp].into_iter().find(|kind| *kind as u8 == byte)
+        use ProviderKind::{Copy, Ofi, Shm, Sim, Tcp, Verbs};
+        [Sim, Copy, Shm, Verbs, Ofi, Tcp].into_iter().find(|kind| *kind as u8 == byte)
     }
 
     /// Name in configuration and records.
@@ -191,6 +193,7 @@ impl ProviderKind {
             ProviderKind::Sim => "sim",
             ProviderKind::Copy => "copy",
             ProviderKind::Shm => "shm",
+            ProviderKind::Verbs => "verbs",
             ProviderKind::Ofi => "ofi",
             ProviderKind::Tcp => "tcp",
         }

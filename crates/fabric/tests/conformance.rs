@@ -35,7 +35,8 @@ mod traffic;
 
 use common::MemberDevices;
 use provider::{
-    Provider, copy_twin, hostile_ofi, hostile_shm, hostile_tcp, ofi_shm, ofi_tcp, shm, tcp,
+    Provider, copy_twin, hostile_ofi, hostile_shm, hostile_tcp, hostile_verbs, ofi_shm, ofi_tcp,
+    shm, tcp, verbs,
 };
 use stepped::{sim, sim_world};
 
@@ -137,3 +138,6 @@ conformance!(hostile_ofi: Provider {
     longest: 64 << 20,
     ..Provider::new("", hostile_ofi)
 });
+// The NIC of a peer takes writes also while its processes are stopped.
+conformance!(verbs: Provider::new("", verbs));
+conformance!(hostile_verbs: Provider { longest: 64 << 20, ..Provider::new("", hostile_verbs) });

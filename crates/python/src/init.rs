@@ -134,7 +134,7 @@ pub fn check_providers(py: Python<'_>, names: Vec<String>) -> PyResult<()> {
     let ofi = OfiChoice::from_env();
     for name in &names {
         let (kind, _) = provider(py, name)?;
-        py.detach(|| registry::check(kind, &ofi)).map_err(Error::from)?;
+        py.detach(|| registry::check(kind, &ofi, &None)).map_err(Error::from)?;
     }
     Ok(())
 }

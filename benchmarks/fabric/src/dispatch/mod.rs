@@ -109,6 +109,7 @@ pub fn run(options: &Options) -> Outcome<()> {
             ([], Path::Shm) => vec!["weft", "local", "writes"],
             ([], Path::Tcp) => vec!["weft", "socket"],
             ([], Path::OfiTcp | Path::OfiShm) => vec!["weft", "libfabric"],
+            ([], Path::Verbs) => vec!["weft"],
             (given, _) => given.iter().map(String::as_str).collect(),
         };
         let mut found = vec![Vec::new(); sides.len()];

@@ -56,9 +56,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// True if messages of this size are streamed: over libfabric all are, as in its own benchmark.
+    /// True if messages of this size are streamed: over NICs and libfabric all are, as in the benchmarks of
+    /// these.
     fn streams(&self, size: usize) -> bool {
-        self.path.ofi_provider().is_some() || size >= SHORTEST_STREAMED && !self.samples
+        !matches!(self.path, Path::Shm | Path::Tcp) || size >= SHORTEST_STREAMED && !self.samples
     }
 }
 
@@ -181,8 +182,8 @@ fn rank(options: &Options) -> Outcome<Vec<Sample>> {
     Ok(plan.samples)
 }
 
-/// Implementations to compare with: none for samples of Weft alone, nor over libfabric, whose loop is a
-/// separate program (`benchmarks/peers/ofi.c`).
+/// Implementations to compare with: none for samples of Weft alone, nor over libfabric and NICs, whose
+/// loops are separate programs (`benchmarks/peers/ofi.c`; perftest).
 fn open_bare(
     options: &Options,
     control: &weft_control::Control,
@@ -190,7 +191,7 @@ fn open_bare(
     inbox: &Region,
 ) -> Outcome<Vec<Box<dyn Side>>> {
     Ok(match (options.samples, options.path) {
-        (true, _) | (false, Path::OfiTcp | Path::OfiShm) => Vec::new(),
+        (true, _) | (false, Path::OfiTcp | Path::OfiShm | Path::Verbs) => Vec::new(),
         (false, Path::Shm) => memory::open(control, source, inbox)?,
         (false, Path::Tcp) => vec![Box::new(socket::Socket::open(control, source, inbox)?)],
     })

@@ -15,8 +15,8 @@ use crate::inbox::Submitter;
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::processors::{GroupProcessors, ProcessorShare, Processors};
-use crate::providers::OfiChoice;
 use crate::providers::copy::CopyBackend;
+use crate::providers::{OfiChoice, VerbsChoice};
 use crate::registration::{IdleLimits, UserBufferCache};
 use crate::registry::{self, DeviceConfig};
 use crate::shared_engine::{EngineGuard, ProgressThread, SharedEngine, SharedEngineAccess};
@@ -57,6 +57,8 @@ pub struct CommunicatorConfig {
     pub hostile: Option<u64>,
     /// Provider and NICs of libfabric, if the ofi provider is among the providers.
     pub ofi: OfiChoice,
+    /// NICs of the verbs provider, if it is among the providers; `None`: [`VerbsChoice::from_env`].
+    pub verbs: Option<VerbsChoice>,
     /// Limits and timeouts of the engine.
     pub engine: EngineConfig,
     /// Source of progress.
@@ -78,6 +80,7 @@ impl CommunicatorConfig {
             devices: CopyBackend::default(),
             hostile: None,
             ofi: OfiChoice::from_env(),
+            verbs: None,
             engine: EngineConfig::default(),
             progress: Progress::default(),
             spin: None,
@@ -111,7 +114,7 @@ impl Communicator {
     /// rendezvous fails, [`Error::NoRoute`] and [`Error::Connect`] if two ranks cannot reach each other,
     /// [`Error::Poisoned`] if a rank is lost meanwhile.
     pub fn init(config: CommunicatorConfig) -> Result<Communicator> {
-        config.providers.iter().try_for_each(|kind| registry::check(*kind, &config.ofi))?;
+        check_providers(&config)?;
         let control = Control::connect(config.control.clone())?;
         Communicator::over(control, config)
     }
@@ -125,7 +128,7 @@ impl Communicator {
         config: CommunicatorConfig,
         listener: TcpListener,
     ) -> Result<Communicator> {
-        config.providers.iter().try_for_each(|kind| registry::check(*kind, &config.ofi))?;
+        check_providers(&config)?;
         let control = Control::connect_with_listener(config.control.clone(), listener)?;
         Communicator::over(control, config)
     }
@@ -507,7 +510,14 @@ fn device_config(control: &Control, config: &CommunicatorConfig) -> DeviceConfig
         devices: config.devices,
         hostile: config.hostile,
         ofi: config.ofi.clone(),
+        verbs: config.verbs.clone(),
     }
+}
+
+/// Checks that this machine can use the providers of a configuration.
+fn check_providers(config: &CommunicatorConfig) -> Result<()> {
+    let CommunicatorConfig { providers, ofi, verbs, .. } = config;
+    providers.iter().try_for_each(|kind| registry::check(*kind, ofi, verbs))
 }
 
 fn default_spin(engine: &Engine) -> Duration {

@@ -6,7 +6,7 @@ use weft_fabric::{ProviderKind, registry};
 /// Providers that pairs can use here; ofi needs libfabric.
 pub fn providers() -> Vec<ProviderKind> {
     let usable = |kind: &ProviderKind| {
-        let checked = registry::check(*kind, &OfiChoice::default());
+        let checked = registry::check(*kind, &OfiChoice::default(), &None);
         checked.inspect_err(|why| println!("skipped over {}: {why}", kind.name())).is_ok()
     };
     registry::of_pairs().into_iter().filter(usable).collect()

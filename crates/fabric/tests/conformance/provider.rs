@@ -12,7 +12,7 @@ use weft_fabric::providers::copy::Twin;
 use weft_fabric::providers::sim::World;
 use weft_fabric::providers::{
     CopyDevice, HostileConfig, HostileDevice, OfiConfig, OfiDevice, OfiProvider, ShmConfig,
-    ShmDevice, TcpConfig, TcpDevice, ofi,
+    ShmDevice, TcpConfig, TcpDevice, VerbsChoice, VerbsConfig, VerbsDevice, ofi,
 };
 use weft_fabric::{Device, Rank, WaitOptions};
 
@@ -279,4 +279,33 @@ pub fn ofi_shm(rank: Rank, shape: Shape) -> Opened {
 
 pub fn hostile_ofi(rank: Rank, shape: Shape) -> Opened {
     hostile(ofi_tcp, rank, shape)
+}
+
+/// Provider of RDMA NICs, chosen by the environment.
+pub fn verbs(rank: Rank, shape: Shape) -> Opened {
+    let choice = VerbsChoice::from_env().unwrap();
+    choice
+        .check()
+        .map_err(|_| "there is no active RDMA NIC here (`make rdma-lab` runs guests with some)")?;
+    let config = choice.resolve();
+    let config = match shape {
+        Shape::Default => config,
+        Shape::Queue(depth) => VerbsConfig {
+            queue_requests: depth as u32,
+            max_unconsumed: (depth as u32).max(4),
+            max_part_bytes: 1 << 12,
+            ..config
+        },
+        Shape::Uneven => VerbsConfig {
+            queue_requests: 1 + 5 * rank.0,
+            max_unconsumed: 4 << rank.0,
+            max_part_bytes: 700 << rank.0,
+            ..config
+        },
+    };
+    Ok(Arc::new(VerbsDevice::new(config).unwrap()))
+}
+
+pub fn hostile_verbs(rank: Rank, shape: Shape) -> Opened {
+    hostile(verbs, rank, shape)
 }

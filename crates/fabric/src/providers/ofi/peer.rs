@@ -1,31 +1,14 @@
 //! Peer: its endpoints and regions, and its bound on unconsumed arrivals.
 
+use super::super::control_lanes::ControlLanes;
+use super::super::granted_regions::{GrantEntry, GrantedRegions, RemoteMemory};
 use super::sys;
-use super::wire::{GrantEntry, OfiAddress, OfiIntroduction, RemoteMemory};
+use super::wire::{OfiAddress, OfiIntroduction};
 use crate::lane_table::LaneTable;
 use crate::parts::PartRule;
 use crate::types::{Lane, RegionKey};
 use crate::unconsumed::{ConsumedArrivals, SentArrivals};
 use weft_control::Rank;
-
-/// Local lanes that a peer's link raises for control messages.
-#[derive(Clone, Copy, Debug)]
-pub struct ControlLanes {
-    /// Raised for each half of the bound on unconsumed arrivals that the peer has consumed.
-    pub consumed: Lane,
-    /// Raised with the peer's greeting, on its receipt of ours, and when it leaves.
-    pub presence: Lane,
-}
-
-impl ControlLanes {
-    /// Issues two adjacent lanes of this engine's table.
-    pub fn issue(lanes: &LaneTable, peer: Rank) -> crate::Result<ControlLanes> {
-        let consumed = lanes.issue(peer, 2)?;
-        let beside = crate::LaneId::new(consumed.id().get() + 1);
-        let beside = beside.expect("two adjacent lanes were issued");
-        Ok(ControlLanes { consumed, presence: Lane::new(beside, consumed.generation()) })
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerState {
@@ -56,9 +39,7 @@ pub struct OfiPeer {
     pub control: u32,
     /// Tokens of parts that failed or were posted after its loss.
     pub parked: Vec<u64>,
-    imported: Vec<(RegionKey, GrantEntry)>,
-    /// Index of the last region found.
-    recent: usize,
+    imported: GrantedRegions,
     /// NIC of the next part.
     next: usize,
 }
@@ -84,8 +65,7 @@ impl OfiPeer {
             bulk: 0,
             control: 0,
             parked: Vec::new(),
-            imported: Vec::new(),
-            recent: 0,
+            imported: GrantedRegions::default(),
             next: 0,
         }
     }
@@ -119,7 +99,7 @@ impl OfiPeer {
     /// True for a control lane of its link.
     #[inline]
     pub fn is_report(&self, lane: Lane) -> bool {
-        lane.id().get() & !1 == self.local.consumed.id().get()
+        self.local.contains(lane)
     }
 
     /// NIC of the next part: round-robin, so that stripes spread.
@@ -135,18 +115,11 @@ impl OfiPeer {
 
     /// Stores a region's grant; `None` if it lacks a NIC.
     pub fn import(&mut self, key: RegionKey, entry: GrantEntry) -> Option<()> {
-        if entry.targets.len() < self.endpoints.len() {
-            return None;
-        }
-        match self.imported.binary_search_by_key(&key, |(key, _)| *key) {
-            Ok(place) => self.imported[place].1 = entry,
-            Err(place) => self.imported.insert(place, (key, entry)),
-        }
-        Some(())
+        self.imported.import(key, entry, self.endpoints.len())
     }
 
     pub fn remove_remote(&mut self, key: RegionKey) {
-        self.imported.retain(|(known, _)| *known != key);
+        self.imported.remove(key);
     }
 
     /// Address of a slice of a region through one NIC; `None` outside of the grant.
@@ -158,33 +131,14 @@ impl OfiPeer {
         offset: u64,
         length: u64,
     ) -> Option<sys::RmaRange> {
-        let entry = match self.imported.get(self.recent) {
-            Some((recent, entry)) if *recent == key => entry,
-            _ => self.find(key)?,
-        };
-        if offset < entry.begin || offset.checked_add(length)? > entry.end {
-            return None;
-        }
-        let RemoteMemory { base, key } = *entry.targets.get(rail)?;
-        Some(sys::RmaRange { addr: base.wrapping_add(offset), len: length as usize, key })
-    }
-
-    #[inline(never)]
-    fn find(&mut self, key: RegionKey) -> Option<&GrantEntry> {
-        self.recent = self.imported.binary_search_by_key(&key, |(key, _)| *key).ok()?;
-        Some(&self.imported[self.recent].1)
+        let RemoteMemory { base, key } = self.imported.destination(rail, key, offset, length)?;
+        Some(sys::RmaRange { addr: base, len: length as usize, key })
     }
 
     /// Reason why [`OfiPeer::destination`] is `None`.
     #[cold]
     pub fn refusal(&mut self, key: RegionKey, offset: u64, length: u64) -> String {
-        let Some(&GrantEntry { begin, end, .. }) = self.find(key) else {
-            return format!("region {} was not granted", key.0);
-        };
-        let key = key.0;
-        format!(
-            "bytes {offset} to {offset}+{length} of region {key}: outside of the grant, {begin} to {end}"
-        )
+        self.imported.refusal(key, offset, length)
     }
 }
 

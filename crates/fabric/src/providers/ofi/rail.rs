@@ -1,9 +1,9 @@
 //! Rail: one NIC of one group, with its endpoint, completion queue and writes in flight.
 
+use super::super::granted_regions::RemoteMemory;
 use super::objects::{CompletionQueue, Domain, Endpoint, MemoryRegistration, Result};
 use super::slots::{SlotUse, Slots};
 use super::sys;
-use super::wire::RemoteMemory;
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::c_void;

@@ -1,8 +1,8 @@
 //! Region: memory of this engine and its registrations with each NIC.
 
+use super::super::granted_regions::RemoteMemory;
 use super::objects::{Domain, MemoryRegistration};
 use super::sys;
-use super::wire::RemoteMemory;
 use crate::memory::{Memory, MemoryKind};
 use crate::random::SplitMix64;
 use std::ffi::c_void;

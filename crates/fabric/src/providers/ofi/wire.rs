@@ -1,13 +1,12 @@
-//! Wire format of the bytes that engines exchange before they connect: addresses, introductions, grants.
+//! Wire format of the bytes that engines exchange before they connect: addresses and introductions.
 
+use super::super::granted_regions::{MAX_NICS, RemoteMemory, put_targets, take_targets};
 use crate::bytes::{Reader, put_block};
 use crate::parts::PartRule;
 use crate::types::Lane;
 
 /// Version of this format and of the use of immediates; both ends must have the same.
 const VERSION: u16 = 2;
-/// Maximum number of NICs of a host.
-const MAX_RAILS: usize = 64;
 /// Longest write, in bytes, that carries a credit: the credit waits for its last byte.
 const MAX_RIDE: u64 = 256 << 10;
 
@@ -67,7 +66,7 @@ impl OfiAddress {
         if max_part_bytes == 0 || max_pages == 0 || max_unconsumed < 4 {
             return None;
         }
-        if !(1..=MAX_RAILS).contains(&count) {
+        if !(1..=MAX_NICS).contains(&count) {
             return None;
         }
         let names = (0..count).map(|_| reader.block().map(<[u8]>::to_vec));
@@ -136,28 +135,6 @@ pub struct OfiIntroduction {
     pub targets: Vec<RemoteMemory>,
 }
 
-/// Granted memory, as addressed through one NIC of its owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoteMemory {
-    /// Address of the region's first byte, or zero for addressing by offset.
-    pub base: u64,
-    pub key: u64,
-}
-
-fn put_targets(bytes: &mut Vec<u8>, targets: &[RemoteMemory]) {
-    bytes.extend((targets.len() as u32).to_le_bytes());
-    for target in targets {
-        bytes.extend(target.base.to_le_bytes());
-        bytes.extend(target.key.to_le_bytes());
-    }
-}
-
-fn take_targets(reader: &mut Reader<'_>) -> Option<Vec<RemoteMemory>> {
-    let count = reader.u32()? as usize;
-    let targets = (1..=MAX_RAILS).contains(&count).then_some(0..count)?;
-    targets.map(|_| Some(RemoteMemory { base: reader.u64()?, key: reader.u64()? })).collect()
-}
-
 impl OfiIntroduction {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.consumed.immediate().to_le_bytes().to_vec();
@@ -173,31 +150,6 @@ impl OfiIntroduction {
         let presence = Lane::from_immediate(reader.u32()?);
         let targets = take_targets(&mut reader)?;
         reader.is_at_end().then_some(OfiIntroduction { consumed, presence, targets })
-    }
-}
-
-/// Grant of a region: range, and its address and key by NIC.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GrantEntry {
-    pub begin: u64,
-    pub end: u64,
-    pub targets: Vec<RemoteMemory>,
-}
-
-impl GrantEntry {
-    pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = self.begin.to_le_bytes().to_vec();
-        bytes.extend(self.end.to_le_bytes());
-        put_targets(&mut bytes, &self.targets);
-        bytes
-    }
-
-    /// Decodes a grant; `None` for malformed bytes.
-    pub fn decode(bytes: &[u8]) -> Option<GrantEntry> {
-        let mut reader = Reader::new(bytes);
-        let (begin, end) = (reader.u64()?, reader.u64()?);
-        let targets = take_targets(&mut reader)?;
-        (reader.is_at_end() && begin <= end).then_some(GrantEntry { begin, end, targets })
     }
 }
 
@@ -228,12 +180,9 @@ mod tests {
         let lane = |number| Lane::new(LaneId::new(number).unwrap(), Generation(3));
         let targets =
             vec![RemoteMemory { base: 7, key: 9 }, RemoteMemory { base: 0, key: u64::MAX }];
-        let introduction =
-            OfiIntroduction { consumed: lane(8), presence: lane(9), targets: targets.clone() };
-        let entry = GrantEntry { begin: 4096, end: 1 << 40, targets };
+        let introduction = OfiIntroduction { consumed: lane(8), presence: lane(9), targets };
         assert_eq!(OfiAddress::decode(&address(2).encode()), Some(address(2)));
         assert_eq!(OfiIntroduction::decode(&introduction.encode()), Some(introduction));
-        assert_eq!(GrantEntry::decode(&entry.encode()), Some(entry));
     }
 
     #[test]
@@ -280,7 +229,7 @@ mod tests {
     proptest! {
         #[test]
         fn garbage_is_rejected_or_decoded_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (OfiAddress::decode(&bytes), OfiIntroduction::decode(&bytes), GrantEntry::decode(&bytes));
+            let _ = (OfiAddress::decode(&bytes), OfiIntroduction::decode(&bytes));
         }
 
         #[test]

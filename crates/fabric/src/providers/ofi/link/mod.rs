@@ -5,10 +5,12 @@
 //! - `post.rs`, `ranges.rs`: post of one part to its NIC, and its ranges
 //! - `sleep.rs`: descriptors or timer of a sleeping link
 
-use super::peer::{ControlLanes, OfiPeer, PeerState, negotiate};
+use super::super::control_lanes::ControlLanes;
+use super::super::granted_regions::GrantEntry;
+use super::peer::{OfiPeer, PeerState, negotiate};
 use super::rail::{CompletionEvent, MAX_RANGES, QueueSizes, Rail};
 use super::region::{KeyGenerator, RegisteredRegion, can_register};
-use super::wire::{GrantEntry, OfiAddress, OfiIntroduction};
+use super::wire::{OfiAddress, OfiIntroduction};
 use super::{Domain, OfiConfig, provider_error, realm, sys};
 use crate::error::{Error, Result};
 use crate::id_map::{PeerMap, RegionMap};

@@ -1,11 +1,11 @@
 //! Ranges of one part, as addressed through one NIC.
 
+use super::super::super::granted_regions::RemoteMemory;
 use super::super::peer::OfiPeer;
 use super::super::rail::{MAX_RANGES, Rail, RmaWrite};
 use super::super::region::RegisteredRegion;
 use super::super::slots::SlotUse;
 use super::super::sys;
-use super::super::wire::RemoteMemory;
 use crate::id_map::RegionMap;
 use crate::types::Page;
 use std::ffi::c_void;

@@ -1,0 +1,161 @@
+//! Granted regions: a peer's regions that this engine may write to, by the addresses and keys of its NICs.
+
+use crate::bytes::Reader;
+use crate::types::RegionKey;
+
+/// Maximum number of NICs of a host.
+pub const MAX_NICS: usize = 64;
+
+/// Memory of a peer, as addressed through one NIC of its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteMemory {
+    /// Address of the region's first byte, or zero for addressing by offset.
+    pub base: u64,
+    pub key: u64,
+}
+
+/// Appends a list of targets.
+pub fn put_targets(bytes: &mut Vec<u8>, targets: &[RemoteMemory]) {
+    bytes.extend((targets.len() as u32).to_le_bytes());
+    for target in targets {
+        bytes.extend(target.base.to_le_bytes());
+        bytes.extend(target.key.to_le_bytes());
+    }
+}
+
+/// Reads a list of targets; `None` if it is malformed or empty.
+pub fn take_targets(reader: &mut Reader<'_>) -> Option<Vec<RemoteMemory>> {
+    let count = reader.u32()? as usize;
+    let targets = (1..=MAX_NICS).contains(&count).then_some(0..count)?;
+    targets.map(|_| Some(RemoteMemory { base: reader.u64()?, key: reader.u64()? })).collect()
+}
+
+/// Grant of a region: range, and its address and key by NIC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrantEntry {
+    pub begin: u64,
+    pub end: u64,
+    pub targets: Vec<RemoteMemory>,
+}
+
+impl GrantEntry {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.begin.to_le_bytes().to_vec();
+        bytes.extend(self.end.to_le_bytes());
+        put_targets(&mut bytes, &self.targets);
+        bytes
+    }
+
+    /// Decodes a grant; `None` for malformed bytes.
+    pub fn decode(bytes: &[u8]) -> Option<GrantEntry> {
+        let mut reader = Reader::new(bytes);
+        let (begin, end) = (reader.u64()?, reader.u64()?);
+        let targets = take_targets(&mut reader)?;
+        (reader.is_at_end() && begin <= end).then_some(GrantEntry { begin, end, targets })
+    }
+}
+
+/// Regions that one peer has granted.
+#[derive(Default)]
+pub struct GrantedRegions {
+    /// In the order of their keys.
+    entries: Vec<(RegionKey, GrantEntry)>,
+    /// Index of the last region found.
+    recent: usize,
+}
+
+impl GrantedRegions {
+    /// Stores a region's grant; `None` if it lacks one of `nics` NICs.
+    pub fn import(&mut self, key: RegionKey, entry: GrantEntry, nics: usize) -> Option<()> {
+        if entry.targets.len() < nics {
+            return None;
+        }
+        match self.entries.binary_search_by_key(&key, |(key, _)| *key) {
+            Ok(place) => self.entries[place].1 = entry,
+            Err(place) => self.entries.insert(place, (key, entry)),
+        }
+        Some(())
+    }
+
+    pub fn remove(&mut self, key: RegionKey) {
+        self.entries.retain(|(known, _)| *known != key);
+    }
+
+    /// Address and key of a slice of a region through one NIC; `None` outside of the grant.
+    #[inline(always)]
+    pub fn destination(
+        &mut self,
+        nic: usize,
+        key: RegionKey,
+        offset: u64,
+        length: u64,
+    ) -> Option<RemoteMemory> {
+        let entry = match self.entries.get(self.recent) {
+            Some((recent, entry)) if *recent == key => entry,
+            _ => self.find(key)?,
+        };
+        if offset < entry.begin || offset.checked_add(length)? > entry.end {
+            return None;
+        }
+        let RemoteMemory { base, key } = *entry.targets.get(nic)?;
+        Some(RemoteMemory { base: base.wrapping_add(offset), key })
+    }
+
+    #[inline(never)]
+    fn find(&mut self, key: RegionKey) -> Option<&GrantEntry> {
+        self.recent = self.entries.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+        Some(&self.entries[self.recent].1)
+    }
+
+    /// Reason why [`GrantedRegions::destination`] is `None`.
+    #[cold]
+    pub fn refusal(&mut self, key: RegionKey, offset: u64, length: u64) -> String {
+        let Some(&GrantEntry { begin, end, .. }) = self.find(key) else {
+            return format!("region {} was not granted", key.0);
+        };
+        let key = key.0;
+        format!(
+            "bytes {offset} to {offset}+{length} of region {key}: outside of the grant, {begin} to {end}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn entry() -> GrantEntry {
+        let targets =
+            vec![RemoteMemory { base: 7, key: 9 }, RemoteMemory { base: 0, key: u64::MAX }];
+        GrantEntry { begin: 4096, end: 1 << 40, targets }
+    }
+
+    #[test]
+    fn encoded_grants_are_decoded() {
+        assert_eq!(GrantEntry::decode(&entry().encode()), Some(entry()));
+    }
+
+    #[test]
+    fn slices_outside_of_the_grant_have_no_address() {
+        let mut granted = GrantedRegions::default();
+        let key = RegionKey(3);
+        assert_eq!(granted.import(key, entry(), 3), None);
+        granted.import(key, entry(), 2).unwrap();
+        let first = granted.destination(0, key, 4096, 8).unwrap();
+        assert_eq!(first, RemoteMemory { base: 7 + 4096, key: 9 });
+        for (offset, length) in [(4095, 8), ((1 << 40) - 7, 8), (u64::MAX, 2)] {
+            assert_eq!(granted.destination(0, key, offset, length), None);
+        }
+        assert_eq!(granted.destination(0, RegionKey(4), 4096, 8), None);
+        granted.remove(key);
+        assert_eq!(granted.destination(0, key, 4096, 8), None);
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_rejected_or_decoded_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = GrantEntry::decode(&bytes);
+        }
+    }
+}

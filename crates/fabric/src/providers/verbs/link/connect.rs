@@ -1,0 +1,158 @@
+//! Connections: queue pairs toward the peers, and greetings that confirm them in both directions.
+//!
+//! A packet for a queue pair that its owner has not connected yet is dropped, and its sender repeats it only
+//! after [`super::super::VerbsConfig::ack_timeout`], which outlives failures of the network. Therefore the
+//! lower rank of two greets first, and as long as its greeting has no acknowledgement it resets its queue
+//! pair and greets again, with the same packet numbers: a greeting that had arrived is a duplicate then. The
+//! higher rank sends nothing before that greeting, after which both ends are connected.
+
+use super::super::objects::provider_error;
+use super::super::pair::{ChainUse, Path};
+use super::super::peer::{RemoteLanes, VerbsPeer};
+use super::super::wire::{VerbsAddress, VerbsIntroduction};
+use super::events::report_lost;
+use super::{VerbsLink, malformed};
+use crate::clock;
+use crate::error::{Error, Result};
+use crate::link::{Introduction, Link, Sink};
+use crate::local::WaitLimit;
+use crate::types::{Lane, ProviderKind, Time};
+use std::time::Duration;
+use weft_control::Rank;
+
+/// Sleep between two polls while peers connect.
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
+/// Time before a greeting without acknowledgement is repeated: the first, and the longest after doublings.
+const FIRST_REPEAT: Duration = Duration::from_millis(20);
+const LONGEST_REPEAT: Duration = Duration::from_millis(640);
+
+/// Greeting that this rank sends first.
+struct Greeting {
+    peer: Rank,
+    /// Time of its next repetition.
+    repeat_at: Time,
+    interval: Duration,
+}
+
+impl VerbsLink {
+    /// Connects the queue pairs toward a peer.
+    pub(super) fn connect_pairs(&mut self, introduction: &Introduction<'_>) -> Result<()> {
+        let rank = introduction.peer;
+        let address = VerbsAddress::decode(introduction.address);
+        let address = address.ok_or_else(|| malformed(rank, "a verbs address"))?;
+        let message = VerbsIntroduction::decode(introduction.message);
+        let message = message.ok_or_else(|| malformed(rank, "a verbs introduction"))?;
+        let peer = self.peers.get_mut(rank);
+        let peer = peer.ok_or_else(|| provider_error(format!("no introduction to {rank}")))?;
+        if message.pairs.len() != peer.pairs.len() {
+            return Err(malformed(rank, "a verbs introduction"));
+        }
+        peer.remote = Some(RemoteLanes { consumed: message.consumed, presence: message.presence });
+        for (pair, &end) in peer.pairs.iter().zip(&message.pairs) {
+            let port = address.ports.get(pair.remote_rail);
+            let port = *port.ok_or_else(|| malformed(rank, "a verbs address"))?;
+            peer.ends.push((port, end));
+            let rail = &self.rails[pair.rail];
+            let path = Path { nic: &rail.nic, config: &self.config, port, pair: end };
+            pair.connect(&path)
+                .map_err(|why| refusal(rank, format!("{}: {why}", rail.nic.name())))?;
+        }
+        Ok(())
+    }
+
+    /// Exchanges greetings with all peers.
+    pub(super) fn exchange_greetings(
+        &mut self,
+        peers: &[Introduction<'_>],
+        limit: &mut WaitLimit<'_>,
+    ) -> Result<()> {
+        let mut sink = Sink::default();
+        let mut to_answer = Vec::new();
+        let mut greetings = Vec::new();
+        for peer in peers.iter().map(|introduction| introduction.peer) {
+            if peer < self.group.rank {
+                to_answer.push(peer);
+                continue;
+            }
+            self.signal_presence(peer, &mut sink);
+            let repeat_at = clock::now().after(FIRST_REPEAT);
+            greetings.push(Greeting { peer, repeat_at, interval: FIRST_REPEAT });
+        }
+        loop {
+            self.poll(clock::now(), &mut sink);
+            to_answer.retain(|&peer| {
+                let has_greeted =
+                    self.peers.get(peer).is_some_and(|it| it.has_greeted(&self.group.lanes));
+                if has_greeted {
+                    self.signal_presence(peer, &mut sink);
+                }
+                !has_greeted
+            });
+            greetings.retain(|it| self.peers.get(it.peer).is_some_and(|it| it.control > 0));
+            self.repeat_greetings(&mut greetings)?;
+            // A connected peer may already write; the engine takes dirty bits with its first poll.
+            sink.raised.drain(..).for_each(|lane| self.group.lanes.set_dirty(lane));
+            if let Some((peer, why)) = sink.lost.pop() {
+                return Err(refusal(peer, why));
+            }
+            let is_missing =
+                |peer: &&VerbsPeer| peer.control > 0 || !peer.has_greeted(&self.group.lanes);
+            let missing = self.peers.values().find(is_missing).map(|peer| peer.rank);
+            let Some(missing) = missing else { return Ok(()) };
+            match limit.park()? {
+                Some(park) => std::thread::sleep(park.min(POLL_INTERVAL)),
+                None => {
+                    let why = "no greeting before the deadline";
+                    return Err(refusal(missing, why.into()));
+                }
+            }
+        }
+    }
+
+    /// Repeats the greetings that are due.
+    fn repeat_greetings(&mut self, greetings: &mut [Greeting]) -> Result<()> {
+        let now = clock::now();
+        let mut sink = Sink::default();
+        for greeting in greetings.iter_mut().filter(|it| it.repeat_at <= now) {
+            let Some(peer) = self.peers.get_mut(greeting.peer) else { continue };
+            let (rail, (port, pair)) = (&self.rails[peer.pairs[0].rail], peer.ends[0]);
+            let path = Path { nic: &rail.nic, config: &self.config, port, pair };
+            let reconnected = peer.pairs[0].reconnect(&path);
+            reconnected
+                .map_err(|why| refusal(greeting.peer, format!("{}: {why}", rail.nic.name())))?;
+            peer.control = 0;
+            self.signal_presence(greeting.peer, &mut sink);
+            greeting.interval = (2 * greeting.interval).min(LONGEST_REPEAT);
+            greeting.repeat_at = now.after(greeting.interval);
+        }
+        match sink.lost.pop() {
+            Some((peer, why)) => Err(refusal(peer, why)),
+            None => Ok(()),
+        }
+    }
+
+    /// Raises a peer's presence lane.
+    pub(super) fn signal_presence(&mut self, peer: Rank, sink: &mut Sink) {
+        let Some(peer) = self.peers.get_mut(peer) else { return };
+        if let Some(lane) = peer.remote.map(|remote| remote.presence) {
+            self.template.signal(peer, lane, sink);
+        }
+    }
+}
+
+impl super::post::ChainTemplate {
+    /// Posts a control message, for which each pair reserves room; a peer that refuses it is lost.
+    pub(super) fn signal(&mut self, peer: &mut VerbsPeer, lane: Lane, sink: &mut Sink) {
+        match self.post_signal(&mut peer.pairs[0], lane, ChainUse::Control) {
+            Ok(()) => peer.control += 1,
+            Err(error) => {
+                let why = super::super::objects::check("ibv_post_send", error);
+                report_lost(peer, why.err().unwrap_or_default(), sink);
+            }
+        }
+    }
+}
+
+pub fn refusal(peer: Rank, detail: String) -> Error {
+    Error::Connect { peer, provider: ProviderKind::Verbs, detail }
+}

@@ -1,0 +1,172 @@
+//! Post of one part: a chain of RDMA writes, the last of which carries the lane as its immediate.
+//!
+//! The order of a reliable connection makes the immediate of the last write the arrival of all of them.
+
+use super::super::MAX_PAGES;
+use super::super::pair::{ChainUse, Pair};
+use super::super::peer::VerbsPeer;
+use super::super::region::RegisteredRegion;
+use super::super::sys::{self, SendRequest, Sge};
+use crate::id_map::RegionMap;
+use crate::link::WorkRequest;
+use crate::types::{Lane, Page, TrafficClass};
+use std::ptr::null_mut;
+
+/// Error of a post.
+pub enum PostError {
+    /// Error number of the post.
+    Provider(i32),
+    /// Page outside of its region or grant.
+    Page(String),
+}
+
+impl From<i32> for PostError {
+    fn from(error: i32) -> PostError {
+        PostError::Provider(error)
+    }
+}
+
+/// Work requests of a part. What all parts have in common stands in them already; a post writes addresses,
+/// keys, lengths and the immediate.
+pub struct ChainTemplate {
+    requests: Box<[SendRequest; MAX_PAGES as usize]>,
+    ranges: Box<[Sge; MAX_PAGES as usize]>,
+}
+
+// SAFETY: its pointers lead from one of its requests to the next and to its ranges, and are followed only
+// while it is borrowed.
+unsafe impl Send for ChainTemplate {}
+
+impl ChainTemplate {
+    pub fn new() -> ChainTemplate {
+        let mut requests = Box::new([SendRequest::EMPTY; MAX_PAGES as usize]);
+        let mut ranges = Box::new([Sge::default(); MAX_PAGES as usize]);
+        let first = requests.as_mut_ptr();
+        for (index, (request, range)) in requests.iter_mut().zip(ranges.iter_mut()).enumerate() {
+            request.opcode = sys::IBV_WR_RDMA_WRITE;
+            request.sg_list = range;
+            request.num_sge = 1;
+            // The last one's is never followed: a chain is cut at its end.
+            request.next = first.wrapping_add(index + 1);
+        }
+        ChainTemplate { requests, ranges }
+    }
+
+    /// Posts a part on the pair of this index; false if its queue is full.
+    #[inline(always)]
+    pub fn post(
+        &mut self,
+        work: &WorkRequest<'_>,
+        peer: &mut VerbsPeer,
+        pair: usize,
+        regions: &RegionMap<RegisteredRegion>,
+    ) -> Result<bool, PostError> {
+        let is_bulk = work.class == TrafficClass::Bulk;
+        let chain_use = ChainUse::Part { token: work.token, is_bulk };
+        if work.pages.len() > MAX_PAGES as usize {
+            return Err(PostError::Page(format!("part of more than {MAX_PAGES} pages")));
+        }
+        let Pair { rail, remote_rail, .. } = peer.pairs[pair];
+        if !peer.pairs[pair].has_room(work.pages.len().max(1) as u32) {
+            return Ok(false);
+        }
+        let mut length = 0;
+        for page in work.pages.iter().filter(|page| page.length > 0) {
+            self.write(length, page, peer, (rail, remote_rail), regions)
+                .map_err(PostError::Page)?;
+            length += 1;
+        }
+        let pair = &mut peer.pairs[pair];
+        if length == 0 {
+            self.post_signal(pair, work.lane, chain_use)?;
+            return Ok(true);
+        }
+        let inlined = length == 1 && self.ranges[0].length <= pair.max_inline();
+        // SAFETY: the ranges lie in registered regions, whose memory the engine keeps until the part has
+        // ended; a fence drops the pair.
+        unsafe { self.post_chain(length, pair, work.lane, inlined, chain_use)? };
+        Ok(true)
+    }
+
+    /// Fills in the request of one page.
+    #[inline(always)]
+    fn write(
+        &mut self,
+        index: usize,
+        page: &Page,
+        peer: &mut VerbsPeer,
+        (rail, remote_rail): (usize, usize),
+        regions: &RegionMap<RegisteredRegion>,
+    ) -> Result<(), String> {
+        let Page { source, source_offset, destination, destination_offset, length } = *page;
+        let region = regions.get(source);
+        let range = region.and_then(|region| region.source(rail, source_offset, length));
+        let target = peer.granted.destination(remote_rail, destination, destination_offset, length);
+        let (Some(range), Some(target)) = (range, target) else {
+            return Err(refusal(page, peer, range.is_some()));
+        };
+        let request = &mut self.requests[index];
+        request.remote_addr = target.base;
+        request.rkey = target.key as u32;
+        self.ranges[index] = range;
+        Ok(())
+    }
+
+    /// Posts an empty write.
+    ///
+    /// # Errors
+    /// Error number of the post.
+    #[inline(always)]
+    pub fn post_signal(
+        &mut self,
+        pair: &mut Pair,
+        lane: Lane,
+        chain_use: ChainUse,
+    ) -> Result<(), i32> {
+        let request = &mut self.requests[0];
+        // Address and key of an empty write are not checked (InfiniBand specification, C9-88).
+        (request.num_sge, request.remote_addr, request.rkey) = (0, 0, 0);
+        // SAFETY: an empty write has no range.
+        let posted = unsafe { self.post_chain(1, pair, lane, false, chain_use) };
+        self.requests[0].num_sge = 1;
+        posted
+    }
+
+    /// Posts the first `length` requests.
+    ///
+    /// # Safety
+    /// As [`Pair::post`].
+    #[inline(always)]
+    unsafe fn post_chain(
+        &mut self,
+        length: usize,
+        pair: &mut Pair,
+        lane: Lane,
+        inlined: bool,
+        chain_use: ChainUse,
+    ) -> Result<(), i32> {
+        let id = pair.request_id();
+        // Flushed requests complete although they ask for no completion.
+        self.requests[..length].iter_mut().for_each(|request| request.wr_id = id);
+        let last = &mut self.requests[length - 1];
+        let next = std::mem::replace(&mut last.next, null_mut());
+        last.opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
+        last.imm_data = lane.immediate().to_be();
+        last.send_flags = sys::IBV_SEND_SIGNALED | if inlined { sys::IBV_SEND_INLINE } else { 0 };
+        // SAFETY: by the caller's contract; the chain ends with the last request.
+        let posted = unsafe { pair.post(self.requests.as_mut_ptr(), length as u32, chain_use) };
+        let last = &mut self.requests[length - 1];
+        (last.next, last.opcode, last.send_flags) = (next, sys::IBV_WR_RDMA_WRITE, 0);
+        posted
+    }
+}
+
+/// Reason why a page cannot be written.
+#[cold]
+#[inline(never)]
+fn refusal(page: &Page, peer: &mut VerbsPeer, has_source: bool) -> String {
+    if !has_source {
+        return format!("source outside of region {}", page.source.0);
+    }
+    peer.granted.refusal(page.destination, page.destination_offset, page.length)
+}

@@ -1,0 +1,295 @@
+//! InfiniBand and RoCE over libibverbs: reliable connections of ConnectX and any other RC device.
+//!
+//! Each pair of ranks has a queue pair on each NIC that both have. A part is a chain of RDMA writes, of which
+//! the last carries the lane as its immediate: the order of a connection makes one arrival of the chain.
+//! Receives, which arrivals consume, are shared by all queue pairs of a NIC. The library is loaded at run
+//! time.
+//!
+//! Trust: an arrival comes from the peer of its queue pair, and a lane granted to another peer is dropped.
+//! A key covers its region as a whole: the range of a grant is checked by the writer. The fence of a peer
+//! destroys its queue pairs, after which no NIC accesses memory for it.
+//!
+//! - `library.rs`, `sys.rs`, `objects.rs`: libibverbs, its C layouts, its objects with owners
+//! - `nic.rs`: ports, their GIDs and limits, and the choice among them
+//! - `rail.rs`: one NIC of one group: completion queue, shared receives, keys
+//! - `pair.rs`: queue pair toward one peer, and its work requests in flight
+//! - `link/`, `peer.rs`, `region.rs`: one group's use of the device
+//! - `wire.rs`: addresses and introductions as bytes
+
+mod library;
+mod link;
+mod nic;
+mod objects;
+mod pair;
+mod peer;
+mod rail;
+mod region;
+mod sys;
+mod wire;
+
+pub use library::PATH as LIBRARY_PATH;
+#[doc(hidden)]
+pub use sys::layout;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::link::{Link, Membership};
+use crate::types::ProviderKind;
+use library::Library;
+use link::VerbsLink;
+use nic::Nic;
+use objects::provider_error;
+use std::sync::Arc;
+
+/// Pages of one part, each a work request.
+pub const MAX_PAGES: u32 = 32;
+
+/// Environment variable: [`VerbsChoice::devices`].
+pub const DEVICES: &str = "WEFT_VERBS_DEVICES";
+/// Environment variable: [`VerbsChoice::gid_index`].
+pub const GID_INDEX: &str = "WEFT_VERBS_GID_INDEX";
+/// Environment variable: [`VerbsChoice::traffic_class`].
+pub const TRAFFIC_CLASS: &str = "WEFT_VERBS_TRAFFIC_CLASS";
+/// Environment variable: [`VerbsChoice::service_level`].
+pub const SERVICE_LEVEL: &str = "WEFT_VERBS_SERVICE_LEVEL";
+/// Environment variable: [`VerbsChoice::ack_timeout`].
+pub const ACK_TIMEOUT: &str = "WEFT_VERBS_ACK_TIMEOUT";
+
+/// Configuration of a [`VerbsDevice`]. A pair of ranks uses the smaller of their limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerbsConfig {
+    /// [`VerbsChoice::devices`].
+    pub devices: Vec<String>,
+    /// [`VerbsChoice::gid_index`].
+    pub gid_index: Option<u32>,
+    /// [`VerbsChoice::traffic_class`].
+    pub traffic_class: u8,
+    /// [`VerbsChoice::service_level`].
+    pub service_level: u8,
+    /// [`VerbsChoice::ack_timeout`].
+    pub ack_timeout: u8,
+    /// Longest part of a write; the port's longest message bounds it too.
+    pub max_part_bytes: u64,
+    /// Shortest write, in bytes, that is striped over several NICs.
+    pub stripe_from: u64,
+    /// Work requests in flight toward each peer on each NIC, at least 1. Fewer if a completion queue could
+    /// overflow with this many peers.
+    pub queue_requests: u32,
+    /// Unconsumed arrivals from each peer, at least 4. Fewer if a completion queue could overflow with this
+    /// many peers.
+    pub max_unconsumed: u32,
+}
+
+impl Default for VerbsConfig {
+    fn default() -> Self {
+        VerbsChoice::default().resolve()
+    }
+}
+
+/// Explicit choice of NICs and of their use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerbsChoice {
+    /// NICs by name, or name and port (`mlx5_0:1`); port 1 without one. Empty: all active ports. The first
+    /// NIC of a rank is connected with the first of its peers, and so on.
+    pub devices: Vec<String>,
+    /// Entry of the GID table, on each NIC. `None`: the first of RoCE v2 with an IPv4 address, else the first
+    /// of RoCE v2; 0 on InfiniBand.
+    pub gid_index: Option<u32>,
+    /// Traffic class of packets (RoCE: DSCP in its upper six bits).
+    pub traffic_class: u8,
+    /// Service level of packets, 0 to 15.
+    pub service_level: u8,
+    /// Time without an acknowledgement after which a packet is repeated, at most 31: 4.096 us times 2 to
+    /// this power. After seven repetitions the peer is lost.
+    pub ack_timeout: u8,
+}
+
+impl Default for VerbsChoice {
+    fn default() -> Self {
+        VerbsChoice {
+            devices: Vec::new(),
+            gid_index: None,
+            traffic_class: 0,
+            service_level: 0,
+            // 1.07 s: eight of them outlive a link that comes back.
+            ack_timeout: 18,
+        }
+    }
+}
+
+impl VerbsChoice {
+    /// Choice by `WEFT_VERBS_DEVICES` (names with commas), `WEFT_VERBS_GID_INDEX`,
+    /// `WEFT_VERBS_TRAFFIC_CLASS`, `WEFT_VERBS_SERVICE_LEVEL` and `WEFT_VERBS_ACK_TIMEOUT`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Provider`] for a value out of range.
+    pub fn from_env() -> Result<VerbsChoice> {
+        let default = VerbsChoice::default();
+        let get = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+        let split = |names: String| names.split(',').map(|name| name.trim().to_owned()).collect();
+        let number = |name: &str, most: u32| -> Result<Option<u32>> {
+            let Some(value) = get(name) else { return Ok(None) };
+            let number = value.trim().parse().ok().filter(|number| *number <= most);
+            let expected = || provider_error(format!("{name}={value}: expected 0 to {most}"));
+            number.map(Some).ok_or_else(expected)
+        };
+        let byte = |name, most, default| -> Result<u8> {
+            Ok(number(name, most)?.map_or(default, |it| it as u8))
+        };
+        Ok(VerbsChoice {
+            devices: get(DEVICES).map_or_else(Vec::new, split),
+            gid_index: number(GID_INDEX, 255)?,
+            traffic_class: byte(TRAFFIC_CLASS, 255, default.traffic_class)?,
+            service_level: byte(SERVICE_LEVEL, 15, default.service_level)?,
+            ack_timeout: byte(ACK_TIMEOUT, 31, default.ack_timeout)?,
+        })
+    }
+
+    /// Configuration with this choice.
+    pub fn resolve(&self) -> VerbsConfig {
+        let VerbsChoice { devices, gid_index, traffic_class, service_level, ack_timeout } =
+            self.clone();
+        VerbsConfig {
+            devices,
+            gid_index,
+            traffic_class,
+            service_level,
+            ack_timeout,
+            max_part_bytes: 1 << 30,
+            stripe_from: 128 << 10,
+            queue_requests: 256,
+            max_unconsumed: 256,
+        }
+    }
+
+    /// Checks that library and NICs exist, without opening a device.
+    ///
+    /// # Errors
+    /// [`crate::Error::Provider`] if one of them is missing.
+    pub fn check(&self) -> Result<()> {
+        let library = Library::get().map_err(provider_error)?;
+        nic::select(library, &self.resolve()).map(drop).map_err(provider_error)
+    }
+}
+
+/// RDMA NICs of this host. See the module's page.
+pub struct VerbsDevice {
+    library: &'static Library,
+    config: Arc<VerbsConfig>,
+    nics: Vec<Nic>,
+}
+
+impl VerbsDevice {
+    /// Finds the NICs of a configuration.
+    ///
+    /// # Errors
+    /// [`crate::Error::Provider`] if a value is out of range, there is no libibverbs, or a NIC is missing or
+    /// not active. No other provider takes its place.
+    pub fn new(config: VerbsConfig) -> Result<VerbsDevice> {
+        let limits = [
+            ("max_part_bytes", config.max_part_bytes, 1, u64::MAX),
+            ("queue_requests", config.queue_requests.into(), 1, 1 << 15),
+            ("max_unconsumed", config.max_unconsumed.into(), 4, 1 << 20),
+            ("service_level", config.service_level.into(), 0, 15),
+            ("ack_timeout", config.ack_timeout.into(), 0, 31),
+        ];
+        for (name, value, least, most) in limits {
+            if !(least..=most).contains(&value) {
+                return Err(provider_error(format!("{name} {value}: expected {least} to {most}")));
+            }
+        }
+        let library = Library::get().map_err(provider_error)?;
+        let nics = nic::select(library, &config).map_err(provider_error)?;
+        Ok(VerbsDevice { library, config: Arc::new(config), nics })
+    }
+
+    /// Names of the NICs in use, with their ports.
+    pub fn nics(&self) -> impl Iterator<Item = String> {
+        self.nics.iter().map(Nic::name)
+    }
+}
+
+impl Device for VerbsDevice {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Verbs
+    }
+
+    fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
+        Ok(Box::new(VerbsLink::open(self.library, &self.config, &self.nics, group)?))
+    }
+
+    fn details(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("library", self.library.path.to_string_lossy().into_owned()),
+            ("nics", self.nics().collect::<Vec<_>>().join(",")),
+        ]
+    }
+}
+
+/// Port of an RDMA device of this host, for `weft doctor`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortReport {
+    /// Device and port.
+    pub name: String,
+    /// Reason why the provider cannot use it; the other fields are empty then.
+    pub unusable: Option<String>,
+    /// `InfiniBand` or `Ethernet`.
+    pub link_layer: &'static str,
+    /// Entry of the GID table in use, and its index.
+    pub gid: String,
+    /// Longest packet in bytes.
+    pub mtu: u32,
+    /// Longest message in bytes.
+    pub max_message: u32,
+    /// Firmware version.
+    pub firmware: String,
+    /// Entries of a completion queue, work requests of a send queue, receives of a shared queue.
+    pub limits: [i32; 3],
+}
+
+/// Path of the libibverbs of this process.
+///
+/// # Errors
+/// Reason why it is missing.
+pub fn library() -> Result<std::path::PathBuf, String> {
+    Ok(Library::get()?.path.clone())
+}
+
+/// Ports of all RDMA devices of this host.
+///
+/// # Errors
+/// Reason why they cannot be listed.
+pub fn ports(choice: &VerbsChoice) -> Result<Vec<PortReport>, String> {
+    let found = nic::candidates(Library::get()?, choice.gid_index)?;
+    Ok(found.into_iter().map(report).collect())
+}
+
+fn report(candidate: nic::Candidate) -> PortReport {
+    let name = format!("{}:{}", candidate.device, candidate.port);
+    let empty = PortReport {
+        name,
+        unusable: None,
+        link_layer: "",
+        gid: String::new(),
+        mtu: 0,
+        max_message: 0,
+        firmware: String::new(),
+        limits: [0; 3],
+    };
+    match candidate.nic {
+        Err(why) => PortReport { unusable: Some(why), ..empty },
+        Ok(nic) => PortReport {
+            link_layer: if nic.is_ethernet() { "Ethernet" } else { "InfiniBand" },
+            gid: format!(
+                "{} (index {})",
+                std::net::Ipv6Addr::from(nic.gid.gid.0),
+                nic.gid.gid_index
+            ),
+            mtu: 128 << nic.attributes.active_mtu.clamp(1, 5),
+            max_message: nic.attributes.max_msg_sz,
+            firmware: nic.firmware(),
+            limits: [nic.limits.max_cqe, nic.limits.max_qp_wr, nic.limits.max_srq_wr],
+            ..empty
+        },
+    }
+}

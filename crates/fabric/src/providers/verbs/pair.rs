@@ -1,0 +1,261 @@
+//! Pair: the queue pair toward one peer on one NIC, with its work requests in flight.
+//!
+//! A reliable connection completes in order, so requests in flight are a queue: each chain asks for one
+//! completion, that of its last request.
+
+use super::VerbsConfig;
+use super::nic::Nic;
+use super::objects::{ProtectionDomain, QueuePair, Queues, Result};
+use super::sys;
+use super::wire::{PairAddress, PortAddress};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use weft_control::Rank;
+
+/// Requests reserved for control messages: three reports of consumption, a greeting, a farewell.
+pub const CONTROL_REQUESTS: u32 = 6;
+/// Data that a device may be asked to copy into a work request.
+const MAX_INLINE: u32 = 64;
+/// Retries of a packet without an acknowledgement, and of one whose receiver is not ready: 7 is without
+/// limit for the latter.
+const RETRIES: u8 = 7;
+/// Pause before a write to a receiver that is not ready is retried, as libibverbs numbers it: 0.64 ms.
+const NOT_READY_PAUSE: u8 = 12;
+
+/// Use of a chain in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainUse {
+    /// Part that the engine posted.
+    Part { token: u64, is_bulk: bool },
+    /// Control message of the link.
+    Control,
+}
+
+struct Chain {
+    chain_use: ChainUse,
+    /// Work requests.
+    length: u32,
+}
+
+/// Queue pair toward one peer.
+pub struct Pair {
+    queue_pair: QueuePair,
+    /// Index of its NIC at this end, and at the peer's.
+    pub rail: usize,
+    pub remote_rail: usize,
+    /// Identity of its completions: the peer, and the number of its resets.
+    id: RequestId,
+    in_flight: VecDeque<Chain>,
+    /// Work requests that its send queue has room for.
+    free: u32,
+    capacity: u32,
+    /// Data that it copies into a work request.
+    max_inline: u32,
+    first_packet: u32,
+}
+
+/// Identity of a completion: the peer of its queue pair, and how often that was reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestId {
+    pub peer: Rank,
+    resets: u32,
+}
+
+impl RequestId {
+    /// Identity of receives, which all peers share.
+    pub const RECEIVE: u64 = u64::MAX;
+
+    #[inline(always)]
+    fn encode(self) -> u64 {
+        u64::from(self.peer.0) | u64::from(self.resets) << 32
+    }
+
+    #[inline(always)]
+    pub fn decode(id: u64) -> RequestId {
+        RequestId { peer: Rank(id as u32), resets: (id >> 32) as u32 }
+    }
+}
+
+/// The way from a port to a peer's.
+#[derive(Clone, Copy)]
+pub struct Path<'a> {
+    pub nic: &'a Nic,
+    pub config: &'a VerbsConfig,
+    pub port: PortAddress,
+    pub pair: PairAddress,
+}
+
+impl Pair {
+    /// Opens a queue pair for `requests` work requests of parts between these NICs of the two ends.
+    /// `first_packet`: random, so that packets of
+    /// an earlier queue pair of this number are rejected.
+    pub fn open(
+        domain: &Arc<ProtectionDomain>,
+        queues: &Arc<Queues>,
+        peer: Rank,
+        requests: u32,
+        (rail, remote_rail): (usize, usize),
+        first_packet: u32,
+    ) -> Result<Pair> {
+        let capacity = requests + CONTROL_REQUESTS;
+        let open = |inline| QueuePair::new(domain, queues, capacity, 1, inline);
+        let (queue_pair, max_inline) = open(MAX_INLINE).or_else(|_| open(0))?;
+        Ok(Pair {
+            queue_pair,
+            rail,
+            remote_rail,
+            id: RequestId { peer, resets: 0 },
+            in_flight: VecDeque::with_capacity(capacity as usize),
+            free: capacity,
+            capacity,
+            max_inline,
+            first_packet,
+        })
+    }
+
+    pub fn address(&self) -> PairAddress {
+        PairAddress { number: self.queue_pair.number(), first_packet: self.first_packet }
+    }
+
+    /// Connects it: INIT, RTR, RTS.
+    pub fn connect(&self, path: &Path<'_>) -> Result<()> {
+        let Path { nic, config, port, pair } = *path;
+        let mut attributes = sys::QpAttr {
+            qp_state: sys::IBV_QPS_INIT,
+            port_num: nic.port,
+            qp_access_flags: sys::IBV_ACCESS_REMOTE_WRITE,
+            ..sys::QpAttr::default()
+        };
+        let mask = sys::IBV_QP_STATE
+            | sys::IBV_QP_PKEY_INDEX
+            | sys::IBV_QP_PORT
+            | sys::IBV_QP_ACCESS_FLAGS;
+        self.queue_pair.modify(&mut attributes, mask)?;
+        let mut attributes = sys::QpAttr {
+            qp_state: sys::IBV_QPS_RTR,
+            path_mtu: nic.attributes.active_mtu.min(port.mtu.into()),
+            dest_qp_num: pair.number,
+            rq_psn: pair.first_packet,
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: NOT_READY_PAUSE,
+            ah_attr: route(nic, config, &port),
+            ..sys::QpAttr::default()
+        };
+        let mask = sys::IBV_QP_STATE
+            | sys::IBV_QP_AV
+            | sys::IBV_QP_PATH_MTU
+            | sys::IBV_QP_DEST_QPN
+            | sys::IBV_QP_RQ_PSN
+            | sys::IBV_QP_MAX_DEST_RD_ATOMIC
+            | sys::IBV_QP_MIN_RNR_TIMER;
+        self.queue_pair.modify(&mut attributes, mask)?;
+        let mut attributes = sys::QpAttr {
+            qp_state: sys::IBV_QPS_RTS,
+            sq_psn: self.first_packet,
+            timeout: config.ack_timeout,
+            retry_cnt: RETRIES,
+            rnr_retry: RETRIES,
+            max_rd_atomic: 1,
+            ..sys::QpAttr::default()
+        };
+        let mask = sys::IBV_QP_STATE
+            | sys::IBV_QP_TIMEOUT
+            | sys::IBV_QP_RETRY_CNT
+            | sys::IBV_QP_RNR_RETRY
+            | sys::IBV_QP_SQ_PSN
+            | sys::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.queue_pair.modify(&mut attributes, mask)
+    }
+
+    /// Discards its requests in flight and connects it again, with the same packet numbers.
+    pub fn reconnect(&mut self, path: &Path<'_>) -> Result<()> {
+        let mut attributes = sys::QpAttr { qp_state: sys::IBV_QPS_RESET, ..sys::QpAttr::default() };
+        self.queue_pair.modify(&mut attributes, sys::IBV_QP_STATE)?;
+        self.in_flight.clear();
+        self.free = self.capacity;
+        self.id.resets += 1;
+        self.connect(path)
+    }
+
+    /// True if a part of `requests` work requests has room.
+    #[inline(always)]
+    pub fn has_room(&self, requests: u32) -> bool {
+        self.free >= requests + CONTROL_REQUESTS
+    }
+
+    /// Data that it copies into a work request.
+    #[inline(always)]
+    pub fn max_inline(&self) -> u32 {
+        self.max_inline
+    }
+
+    #[inline(always)]
+    pub fn request_id(&self) -> u64 {
+        self.id.encode()
+    }
+
+    /// Posts a chain of `length` work requests, for which it has room.
+    ///
+    /// # Errors
+    /// Error number of the post. Some of the chain may have been posted: the pair is of no use then.
+    ///
+    /// # Safety
+    /// The chain ends after `length` requests, the last of which alone asks for a completion. Its ranges are
+    /// registered and valid until it has completed or this pair is dropped.
+    #[inline(always)]
+    pub unsafe fn post(
+        &mut self,
+        first: *mut sys::SendRequest,
+        length: u32,
+        chain_use: ChainUse,
+    ) -> Result<(), i32> {
+        debug_assert!(self.free >= length, "room was checked");
+        // SAFETY: by the caller's contract.
+        unsafe { self.queue_pair.post(first) }?;
+        self.free -= length;
+        self.in_flight.push_back(Chain { chain_use, length });
+        Ok(())
+    }
+
+    /// Use of the oldest chain in flight, which has completed; `None` for a completion from before the last
+    /// reset.
+    #[inline(always)]
+    pub fn completed(&mut self, id: RequestId) -> Option<ChainUse> {
+        if id != self.id {
+            return None;
+        }
+        let Chain { chain_use, length } = self.in_flight.pop_front()?;
+        self.free += length;
+        Some(chain_use)
+    }
+
+    /// Uses of all chains in flight, oldest first, which no longer complete one by one.
+    pub fn abandon(&mut self) -> impl Iterator<Item = ChainUse> {
+        self.in_flight.drain(..).map(|chain| chain.chain_use)
+    }
+
+    /// True for a completion since the last reset.
+    pub fn is_current(&self, id: RequestId) -> bool {
+        id == self.id
+    }
+}
+
+/// Address of a peer's port: by GID, or by LID within one InfiniBand subnet.
+fn route(nic: &Nic, config: &VerbsConfig, port: &PortAddress) -> sys::AhAttr {
+    let same_subnet = nic.gid.gid.0[..8] == port.gid.0[..8];
+    let is_global = nic.is_ethernet() || port.lid == 0 || !same_subnet;
+    sys::AhAttr {
+        grh: sys::GlobalRoute {
+            dgid: port.gid,
+            flow_label: 0,
+            sgid_index: nic.gid.gid_index as u8,
+            hop_limit: 64,
+            traffic_class: config.traffic_class,
+        },
+        dlid: port.lid,
+        sl: config.service_level,
+        is_global: is_global.into(),
+        port_num: nic.port,
+        ..sys::AhAttr::default()
+    }
+}

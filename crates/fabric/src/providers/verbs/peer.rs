@@ -1,0 +1,115 @@
+//! Peer: its queue pairs and regions, and its bound on unconsumed arrivals.
+
+use super::super::control_lanes::ControlLanes;
+use super::super::granted_regions::GrantedRegions;
+use super::pair::Pair;
+use super::wire::{PairAddress, PortAddress};
+use crate::lane_table::LaneTable;
+use crate::types::Lane;
+use crate::unconsumed::{ConsumedArrivals, SentArrivals};
+use weft_control::Rank;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerState {
+    Open,
+    /// Reported as lost. Parts toward it wait for the fence.
+    Lost,
+    /// Its queue pairs are destroyed.
+    Fenced,
+}
+
+pub struct VerbsPeer {
+    pub rank: Rank,
+    pub state: PeerState,
+    /// Queue pairs toward it, one for each network that both have.
+    pub pairs: Vec<Pair>,
+    /// Its ends of the pairs; empty before it is connected.
+    pub ends: Vec<(PortAddress, PairAddress)>,
+    /// Its lanes for reports of consumption and for greetings, once connected.
+    pub remote: Option<RemoteLanes>,
+    /// Our control lanes, which it raises.
+    pub local: ControlLanes,
+    pub outgoing: SentArrivals,
+    pub incoming: ConsumedArrivals,
+    /// Unsent reports of consumption.
+    pub reports_due: u32,
+    /// Parts in flight.
+    pub parts: u32,
+    /// Bulk parts in flight.
+    pub bulk: u32,
+    /// Control messages in flight.
+    pub control: u32,
+    /// Tokens of parts that failed or were posted after its loss.
+    pub parked: Vec<u64>,
+    pub granted: GrantedRegions,
+    /// Index of the pair of the next part.
+    next: usize,
+}
+
+/// Control lanes of the peer, which this link raises.
+#[derive(Clone, Copy)]
+pub struct RemoteLanes {
+    pub consumed: Lane,
+    pub presence: Lane,
+}
+
+impl VerbsPeer {
+    pub fn new(
+        rank: Rank,
+        local: ControlLanes,
+        max_unconsumed: u32,
+        pairs: Vec<Pair>,
+    ) -> VerbsPeer {
+        VerbsPeer {
+            rank,
+            state: PeerState::Open,
+            pairs,
+            ends: Vec::new(),
+            remote: None,
+            local,
+            outgoing: SentArrivals::new(max_unconsumed),
+            incoming: ConsumedArrivals::new(max_unconsumed),
+            reports_due: 0,
+            parts: 0,
+            bulk: 0,
+            control: 0,
+            parked: Vec::new(),
+            granted: GrantedRegions::default(),
+            next: 0,
+        }
+    }
+
+    /// True if its queue has room for one more arrival.
+    #[inline(always)]
+    pub fn may_send(&mut self, lanes: &LaneTable) -> bool {
+        let consumed = self.local.consumed.id();
+        self.outgoing.may_send(|| lanes.value(consumed))
+    }
+
+    /// True once its greeting has arrived.
+    pub fn has_greeted(&self, lanes: &LaneTable) -> bool {
+        lanes.value(self.local.presence.id()) >= 1
+    }
+
+    /// True once its farewell has arrived.
+    pub fn is_leaving(&self, lanes: &LaneTable) -> bool {
+        lanes.value(self.local.presence.id()) >= 2
+    }
+
+    /// Index of the pair for the next part: round-robin, so that stripes spread.
+    #[inline(always)]
+    pub fn next_pair(&mut self) -> usize {
+        if self.pairs.len() <= 1 {
+            return 0;
+        }
+        let pair = self.next;
+        self.next = (pair + 1) % self.pairs.len();
+        pair
+    }
+
+    /// Its pair on one NIC of this end.
+    #[inline(always)]
+    pub fn pair_on(&mut self, rail: usize) -> Option<&mut Pair> {
+        self.pairs.iter_mut().find(|pair| pair.rail == rail)
+    }
+}
