@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import ctypes.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import rdma
 from lab.rdma.guests import address, guests
 
 if TYPE_CHECKING:
@@ -20,18 +16,13 @@ if TYPE_CHECKING:
     from lab.rdma.guests import Guests
 
 pytestmark = [
-    pytest.mark.skipif(
-        "TEST_RDMA_LAB" not in os.environ,
-        reason="TEST_RDMA_LAB is not set; `make rdma-lab` builds the guests' kernel and sets it",
-    ),
+    *rdma.needs_guests,
     pytest.mark.skipif(
         ctypes.util.find_library("fabric") is None,
         reason="libfabric is not installed (Debian: libfabric1)",
     ),
-    pytest.mark.timeout(240),
 ]
 
-ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
     "WEFT_TEST_OFI_PROVIDER": "verbs;ofi_rxm",
     # Queues of libfabric 1.17 for its default of 256 peers exceed the limits of rxe.
@@ -40,18 +31,6 @@ ENVIRONMENT = {
     "FI_MR_CACHE_MAX_COUNT": "0",
     "RUST_BACKTRACE": "1",
 }
-
-
-@pytest.fixture(scope="module")
-def binary() -> str:
-    """The test binary of provider ofi."""
-    build = ["cargo", "test", "--locked", "--quiet", "-p", "weft-fabric", "--test", "ofi"]
-    done = subprocess.run(
-        [*build, "--no-run", "--message-format=json"], cwd=ROOT, stdout=subprocess.PIPE, check=True
-    )
-    messages = map(json.loads, done.stdout.splitlines())
-    found = [each["executable"] for each in messages if each.get("executable")]
-    return str(found[-1])
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +47,9 @@ def lab() -> Iterator[Guests]:
         "traffic::threads_write_random_pages_to_each_other",
     ],
 )
-def test_ranks_of_one_guest(lab: Guests, binary: str, name: str) -> None:
+def test_ranks_of_one_guest(lab: Guests, name: str) -> None:
     environment = {**ENVIRONMENT, "WEFT_TEST_BIND": address(0)}
-    outcome = lab.run({0: [binary, "--exact", name]}, 100, environment)[0]
+    outcome = lab.run({0: [rdma.binary("ofi"), "--exact", name]}, 100, environment)[0]
     assert "1 passed" in outcome.stdout, outcome
 
 
@@ -82,7 +61,7 @@ def test_ranks_of_one_guest(lab: Guests, binary: str, name: str) -> None:
         "traffic::large_writes_are_spread_over_several_rails",
     ],
 )
-def test_ranks_of_two_guests(lab: Guests, binary: str, name: str) -> None:
-    command = [sys.executable, "-m", "lab.rdma.ranks", "2", binary, name]
-    outcomes = lab.run(dict.fromkeys((0, 1), command), 100, ENVIRONMENT, directory=ROOT)
+def test_ranks_of_two_guests(lab: Guests, name: str) -> None:
+    command = rdma.ranks("ofi", name, 2)
+    outcomes = lab.run(dict.fromkeys((0, 1), command), 100, ENVIRONMENT, directory=rdma.ROOT)
     assert all("1 passed" in each.stdout for each in outcomes.values()), outcomes

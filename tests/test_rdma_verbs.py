@@ -1,0 +1,118 @@
+"""Provider verbs in guests with rxe devices, over two NICs; `make rdma-lab` runs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import rdma
+from lab.rdma.guests import address, guests
+from test_moe import CASES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from lab.rdma.guests import Guests
+
+pytestmark = rdma.needs_guests
+
+#: Port of the rendezvous of ranks in Python.
+PORT = 7200
+#: Repeats a packet after 67 ms, for links that lose some.
+LOSSY = {"WEFT_VERBS_ACK_TIMEOUT": "14"}
+#: Variables of ranks that notice a silent host within two seconds.
+IMPATIENT = {"WEFT_SILENCE_TIMEOUT": "2", "WEFT_VERBS_ACK_TIMEOUT": "14"}
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Guests]:
+    with guests(count=3) as booted:
+        yield booted
+
+
+def python_ranks(
+    lab: Guests, worker: str, arguments: dict[str, object], environment: dict[str, str]
+) -> list[int]:
+    """Start a function of `workers` with one rank in each guest; the guests."""
+    command = [sys.executable, "-m", "workers", worker, json.dumps(arguments)]
+    members = range(len(lab.members))
+    common = {
+        "WEFT_WORLD_SIZE": str(len(members)),
+        "WEFT_ADDR": address(0),
+        "WEFT_PORT": str(PORT),
+        "WEFT_PROVIDERS": "verbs",
+        "WEFT_SECRET": "of these guests",
+        "TEST_RESULTS": str(lab.folder),
+    }
+    for rank in members:
+        own = {"WEFT_RANK": str(rank), "WEFT_BIND": address(rank)}
+        directory = rdma.ROOT / "tests"
+        lab.start({rank: command}, common | own | environment, directory=directory)
+    return list(members)
+
+
+def test_the_conformance_suite_passes(lab: Guests) -> None:
+    # Guest 0 has the provider, guest 1 the same behind the hostile wrapper.
+    common = [rdma.binary("conformance"), "--test-threads=1"]
+    commands = {0: [*common, "verbs::", "--skip", "hostile"], 1: [*common, "hostile_verbs::"]}
+    outcomes = lab.run(commands, 220)
+    for outcome in outcomes.values():
+        assert "23 passed; 0 failed" in outcome.stdout, outcome
+        assert "no active RDMA NIC" not in outcome.stdout, outcome
+
+
+def test_devices_are_found_and_named(lab: Guests) -> None:
+    outcome = lab.run({0: [rdma.binary("verbs"), "--nocapture"]}, 60)[0]
+    assert "NICs: rxe0:1,rxe1:1" in outcome.stdout, outcome
+
+
+def test_ranks_of_three_guests_write_to_each_other(lab: Guests) -> None:
+    name = "verbs::processes_write_random_pages_to_each_other"
+    command = rdma.ranks("conformance", name, 3)
+    outcomes = lab.run(dict.fromkeys(range(3), command), 100, directory=rdma.ROOT)
+    assert all("1 passed" in each.stdout for each in outcomes.values()), outcomes
+
+
+def test_nothing_is_lost_on_links_that_lose_and_delay_packets() -> None:
+    with guests(count=3, drop=0.01, delay_s=0.001, seed=7) as lab:
+        name = "verbs::processes_write_random_pages_to_each_other"
+        command = rdma.ranks("conformance", name, 3)
+        outcomes = lab.run(dict.fromkeys(range(3), command), 150, LOSSY, directory=rdma.ROOT)
+        assert all("1 passed" in each.stdout for each in outcomes.values()), outcomes
+        assert all(switch.dropped > 10 for switch in lab.switches)
+
+
+def test_tokens_of_three_guests_are_dispatched_and_combined(lab: Guests) -> None:
+    members = python_ranks(lab, "moe.cases", {"cases": CASES[::3], "seed": 5}, {})
+    lab.finish(members, 120)
+    for rank in members:
+        assert json.loads((lab.folder / str(rank)).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_a_guest_that_is_killed_or_stopped_is_named(how: str) -> None:
+    # Behind a switch: a NIC whose cable ends nowhere keeps its frames, and with them the queue pairs.
+    with guests(count=2, switched=True) as lab:
+        started = lab.folder / "started"
+        python_ranks(lab, "verbs.until_lost", {"started": str(started)}, IMPATIENT)
+        wait_for(started, lab)
+        (lab.kill if how == "kill" else lab.stop)(1)
+        outcome = lab.finish([0], 60)[0]
+        found = json.loads((lab.folder / "0").read_text(encoding="utf-8"))
+        assert found["rank"] == 1, outcome
+        assert found["seconds"] < 10, found
+        lab.kill(1)
+
+
+def wait_for(started: Path, lab: Guests) -> None:
+    """Wait until rank 0 has made its file."""
+    end = time.monotonic() + 60
+    while not started.exists():
+        assert lab.alive(0), lab.member(0).outcome()
+        assert time.monotonic() < end, lab.member(0).outcome()
+        time.sleep(0.05)
