@@ -12,7 +12,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -73,23 +72,34 @@ def build(report: Callable[[str], None]) -> Path:
         if found := cached():
             return found
         target = cache() / f"{version(SOURCE)}-{recipe()}"
-        with tempfile.TemporaryDirectory(prefix="building-", dir=cache()) as folder:
-            linux = compiled(Path(folder), report)
-            linux.parent.joinpath("result").mkdir()
-            shutil.move(linux, linux.parent / "result" / "linux")
-            shutil.copy(linux.parent / ".config", linux.parent / "result" / "config")
-            shutil.rmtree(target, ignore_errors=True)
-            (linux.parent / "result").rename(target)
+        folder = cache() / f"building-{target.name}"
+        for other in cache().glob("building-*"):
+            if other != folder:
+                shutil.rmtree(other)
+        # A build that was interrupted continues.
+        source = unpacked(folder, report)
+        compile_in(source, report)
+        result = folder / "result"
+        shutil.rmtree(result, ignore_errors=True)
+        result.mkdir()
+        shutil.copy(source / "linux", result / "linux")
+        shutil.copy(source / ".config", result / "config")
+        shutil.rmtree(target, ignore_errors=True)
+        result.rename(target)
+        shutil.rmtree(folder)
     return target / "linux"
 
 
-def compiled(folder: Path, report: Callable[[str], None]) -> Path:
-    """Compile in an empty folder; the program."""
-    begin = time.monotonic()
+def unpacked(folder: Path, report: Callable[[str], None]) -> Path:
+    """The sources in a folder, unpacked and adapted unless they are; their folder."""
+    source, complete = folder / SOURCE, folder / "complete"
+    if complete.exists():
+        return source
     report(f"unpacking {ARCHIVE.name}")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     excluded = [f"--exclude=*/{each}" for each in UNUSED]
     run(["tar", "xf", str(ARCHIVE), *excluded, "-C", str(folder)], folder)
-    source = folder / SOURCE
     kconfig = source / "arch/um/Kconfig"
     text = kconfig.read_text(encoding="utf-8")
     hertz = "config HZ\n\tint\n\tdefault 100\n"
@@ -97,6 +107,13 @@ def compiled(folder: Path, report: Callable[[str], None]) -> Path:
         raise LabError(f"{ARCHIVE}: expected HZ of 100 in arch/um/Kconfig; adapt {__name__}")
     # Timers of 1 ms: with 10 ms, pollers that sleep have latencies of 10 ms.
     kconfig.write_text(text.replace(hertz, hertz.replace("100", "1000")), encoding="utf-8")
+    complete.touch()
+    return source
+
+
+def compile_in(source: Path, report: Callable[[str], None]) -> None:
+    """Configure and compile the sources."""
+    begin = time.monotonic()
     make = ["make", "ARCH=um", f"-j{os.cpu_count()}"]
     run([*make, "allnoconfig", f"KCONFIG_ALLCONFIG={CONFIG}"], source)
     missing = set(options(CONFIG)) - set(options(source / ".config"))
@@ -110,7 +127,6 @@ def compiled(folder: Path, report: Callable[[str], None]) -> Path:
             shown = time.monotonic()
             report(f"{files} files compiled in {shown - begin:.0f} s")
     report(f"kernel built in {time.monotonic() - begin:.0f} s")
-    return source / "linux"
 
 
 def options(file: Path) -> Iterator[str]:
