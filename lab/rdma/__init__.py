@@ -6,6 +6,7 @@ A guest is a user-mode Linux kernel: a process of the host with two NICs, each w
 - `guests`: a group of guests, and commands that run in them at once
 - `guest`: one guest: process, NICs, consoles; `init.sh`: its setup
 - `switch`: networks of the guests, with lost and delayed frames
+- `ranks`: ranks of a Rust test, one in each guest
 - `reaper`: guests end with the lab's process, however it dies
 - `kernel`: the guests' kernel, built once and cached; `kernel.config`: its options
 - `packages`: Debian packages that the lab needs
