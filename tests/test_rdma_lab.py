@@ -330,10 +330,11 @@ def test_all_processes_of_guests_end_with_the_block() -> None:
 
 @needs_guests
 def test_all_processes_of_guests_end_with_a_killed_lab() -> None:
-    command = [*COMMAND, "run", "--count", "1", "--", "sh", "-c", "echo $LAB_FOLDER; sleep 100"]
+    command = [*COMMAND, "run", "--count", "2", "--", "sh", "-c", "echo $LAB_FOLDER; sleep 100"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     folder = process.stdout.readline().split()[-1]
+    assert processes_of(folder)
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
@@ -344,9 +345,12 @@ def test_all_processes_of_guests_end_with_a_killed_lab() -> None:
 
 
 def processes_of(folder: str) -> list[bytes]:
-    """Processes whose command line has this folder."""
-    listed = subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, check=True).stdout
-    return [line for line in listed.splitlines() if folder.encode() in line]
+    """Command lines with this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes())
+    return [line for line in found if folder.encode() in line]
 
 
 @needs_guests

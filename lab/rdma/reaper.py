@@ -17,7 +17,7 @@ __all__ = ["Reaper"]
 #: Reads process groups until the pipe's end: the lab has died.
 SCRIPT: Final = """
 while read -r group; do groups="$groups -$group"; done
-[ -z "$groups" ] || kill -KILL -- $groups
+[ -z "$groups" ] || kill -s KILL -- $groups
 rm -rf "$1"
 """
 
