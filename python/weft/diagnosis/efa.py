@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,6 +9,16 @@ from typing import TYPE_CHECKING, Final
 from weft.diagnosis import ofi
 from weft.diagnosis.finding import Finding
 from weft.diagnosis.libraries import plural
+from weft.diagnosis.rdma import (
+    MIB,
+    Device,
+    device,
+    driver_of,
+    has_open_nvidia,
+    loaded,
+    locked_bytes,
+    read,
+)
 
 if TYPE_CHECKING:
     from weft._native import OfiReport
@@ -19,22 +27,8 @@ __all__ = ["Device", "Host", "findings", "look"]
 
 AMAZON: Final = "0x1d0f"
 EFA_PRODUCTS: Final = "0xefa"
-#: The capability to lock more memory than the limit.
-CAP_IPC_LOCK: Final = 14
 #: Kernel modules by which a NIC reaches the memory of NVIDIA's GPUs without dma-buf.
 PEER_MEMORY: Final = ("nvidia_peermem", "efa_nv_peermem", "nv_peer_mem")
-MIB: Final = 1 << 20
-
-
-@dataclass(frozen=True)
-class Device:
-    """An RDMA device of the driver efa."""
-
-    name: str
-    #: Its file below /dev/infiniband; empty if the kernel names none.
-    file: str
-    #: Error of opening the file; `None` if it can be opened.
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,6 @@ def look(libfabric: OfiReport, root: Path = Path("/")) -> Host:
     modules = root / "sys/module"
     has_module = (modules / "efa").is_dir()
     infiniband = sorted((root / "sys/class/infiniband").glob("*"))
-    driver = read(root / "proc/driver/nvidia/version") or ""
     pages = read(root / "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
     return Host(
         interfaces=sum(is_efa(each) for each in (root / "sys/bus/pci/devices").glob("*")),
@@ -72,8 +65,8 @@ def look(libfabric: OfiReport, root: Path = Path("/")) -> Host:
         libfabric=libfabric,
         locked_bytes=locked_bytes(root),
         nvidia=(modules / "nvidia").is_dir(),
-        open_nvidia="Open Kernel Module" in driver,
-        peer_memory=tuple(name for name in PEER_MEMORY if (modules / name).is_dir()),
+        open_nvidia=has_open_nvidia(root),
+        peer_memory=loaded(root, PEER_MEMORY),
         huge_pages=int(pages or 0),
     )
 
@@ -178,38 +171,3 @@ def is_efa(device: Path) -> bool:
     """True for a PCI device that is an EFA interface."""
     product = read(device / "device") or ""
     return read(device / "vendor") == AMAZON and product.startswith(EFA_PRODUCTS)
-
-
-def driver_of(infiniband: Path) -> str:
-    """Name of the driver of an RDMA device."""
-    return (infiniband / "device/driver").resolve().name
-
-
-def device(infiniband: Path, root: Path) -> Device:
-    """An RDMA device, and whether its file can be opened."""
-    names = sorted(each.name for each in (infiniband / "device/infiniband_verbs").glob("uverbs*"))
-    if not names:
-        return Device(infiniband.name, "", "no uverbs file: the kernel module ib_uverbs is missing")
-    file = root / "dev/infiniband" / names[0]
-    try:
-        os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:
-        return Device(infiniband.name, f"/dev/infiniband/{names[0]}", error.strerror)
-    return Device(infiniband.name, f"/dev/infiniband/{names[0]}")
-
-
-def locked_bytes(root: Path) -> int | None:
-    """Bytes that this process may lock; `None` if any number."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    status = (read(root / "proc/self/status") or "").splitlines()
-    effective = next((line.split()[1] for line in status if line.startswith("CapEff:")), "0")
-    may_lock_any = bool(int(effective, 16) >> CAP_IPC_LOCK & 1)
-    return None if limit == resource.RLIM_INFINITY or may_lock_any else limit
-
-
-def read(file: Path) -> str | None:
-    """A small file's text without the space around it; `None` if it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
