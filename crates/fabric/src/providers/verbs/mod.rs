@@ -227,17 +227,26 @@ impl Device for VerbsDevice {
 }
 
 /// Port of an RDMA device of this host, for `weft doctor`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortReport {
     /// Device and port.
     pub name: String,
-    /// Reason why the provider cannot use it; the other fields are empty then.
+    /// Name of the device.
+    pub device: String,
+    /// Reason why the provider cannot use it. GID and MTU are empty then; if the device cannot be opened, all
+    /// fields below are.
     pub unusable: Option<String>,
+    /// State in the InfiniBand specification: `ACTIVE`.
+    pub state: &'static str,
     /// `InfiniBand` or `Ethernet`.
     pub link_layer: &'static str,
+    /// Data rate of the link, width times speed, in Mb/s.
+    pub rate: Option<u32>,
     /// Entry of the GID table in use, and its index.
-    pub gid: String,
-    /// Longest packet in bytes.
+    pub gid: Option<(String, u32)>,
+    /// Entries of the GID table that are not empty.
+    pub gid_entries: u32,
+    /// Longest packet in bytes, without headers.
     pub mtu: u32,
     /// Longest message in bytes.
     pub max_message: u32,
@@ -265,31 +274,30 @@ pub fn ports(choice: &VerbsChoice) -> Result<Vec<PortReport>, String> {
 }
 
 fn report(candidate: nic::Candidate) -> PortReport {
-    let name = format!("{}:{}", candidate.device, candidate.port);
-    let empty = PortReport {
-        name,
-        unusable: None,
-        link_layer: "",
-        gid: String::new(),
-        mtu: 0,
-        max_message: 0,
-        firmware: String::new(),
-        limits: [0; 3],
-    };
-    match candidate.nic {
-        Err(why) => PortReport { unusable: Some(why), ..empty },
-        Ok(nic) => PortReport {
-            link_layer: if nic.is_ethernet() { "Ethernet" } else { "InfiniBand" },
-            gid: format!(
-                "{} (index {})",
-                std::net::Ipv6Addr::from(nic.gid.gid.0),
-                nic.gid.gid_index
-            ),
-            mtu: 128 << nic.attributes.active_mtu.clamp(1, 5),
-            max_message: nic.attributes.max_msg_sz,
-            firmware: nic.firmware(),
-            limits: [nic.limits.max_cqe, nic.limits.max_qp_wr, nic.limits.max_srq_wr],
-            ..empty
-        },
+    let mut found =
+        PortReport { name: candidate.name(), device: candidate.device, ..PortReport::default() };
+    if let Some(limits) = &candidate.limits {
+        found.firmware = nic::firmware(limits);
+        found.limits = [limits.max_cqe, limits.max_qp_wr, limits.max_srq_wr];
     }
+    if let Some(port) = &candidate.attributes {
+        found.state = nic::state_name(port.state);
+        found.link_layer = match port.link_layer {
+            sys::IBV_LINK_LAYER_ETHERNET => "Ethernet",
+            sys::IBV_LINK_LAYER_INFINIBAND => "InfiniBand",
+            _ => "",
+        };
+        found.rate = nic::rate(port);
+        found.gid_entries = candidate.gid_entries;
+        found.max_message = port.max_msg_sz;
+    }
+    match candidate.nic {
+        Err(why) => found.unusable = Some(why),
+        Ok(nic) => {
+            let gid = std::net::Ipv6Addr::from(nic.gid.gid.0);
+            found.gid = Some((gid.to_string(), nic.gid.gid_index));
+            found.mtu = 128 << nic.attributes.active_mtu.clamp(1, 5);
+        }
+    }
+    found
 }

@@ -51,7 +51,7 @@ impl Rail {
         receives: usize,
     ) -> Result<Rail> {
         let context = Arc::new(Context::open(library, &nic.device)?);
-        let nic = nic::usable(&context, &nic.device, nic.port, nic.network, gid_index)?;
+        let nic = nic::renewed(&context, nic, gid_index)?;
         let domain = Arc::new(ProtectionDomain::new(&context)?);
         let queues = Queues {
             completions: CompletionQueue::new(&context, completions)?,
