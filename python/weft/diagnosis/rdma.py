@@ -32,15 +32,26 @@ class Device:
 
 def device(infiniband: Path, root: Path) -> Device:
     """An RDMA device, and whether its file can be opened."""
-    names = sorted(each.name for each in (infiniband / "device/infiniband_verbs").glob("uverbs*"))
-    if not names:
+    name = uverbs(infiniband, root)
+    if name is None:
         return Device(infiniband.name, "", "no uverbs file: the kernel module ib_uverbs is missing")
-    file = root / "dev/infiniband" / names[0]
     try:
-        os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC))
+        os.close(os.open(root / "dev/infiniband" / name, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
-        return Device(infiniband.name, f"/dev/infiniband/{names[0]}", error.strerror)
-    return Device(infiniband.name, f"/dev/infiniband/{names[0]}")
+        return Device(infiniband.name, f"/dev/infiniband/{name}", error.strerror)
+    return Device(infiniband.name, f"/dev/infiniband/{name}")
+
+
+def uverbs(infiniband: Path, root: Path) -> str | None:
+    """Name of the file of an RDMA device, if the kernel has one.
+
+    Software RDMA has no parent device, or shares that of its network interface.
+    """
+    for each in sorted((root / "sys/class/infiniband_verbs").glob("uverbs*")):
+        if read(each / "ibdev") == infiniband.name:
+            return each.name
+    of_parent = (infiniband / "device/infiniband_verbs").glob("uverbs*")
+    return min((each.name for each in of_parent), default=None)
 
 
 def driver_of(infiniband: Path) -> str:
