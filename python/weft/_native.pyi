@@ -1072,6 +1072,48 @@ class OfiReport(TypedDict):
 def ofi_report(providers: list[str]) -> OfiReport:
     """Report on libfabric, for each of these providers. Loads the library; opens no NIC."""
 
+class VerbsPort(TypedDict):
+    """A port of an RDMA device, for typing only."""
+
+    #: Device and port: `mlx5_0:1`.
+    name: str
+    device: str
+    #: Reason that the provider verbs cannot use it. GID and MTU are empty then; if the device
+    #: cannot be opened, all fields below are.
+    unusable: str | None
+    #: By the InfiniBand specification: `ACTIVE`.
+    state: str
+    #: `InfiniBand` or `Ethernet`.
+    link_layer: str
+    #: Data rate of the link in Gb/s.
+    gigabits: float | None
+    #: Entry of the GID table in use, and its index.
+    gid: tuple[str, int] | None
+    #: Entries of the GID table that are not empty.
+    gid_entries: int
+    #: Longest packet in bytes, without headers.
+    mtu: int
+    #: Longest message in bytes.
+    max_message: int
+    #: Version.
+    firmware: str
+    #: Limits of a completion queue, a send queue and a shared receive queue.
+    max_completions: int
+    max_requests: int
+    max_receives: int
+
+class VerbsReport(TypedDict):
+    """Report on libibverbs, for typing only."""
+
+    #: Its file.
+    library: str | None
+    #: Reason that there is no library, or that its devices cannot be listed.
+    error: str | None
+    ports: list[VerbsPort]
+
+def verbs_report() -> VerbsReport:
+    """Report on libibverbs and the ports of its devices. Loads the library; opens each device."""
+
 def simulate(spec: str, progress: Callable[[float, str], object] | None = None) -> str:
     """Run a scenario, JSON in and JSON out; `progress` may stop it by giving False."""
 

@@ -25,6 +25,7 @@ mod shared;
 mod sim;
 mod tensors;
 mod topology;
+mod verbs;
 
 /// The module `weft._native`.
 #[pyo3::pymodule]
@@ -74,4 +75,6 @@ mod _native {
         hdrm_hosts, hdrm_positions, topology_bigraph, topology_host, topology_network,
         topology_path,
     };
+    #[pymodule_export]
+    use crate::verbs::verbs_report;
 }

@@ -11,22 +11,6 @@ from weft.diagnosis.finding import Finding
 NOT_USED_YET: Final = "present, but this version does not use it yet"
 
 
-def libibverbs() -> Finding:
-    """RDMA devices."""
-    name = "libibverbs"
-    library = load("libibverbs.so.1")
-    if library is None:
-        return Finding(name, False, "not installed", "no RDMA by verbs: tcp goes between hosts")
-    count = ctypes.c_int(0)
-    library.ibv_get_device_list.restype = ctypes.c_void_p
-    devices = library.ibv_get_device_list(ctypes.byref(count))
-    if devices:
-        library.ibv_free_device_list(ctypes.c_void_p(devices))
-    if not count.value:
-        return Finding(name, True, "no device", "no RDMA by verbs: tcp goes between hosts")
-    return Finding(name, True, plural(count.value, "device"), NOT_USED_YET)
-
-
 def gdrcopy() -> Finding:
     """Access from the CPU to GPU memory."""
     follows = "the CPU reaches GPU memory by the driver's slower copies"
@@ -37,7 +21,7 @@ def gdrcopy() -> Finding:
     return Finding("gdrcopy", True, "/dev/gdrdrv", NOT_USED_YET)
 
 
-LOOKS: Final = (libibverbs, gdrcopy)
+LOOKS: Final = (gdrcopy,)
 
 
 def load(*names: str) -> ctypes.CDLL | None:

@@ -27,6 +27,8 @@ CGROUP_MOUNT: Final = Path("/sys/fs/cgroup")
 # futex(2)'s number differs between architectures.
 FUTEX_CALL: Final = {"x86_64": 202, "aarch64": 98}
 FUTEX_WAKE: Final = 1
+#: Pages with remedies, by provider.
+REMEDIES: Final = {"ofi": "docs/efa.md", "verbs": "docs/verbs.md"}
 
 
 def versions() -> Finding:
@@ -149,7 +151,8 @@ def provider(name: str, reaches: str, how: str, is_default: bool) -> Finding:
         _native.check_providers([name])
     except ProviderError as error:
         detail, _, remedy = str(error).partition("; ")
-        return Finding(f"provider {name}", False, detail, remedy or "docs/efa.md has remedies")
+        page = REMEDIES.get(name, "docs/errors.md")
+        return Finding(f"provider {name}", False, detail, remedy or f"see {page}")
     follows = "used by default" if is_default else f"used if it is named: WEFT_PROVIDERS={name},tcp"
     return Finding(f"provider {name}", True, f"{reaches}: {how}", follows)
 

@@ -1,0 +1,331 @@
+"""InfiniBand and RoCE NICs: libibverbs, their ports, and what each lacks for the provider verbs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from weft import _native
+from weft.diagnosis import rdma
+from weft.diagnosis.finding import Finding
+
+if TYPE_CHECKING:
+    from weft._native import VerbsPort, VerbsReport
+
+__all__ = ["Host", "Nic", "Slot", "findings", "look", "report"]
+
+#: Vendor of ConnectX and BlueField, and the PCI class of network controllers.
+MELLANOX: Final = "0x15b3"
+NETWORK: Final = "0x02"
+#: The driver whose devices have rows of their own.
+EFA: Final = "efa"
+#: Kernel modules by which a NIC reaches the memory of NVIDIA's GPUs without dma-buf.
+PEER_MEMORY: Final = ("nvidia_peermem", "nv_peer_mem")
+#: Largest packet of RoCE, and the MTU of an interface that carries it.
+LARGEST_MTU: Final = 4096
+JUMBO: Final = 9000
+#: Share of data in the bits on a PCIe lane, by GT/s up to these.
+ENCODINGS: Final = ((5.0, 8 / 10), (32.0, 128 / 130), (float("inf"), 242 / 256))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """PCIe link of a NIC: lanes and GT/s. `None`: not reported."""
+
+    width: int | None
+    max_width: int | None
+    speed: float | None
+    max_speed: float | None
+    #: True for a virtual function, which has no link of its own.
+    is_virtual: bool = False
+
+    def gigabits(self) -> float | None:
+        """Data rate in Gb/s, each way."""
+        if self.width is None or self.speed is None:
+            return None
+        share = next(share for most, share in ENCODINGS if self.speed <= most)
+        return self.width * self.speed * share
+
+
+@dataclass(frozen=True)
+class Nic:
+    """An RDMA device."""
+
+    device: rdma.Device
+    #: `None` for a device without hardware, such as software RoCE.
+    slot: Slot | None
+    #: NUMA node; `None` if the kernel names none.
+    numa_node: int | None
+
+
+@dataclass(frozen=True)
+class Host:
+    """RDMA devices other than EFA's, drivers and limits of a host."""
+
+    #: True if the kernel serves verbs to processes.
+    has_uverbs: bool
+    nics: tuple[Nic, ...]
+    #: PCI addresses of ConnectX NICs without an RDMA device.
+    unbound: tuple[str, ...]
+    #: Devices of the driver efa, which this provider cannot use.
+    efa: tuple[str, ...]
+    verbs: VerbsReport
+    #: Bytes that may be locked; `None`: any number.
+    locked_bytes: int | None
+    #: True if NVIDIA's kernel driver is loaded; `open_nvidia` if it is the open one, with dma-buf.
+    nvidia: bool
+    open_nvidia: bool
+    #: Those of `PEER_MEMORY` that are loaded.
+    peer_memory: tuple[str, ...]
+
+    def ports(self) -> list[VerbsPort]:
+        """Ports that libibverbs lists, without EFA's."""
+        return [port for port in self.verbs["ports"] if port["device"] not in self.efa]
+
+
+def report() -> VerbsReport:
+    """Findings on libibverbs. Loads the library; opens each device for a moment."""
+    return _native.verbs_report()
+
+
+def look(verbs: VerbsReport, root: Path = Path("/")) -> Host:
+    """This host, or the one whose `/sys`, `/proc` and `/dev` lie below `root`."""
+    infiniband = sorted((root / "sys/class/infiniband").glob("*"))
+    efa = [each for each in infiniband if rdma.driver_of(each) == EFA]
+    pci = sorted((root / "sys/bus/pci/devices").glob("*"))
+    return Host(
+        has_uverbs=bool(rdma.loaded(root, ("ib_uverbs",)))
+        or (root / "sys/class/infiniband_verbs").is_dir(),
+        nics=tuple(nic(each, root) for each in infiniband if each not in efa),
+        unbound=tuple(each.name for each in pci if is_unbound(each)),
+        efa=tuple(each.name for each in efa),
+        verbs=verbs,
+        locked_bytes=rdma.locked_bytes(root),
+        nvidia=bool(rdma.loaded(root, ("nvidia",))),
+        open_nvidia=rdma.has_open_nvidia(root),
+        peer_memory=rdma.loaded(root, PEER_MEMORY),
+    )
+
+
+def findings(host: Host) -> list[Finding]:
+    """The library; on hosts with RDMA NICs other than EFA also ports, drivers and limits."""
+    if not (host.nics or host.unbound or host.ports()):
+        return [library(host)]
+    return [
+        library(host),
+        module(host),
+        devices(host),
+        *(port(each) for each in host.ports()),
+        *(unlisted(each) for each in unlisted_nics(host)),
+        *(slot(each.device.name, each.slot, each.numa_node, host) for each in host.nics),
+        locked_memory(host),
+        relaxed_ordering(),
+        on_demand_paging(),
+        gpu_memory(host),
+    ]
+
+
+def library(host: Host) -> Finding:
+    """The libibverbs that the provider verbs uses."""
+    name, found = "libibverbs", host.verbs
+    if found["library"] is None:
+        reason, _, remedy = (found["error"] or "unknown").partition("; ")
+        return Finding(name, False, reason, remedy or "no RDMA by verbs: tcp goes between hosts")
+    if found["error"] is not None:
+        follows = "no RDMA by verbs: tcp goes between hosts"
+        return Finding(name, False, f"{found['library']}: {found['error']}", follows)
+    if not found["ports"]:
+        detail = f"{found['library']}, no RDMA device"
+        return Finding(name, True, detail, "no RDMA by verbs: tcp goes between hosts")
+    return Finding(name, True, found["library"], "the provider verbs uses it")
+
+
+def module(host: Host) -> Finding:
+    """Kernel modules: ib_uverbs, and the driver of each NIC."""
+    name = "RDMA modules"
+    if host.unbound:
+        detail = f"no RDMA device of {', '.join(host.unbound)}"
+        return Finding(
+            name, False, detail, "`modprobe mlx5_ib`; these NICs carry only tcp till then"
+        )
+    if not host.has_uverbs:
+        follows = "`modprobe ib_uverbs`; processes cannot use RDMA without it"
+        return Finding(name, False, "the kernel module ib_uverbs is not loaded", follows)
+    return Finding(name, True, "ib_uverbs", "the kernel serves RDMA to processes")
+
+
+def devices(host: Host) -> Finding:
+    """RDMA devices, and the right to open them."""
+    name = "RDMA devices"
+    found = [nic.device for nic in host.nics]
+    if not found:
+        follows = "load the NIC's driver; containers: mount the host's /sys"
+        return Finding(name, False, "none in /sys/class/infiniband", follows)
+    closed = [each for each in found if each.error is not None]
+    if closed:
+        first = closed[0]
+        detail = f"{first.file or first.name}: {first.error}"
+        if len(closed) > 1:
+            detail += f", and {len(closed) - 1} more"
+        follows = "chmod 0666 /dev/infiniband/uverbs*; containers: --device=/dev/infiniband"
+        return Finding(name, False, detail, follows)
+    detail = ", ".join(each.name for each in found)
+    return Finding(name, True, detail, "this process may open them")
+
+
+def port(found: VerbsPort) -> Finding:
+    """A port that libibverbs lists."""
+    name = f"RDMA {found['name']}"
+    if found["unusable"] is not None:
+        reason, _, remedy = found["unusable"].removeprefix(f"{found['device']}: ").partition("; ")
+        detail = ", ".join([*filter(None, [found["link_layer"], rate(found)]), reason])
+        return Finding(name, False, detail, remedy or "the row RDMA devices has the cause")
+    address, index = found["gid"] or ("none", 0)
+    parts = [
+        found["link_layer"],
+        rate(found),
+        f"GID {address} (index {index}, {found['gid_entries']} in use)",
+        f"MTU {found['mtu']}",
+        f"firmware {found['firmware']}" if found["firmware"] else "",
+    ]
+    follows = f"messages of at most {found['max_message']:,} bytes"
+    if found["mtu"] < LARGEST_MTU:
+        follows += f"; MTU {LARGEST_MTU} costs less per byte"
+        if found["link_layer"] == "Ethernet":
+            follows += f": `ip link set NAME mtu {JUMBO}` on all hosts and switches"
+    return Finding(name, True, ", ".join(filter(None, parts)), follows)
+
+
+def rate(found: VerbsPort) -> str:
+    """Data rate of a port's link; empty if it is not known."""
+    return "" if found["gigabits"] is None else f"{found['gigabits']:g} Gb/s"
+
+
+def unlisted_nics(host: Host) -> list[Nic]:
+    """NICs of the kernel that libibverbs does not list; none without the library."""
+    if host.verbs["library"] is None:
+        return []
+    listed = {port["device"] for port in host.verbs["ports"]}
+    return [nic for nic in host.nics if nic.device.name not in listed]
+
+
+def unlisted(nic: Nic) -> Finding:
+    """A NIC of the kernel that libibverbs does not list."""
+    if nic.device.error is None:
+        follows = "install its driver for libibverbs (Debian: ibverbs-providers)"
+    else:
+        follows = "the row RDMA devices has the cause"
+    return Finding(f"RDMA {nic.device.name}", False, "libibverbs does not list it", follows)
+
+
+def slot(device: str, found: Slot | None, numa_node: int | None, host: Host) -> Finding:
+    """PCIe link of a NIC, compared with its own and its ports' maximum, and its NUMA node."""
+    name = f"RDMA {device} PCIe"
+    if found is None:
+        return Finding(name, False, "not a PCI device", "RDMA in software, for tests")
+    node = f"NUMA node {numa_node}" if numa_node is not None else "NUMA node unknown"
+    near = f"; ranks on NUMA node {numa_node} are nearest" if numa_node is not None else ""
+    gigabits = found.gigabits()
+    if found.width is None or found.speed is None or gigabits is None:
+        kind = "virtual function: " if found.is_virtual else ""
+        detail = f"{kind}width and speed unknown, {node}"
+        return Finding(name, False, detail, f"its bandwidth is that of the physical slot{near}")
+    width, speed = f"x{found.width}", f"{found.speed:g}"
+    is_narrow = found.max_width is not None and found.width < found.max_width
+    is_slow = found.max_speed is not None and found.speed < found.max_speed
+    width += f" of x{found.max_width}" if is_narrow else ""
+    speed += f" of {found.max_speed:g}" if is_slow else ""
+    detail = f"{width}, {speed} GT/s, {node}"
+    follows = f"at most {gigabits:.0f} Gb/s each way"
+    rates = [each["gigabits"] or 0 for each in host.ports() if each["device"] == device]
+    fastest = max(rates, default=0)
+    if gigabits < fastest:
+        follows += f", less than the {fastest:g} Gb/s of a port"
+    if is_narrow or is_slow or gigabits < fastest:
+        return Finding(name, False, detail, f"{follows}: use a slot with more lanes or speed{near}")
+    return Finding(name, True, detail, follows + near)
+
+
+def locked_memory(host: Host) -> Finding:
+    """Memory that may be locked: all regions of a rank."""
+    name = "RDMA locked memory"
+    if host.locked_bytes is None:
+        return Finding(name, True, "unlimited", "any memory can be registered")
+    detail = f"at most {host.locked_bytes / rdma.MIB:.1f} MiB"
+    follows = (
+        "larger regions fail: `ulimit -l unlimited` (limits.conf: memlock); containers:"
+        " --ulimit memlock=-1"
+    )
+    return Finding(name, False, detail, follows)
+
+
+def relaxed_ordering() -> Finding:
+    """Finding on writes into host memory that may be reordered on PCIe."""
+    follows = (
+        "requested for destinations; some hosts write slower without: `lspci -vv` shows RlxdOrd+"
+    )
+    return Finding("RDMA relaxed ordering", False, "unknown: set by firmware and BIOS", follows)
+
+
+def on_demand_paging() -> Finding:
+    """Finding on registration without locked memory."""
+    follows = "Weft does not use it: registered memory is locked, as the limit above allows"
+    return Finding("RDMA on-demand paging", False, "unknown: not queried", follows)
+
+
+def gpu_memory(host: Host) -> Finding:
+    """Finding on access of the NICs to GPU memory, which the provider does not have."""
+    name = "RDMA GPU memory"
+    if not host.nvidia:
+        return Finding(name, False, "no NVIDIA driver", "regions are in the CPU's memory only")
+    only = "the provider verbs registers host memory only"
+    follows = "copy data of GPUs to host memory, or use the provider ofi for it"
+    if not host.open_nvidia and not host.peer_memory:
+        detail = f"{only}; the kernel has neither dma-buf nor nvidia_peermem"
+        return Finding(name, False, detail, f"{follows}; `modprobe nvidia_peermem`")
+    how = "dma-buf" if host.open_nvidia else host.peer_memory[0]
+    return Finding(name, False, f"{only}; the kernel has {how}", follows)
+
+
+def nic(infiniband: Path, root: Path) -> Nic:
+    """An RDMA device, its slot and its NUMA node."""
+    pci = infiniband / "device"
+    node = number(pci / "numa_node")
+    return Nic(
+        device=rdma.device(infiniband, root),
+        slot=slot_of(pci) if (pci / "vendor").exists() else None,
+        numa_node=int(node) if node is not None and node >= 0 else None,
+    )
+
+
+def slot_of(pci: Path) -> Slot:
+    """PCIe link of a PCI device."""
+
+    def lanes(name: str) -> int | None:
+        count = number(pci / name)
+        # 0 and 255 stand for unknown.
+        return int(count) if count is not None and 0 < count <= 32 else None
+
+    return Slot(
+        width=lanes("current_link_width"),
+        max_width=lanes("max_link_width"),
+        speed=number(pci / "current_link_speed"),
+        max_speed=number(pci / "max_link_speed"),
+        is_virtual=(pci / "physfn").exists(),
+    )
+
+
+def is_unbound(pci: Path) -> bool:
+    """True for a ConnectX NIC without an RDMA device."""
+    is_nic = (rdma.read(pci / "class") or "").startswith(NETWORK)
+    return rdma.read(pci / "vendor") == MELLANOX and is_nic and not (pci / "infiniband").is_dir()
+
+
+def number(file: Path) -> float | None:
+    """Number at the start of a small file; `None` without one ("Unknown")."""
+    first, *_ = (rdma.read(file) or "").split() or [""]
+    try:
+        return float(first)
+    except ValueError:
+        return None
