@@ -18,8 +18,10 @@ TRANSPORTS: dict[str, tuple[dict[str, str], list[str]]] = {
     "copy": ({"WEFT_PROVIDERS": "copy-twin"}, []),
     "mixed": ({}, ["--pretend-hosts", "2"]),
 }
-#: Transports with the provider ofi, which needs libfabric.
-OFI: dict[str, tuple[dict[str, str], list[str]]] = {"ofi": ({"WEFT_PROVIDERS": "ofi"}, [])}
+#: Transports that need a library and, for verbs, a NIC.
+RDMA: dict[str, tuple[dict[str, str], list[str]]] = {
+    name: ({"WEFT_PROVIDERS": name}, []) for name in ("ofi", "verbs")
+}
 
 
 def run(
@@ -38,7 +40,7 @@ def run(
 
     `options` are of `weft run`. `fork`: ranks that have imported torch, by `fork_server`.
     """
-    variables, own = (TRANSPORTS | OFI)[transport]
+    variables, own = (TRANSPORTS | RDMA)[transport]
     options = [*(own if ranks > 1 else []), *options]
     with tempfile.TemporaryDirectory() as results:
         command = [sys.executable, "-m", "workers", worker, json.dumps(arguments)]
