@@ -17,7 +17,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`link`] | the interface of a provider: posts, completions, routes |
-//! | [`providers`] | shm, copy, ofi, tcp and sim; `hostile`, a wrapper for tests |
+//! | [`providers`] | shm, copy, verbs, ofi, tcp and sim; `hostile`, a wrapper for tests |
 //! | [`registry`] | the list of providers, by kind and name, and their open devices |
 //! | [`pair`] | groups of two, formed at run time between any two processes |
 //! | [`clock`] | the monotonic clock of the host |

@@ -110,7 +110,7 @@ fn load() -> Result<Library, String> {
     // newer symbols: since these exist), and is never unloaded.
     unsafe {
         // Fork safety: memory registered here stays that of the parent. Kernels since 5.12 copy such pages
-        // at a fork, and the call does nothing.
+        // at a fork, and the call has no effect.
         let fork_init: unsafe extern "C" fn() -> c_int = function(handle, c"ibv_fork_init", None)?;
         let result = fork_init();
         if result != 0 {

@@ -197,7 +197,7 @@ impl Pair {
     /// Posts a chain of `length` work requests, for which it has room.
     ///
     /// # Errors
-    /// Error number of the post. Some of the chain may have been posted: the pair is of no use then.
+    /// Error number of the post. Some of the chain may have been posted: the pair accepts no further chain then.
     ///
     /// # Safety
     /// The chain ends after `length` requests, the last of which alone asks for a completion. Its ranges are
