@@ -15,6 +15,7 @@
 //! - `pair.rs`: queue pair toward one peer, and its work requests in flight
 //! - `link/`, `peer.rs`, `region.rs`: one group's use of the device
 //! - `wire.rs`: addresses and introductions as bytes
+//! - `twin/`: NICs in this process, for tests without hardware
 
 mod library;
 mod link;
@@ -25,11 +26,14 @@ mod peer;
 mod rail;
 mod region;
 mod sys;
+mod twin;
 mod wire;
 
 pub use library::PATH as LIBRARY_PATH;
 #[doc(hidden)]
 pub use sys::layout;
+#[doc(hidden)]
+pub use twin::{TwinConfig, TwinEvent, TwinFault, TwinNic, TwinPort, TwinStatistics};
 
 use crate::device::Device;
 use crate::error::Result;
@@ -177,6 +181,8 @@ pub struct VerbsDevice {
     library: &'static Library,
     config: Arc<VerbsConfig>,
     nics: Vec<Nic>,
+    /// NICs of this process in place of the host's.
+    _twins: Vec<Arc<TwinNic>>,
 }
 
 impl VerbsDevice {
@@ -186,26 +192,57 @@ impl VerbsDevice {
     /// [`crate::Error::Provider`] if a value is out of range, there is no libibverbs, or a NIC is missing or
     /// not active. No other provider takes its place.
     pub fn new(config: VerbsConfig) -> Result<VerbsDevice> {
+        config.check()?;
+        VerbsDevice::with(Library::get().map_err(provider_error)?, config, Vec::new())
+    }
+
+    /// Device over simulated NICs, in place of [`VerbsConfig::devices`].
+    ///
+    /// # Errors
+    /// Those of [`VerbsDevice::new`].
+    #[doc(hidden)]
+    pub fn over(config: VerbsConfig, twins: &[Arc<TwinNic>]) -> Result<VerbsDevice> {
+        config.check()?;
+        let ports = |twin: &Arc<TwinNic>| {
+            let name = twin.name();
+            (1..=twin.ports()).map(move |port| format!("{name}:{port}")).collect::<Vec<_>>()
+        };
+        let devices = twins.iter().flat_map(ports).collect();
+        let config = VerbsConfig { devices, ..config };
+        VerbsDevice::with(twin::library(), config, twins.to_vec())
+    }
+
+    fn with(
+        library: &'static Library,
+        config: VerbsConfig,
+        twins: Vec<Arc<TwinNic>>,
+    ) -> Result<VerbsDevice> {
+        let nics = nic::select(library, &config).map_err(provider_error)?;
+        Ok(VerbsDevice { library, config: Arc::new(config), nics, _twins: twins })
+    }
+
+    /// Names of the NICs in use, with their ports.
+    pub fn nics(&self) -> impl Iterator<Item = String> {
+        self.nics.iter().map(Nic::name)
+    }
+}
+
+impl VerbsConfig {
+    /// Checks that each value is in its range.
+    fn check(&self) -> Result<()> {
         let limits = [
-            ("max_part_bytes", config.max_part_bytes, 1, u64::MAX),
-            ("queue_requests", config.queue_requests.into(), 1, 1 << 15),
-            ("max_unconsumed", config.max_unconsumed.into(), 4, 1 << 20),
-            ("service_level", config.service_level.into(), 0, 15),
-            ("ack_timeout", config.ack_timeout.into(), 0, 31),
+            ("max_part_bytes", self.max_part_bytes, 1, u64::MAX),
+            ("queue_requests", self.queue_requests.into(), 1, 1 << 15),
+            ("max_unconsumed", self.max_unconsumed.into(), 4, 1 << 20),
+            ("service_level", self.service_level.into(), 0, 15),
+            ("ack_timeout", self.ack_timeout.into(), 0, 31),
         ];
         for (name, value, least, most) in limits {
             if !(least..=most).contains(&value) {
                 return Err(provider_error(format!("{name} {value}: expected {least} to {most}")));
             }
         }
-        let library = Library::get().map_err(provider_error)?;
-        let nics = nic::select(library, &config).map_err(provider_error)?;
-        Ok(VerbsDevice { library, config: Arc::new(config), nics })
-    }
-
-    /// Names of the NICs in use, with their ports.
-    pub fn nics(&self) -> impl Iterator<Item = String> {
-        self.nics.iter().map(Nic::name)
+        Ok(())
     }
 }
 

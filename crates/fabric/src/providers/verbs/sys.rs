@@ -18,6 +18,16 @@ pub struct ContextOps {
     pub post_send: unsafe extern "C" fn(*mut Qp, *mut SendRequest, *mut *mut SendRequest) -> c_int,
 }
 
+/// Functions of a context that this provider calls.
+#[derive(Clone, Copy)]
+pub struct DataPath {
+    pub poll_cq: unsafe extern "C" fn(*mut Cq, c_int, *mut Completion) -> c_int,
+    pub req_notify_cq: unsafe extern "C" fn(*mut Cq, c_int) -> c_int,
+    pub post_srq_recv:
+        unsafe extern "C" fn(*mut Srq, *mut RecvRequest, *mut *mut RecvRequest) -> c_int,
+    pub post_send: unsafe extern "C" fn(*mut Qp, *mut SendRequest, *mut *mut SendRequest) -> c_int,
+}
+
 #[repr(C)]
 pub struct Context {
     pub device: *mut c_void,
@@ -26,6 +36,24 @@ pub struct Context {
     pub cmd_fd: c_int,
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
+}
+
+impl Context {
+    /// Context with these functions, for a twin of the library.
+    pub fn of(device: *mut c_void, path: DataPath, cmd_fd: c_int, async_fd: c_int) -> Context {
+        let none = std::ptr::null_mut();
+        let DataPath { poll_cq, req_notify_cq, post_srq_recv, post_send } = path;
+        let ops = ContextOps {
+            _queries: [none; 11],
+            poll_cq,
+            req_notify_cq,
+            _queues: [none; 7],
+            post_srq_recv,
+            _pairs: [none; 4],
+            post_send,
+        };
+        Context { device, ops, _rest_of_ops: [none; 6], cmd_fd, async_fd, num_comp_vectors: 1 }
+    }
 }
 
 #[repr(C)]
@@ -350,9 +378,13 @@ pub const IBV_WR_RDMA_WRITE_WITH_IMM: c_uint = 1;
 pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
 pub const IBV_SEND_INLINE: c_uint = 1 << 3;
 pub const IBV_WC_SUCCESS: c_uint = 0;
+pub const IBV_WC_LOC_PROT_ERR: c_uint = 4;
 pub const IBV_WC_WR_FLUSH_ERR: c_uint = 5;
+pub const IBV_WC_REM_ACCESS_ERR: c_uint = 10;
+pub const IBV_WC_RETRY_EXC_ERR: c_uint = 12;
 pub const IBV_WC_RECV: c_uint = 1 << 7;
 pub const IBV_WC_RECV_RDMA_WITH_IMM: c_uint = (1 << 7) + 1;
+pub const IBV_WC_WITH_IMM: c_uint = 1 << 1;
 pub const IBV_EVENT_CQ_ERR: c_uint = 0;
 pub const IBV_EVENT_QP_FATAL: c_uint = 1;
 pub const IBV_EVENT_QP_REQ_ERR: c_uint = 2;
@@ -405,7 +437,7 @@ pub fn layout() -> Vec<(String, u64)> {
         )*};
     }
     constants! {
-        IBV_PORT_ACTIVE, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET, IBV_GID_TYPE_ROCE_V2, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_RELAXED_ORDERING, IBV_QPT_RC, IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_STATE, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_DEST_QPN, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_SEND_SIGNALED, IBV_SEND_INLINE, IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_EVENT_CQ_ERR, IBV_EVENT_SRQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_LAST_WQE_REACHED
+        IBV_PORT_ACTIVE, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET, IBV_GID_TYPE_ROCE_V2, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_RELAXED_ORDERING, IBV_QPT_RC, IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_STATE, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_DEST_QPN, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_SEND_SIGNALED, IBV_SEND_INLINE, IBV_WC_SUCCESS, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM, IBV_EVENT_CQ_ERR, IBV_EVENT_SRQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_LAST_WQE_REACHED
     }
     let sizes = [
         ("ibv_context_ops", size_of::<ContextOps>() + 6 * size_of::<usize>()),
