@@ -35,8 +35,8 @@ mod traffic;
 
 use common::MemberDevices;
 use provider::{
-    Provider, copy_twin, hostile_ofi, hostile_shm, hostile_tcp, hostile_verbs, ofi_shm, ofi_tcp,
-    shm, tcp, verbs,
+    Provider, copy_twin, hostile_ofi, hostile_shm, hostile_tcp, hostile_verbs, hostile_verbs_twin,
+    ofi_shm, ofi_tcp, shm, tcp, verbs, verbs_twin,
 };
 use stepped::{sim, sim_world};
 
@@ -140,4 +140,11 @@ conformance!(hostile_ofi: Provider {
 });
 // The NIC of a peer takes writes also while its processes are stopped.
 conformance!(verbs: Provider::new("", verbs));
+// NICs of this process, so all ranks are its threads.
+conformance!(verbs_twin: Provider { processes: false, ..Provider::new("", verbs_twin) });
+conformance!(hostile_verbs_twin: Provider {
+    processes: false,
+    longest: 64 << 20,
+    ..Provider::new("", hostile_verbs_twin)
+});
 conformance!(hostile_verbs: Provider { longest: 64 << 20, ..Provider::new("", hostile_verbs) });

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weft_fabric::providers::copy::Twin;
 use weft_fabric::providers::sim::World;
+use weft_fabric::providers::verbs::{TwinConfig, TwinNic};
 use weft_fabric::providers::{
     CopyDevice, HostileConfig, HostileDevice, OfiConfig, OfiDevice, OfiProvider, ShmConfig,
     ShmDevice, TcpConfig, TcpDevice, VerbsChoice, VerbsConfig, VerbsDevice, ofi,
@@ -287,8 +288,13 @@ pub fn verbs(rank: Rank, shape: Shape) -> Opened {
     choice
         .check()
         .map_err(|_| "there is no active RDMA NIC here (`make rdma-lab` runs guests with some)")?;
-    let config = choice.resolve();
-    let config = match shape {
+    let config = shaped(choice.resolve(), rank, shape);
+    Ok(Arc::new(VerbsDevice::new(config).unwrap()))
+}
+
+/// Configuration of verbs for a shape.
+fn shaped(config: VerbsConfig, rank: Rank, shape: Shape) -> VerbsConfig {
+    match shape {
         Shape::Default => config,
         Shape::Queue(depth) => VerbsConfig {
             queue_requests: depth as u32,
@@ -302,8 +308,23 @@ pub fn verbs(rank: Rank, shape: Shape) -> Opened {
             max_part_bytes: 700 << rank.0,
             ..config
         },
+    }
+}
+
+/// Provider of RDMA NICs over simulated ones in this process: two each, one, or numbers that differ.
+pub fn verbs_twin(rank: Rank, shape: Shape) -> Opened {
+    let config = shaped(VerbsConfig::default(), rank, shape);
+    let count = match shape {
+        Shape::Default => 2,
+        Shape::Queue(_) => 1,
+        Shape::Uneven => 1 + rank.0 % 3,
     };
-    Ok(Arc::new(VerbsDevice::new(config).unwrap()))
+    let nics: Vec<_> = (0..count).map(|_| TwinNic::new(TwinConfig::default())).collect();
+    Ok(Arc::new(VerbsDevice::over(config, &nics).unwrap()))
+}
+
+pub fn hostile_verbs_twin(rank: Rank, shape: Shape) -> Opened {
+    hostile(verbs_twin, rank, shape)
 }
 
 pub fn hostile_verbs(rank: Rank, shape: Shape) -> Opened {
