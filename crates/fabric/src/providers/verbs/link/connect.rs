@@ -2,9 +2,10 @@
 //!
 //! A packet for a queue pair that its owner has not connected yet is dropped, and its sender repeats it only
 //! after [`super::super::VerbsConfig::ack_timeout`], which outlives failures of the network. Therefore the
-//! lower rank of two greets first, and as long as its greeting has no acknowledgement it resets its queue
-//! pair and greets again, with the same packet numbers: a greeting that had arrived is a duplicate then. The
-//! higher rank sends nothing before that greeting, after which both ends are connected.
+//! lower rank of two greets first, and as long as its greeting has neither acknowledgement nor answer it
+//! resets its queue pair and greets again, with the same packet numbers: a greeting that had arrived is a
+//! duplicate then. The higher rank is silent before that greeting, after which both ends are connected.
+//! Once it has answered, its packet numbers have advanced, and a reset pair would reject all that follows.
 
 use super::super::objects::provider_error;
 use super::super::pair::{ChainUse, Path};
@@ -115,6 +116,9 @@ impl VerbsLink {
         let mut sink = Sink::default();
         for greeting in greetings.iter_mut().filter(|it| it.repeat_at <= now) {
             let Some(peer) = self.peers.get_mut(greeting.peer) else { continue };
+            if peer.has_greeted(&self.group.lanes) {
+                continue;
+            }
             let (rail, (port, pair)) = (&self.rails[peer.pairs[0].rail], peer.ends[0]);
             let path = Path { nic: &rail.nic, config: &self.config, port, pair };
             let reconnected = peer.pairs[0].reconnect(&path);
