@@ -34,6 +34,8 @@ mod post;
 
 /// Control arrivals of a peer: three reports, a greeting, a farewell.
 const CONTROL_ARRIVALS: u32 = CONTROL_REQUESTS;
+/// Fewest unconsumed arrivals of a peer.
+const MIN_UNCONSUMED: u32 = 4;
 /// Bulk parts in flight toward one peer, behind which a latency-critical part may wait.
 const MAX_BULK: u32 = 16;
 /// Polls of completion queues between two looks at asynchronous events.
@@ -138,11 +140,11 @@ fn queue_sizes(config: &VerbsConfig, nics: &[Nic], peers: u32) -> Result<QueueSi
     let receives = least(|nic| nic.limits.max_srq_wr) / peers;
     let requests = least(|nic| nic.limits.max_qp_wr);
     let room = completions.saturating_sub(CONTROL_REQUESTS + CONTROL_ARRIVALS);
-    let requests =
-        config.queue_requests.min(requests.saturating_sub(CONTROL_REQUESTS)).min(room / 2);
+    let requests = config.queue_requests.min(requests.saturating_sub(CONTROL_REQUESTS));
+    let requests = requests.min(room / 2).min(room.saturating_sub(MIN_UNCONSUMED));
     let unconsumed = (room - requests).min(receives.saturating_sub(CONTROL_ARRIVALS));
     let sizes = QueueSizes { requests, unconsumed: unconsumed.min(config.max_unconsumed) };
-    if sizes.requests < 1 || sizes.unconsumed < 4 {
+    if sizes.requests < 1 || sizes.unconsumed < MIN_UNCONSUMED {
         let names: Vec<String> = nics.iter().map(Nic::name).collect();
         return Err(format!(
             "{} ranks: {} has completion queues of {} entries, too few for so large a group",
