@@ -1,12 +1,18 @@
-//! Provider verbs: bindings of libibverbs everywhere; NICs where there are some.
+//! Provider verbs: bindings of libibverbs and simulated NICs everywhere; NICs where there are some.
 //!
 //! Tests that need NICs are skipped, with a message, on a machine without an active port; `make rdma-lab`
 //! runs them in guests with software RoCE.
 
 #[path = "verbs/choice.rs"]
 mod choice;
+#[path = "common/mod.rs"]
+mod common;
+#[path = "verbs/faults.rs"]
+mod faults;
 #[path = "common/layouts.rs"]
 mod layouts;
+#[path = "verbs/links.rs"]
+mod links;
 
 use weft_fabric::providers::verbs::layout;
 
