@@ -265,6 +265,11 @@ bench-threads: $(FABRIC_BENCH) ## Threads that share a communicator OVER shm or 
 	$(call step,Threads of a rank)
 	@$(RECORD) threads $(FABRIC_BENCH) threads --json --path $(or $(OVER),shm)
 
+.PHONY: bench-posting
+bench-posting: $(FABRIC_BENCH) ## Posts of the provider verbs to a null device, recorded
+	$(call step,Posts to a null device)
+	@$(RECORD) posting $(FABRIC_BENCH) posting --json
+
 .PHONY: bench-calls
 bench-calls: $(FABRIC_BENCH) ## Collectives of RANKS without PyTorch, OVER shm or tcp, recorded
 	$(call step,Calls of collectives)

@@ -28,6 +28,11 @@ CASES = [
     ("null", "scatter"),
     ("later", "scatter"),
     ("later", "group-scatter"),
+    ("verbs-null", "write"),
+    ("verbs-null", "stream"),
+    ("verbs-null", "pages"),
+    ("verbs-null", "scatter"),
+    ("verbs-null", "group-scatter"),
     ("shm", "write"),
     ("shm", "arrival"),
     ("tcp", "write"),
@@ -82,7 +87,7 @@ def compare(
 
 def count(fabric: str, over: str, what: str) -> float:
     """Instructions of one operation."""
-    completed = over == "later" and what in ("write", "stream")
+    completed = over in ("later", "verbs-null") and what in ("write", "stream", "pages")
     is_query = what.endswith("query")
     function = "completed_writes" if completed else f"{what.replace('-', '_')}s"
     if is_query:
@@ -98,7 +103,7 @@ def count(fabric: str, over: str, what: str) -> float:
             f"--callgrind-out-file={file}",
         ]
         command = [fabric, "instructions", "--over", over, "--operation", what]
-        if is_query or over in ("null", "later"):
+        if is_query or over in ("null", "later", "verbs-null"):
             command = [*valgrind, *command]
         else:
             command += ["--under", *valgrind]

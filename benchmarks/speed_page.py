@@ -299,6 +299,24 @@ def planner(results: Path) -> str:
     return markdown(["", "median"], rows)
 
 
+def posting(results: Path) -> str:
+    """Table of the last run of posts of verbs to a null device."""
+    path = results / "posting.jsonl"
+    if not path.exists():
+        return NOT_MEASURED
+    record = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+    rows = [
+        [
+            case["operation"],
+            str(case["requests"]),
+            f"{number(case['post_ns_p50'])} / {number(case['post_ns_p99'])} ns",
+            f"{number(case['complete_ns_p50'])} / {number(case['complete_ns_p99'])} ns",
+        ]
+        for case in record["outcomes"]
+    ]
+    return markdown(["", "work requests", "post", "with its completion"], rows)
+
+
 def instructions(results: Path) -> str:
     """Table of instruction counts, from instructions.json."""
     path = results.parent / "instructions.json"
@@ -348,5 +366,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "moe": moe,
     "crowd": crowd,
     "planner": planner,
+    "posting": posting,
     "instructions": instructions,
 }

@@ -5,6 +5,7 @@
 //! all arrivals precede the first poll.
 
 use crate::group::{PATIENCE, join, mesh, on_processes_under, waiting};
+use crate::posting::{NullRank, PAGES, PEERS, null_rank};
 use crate::{Outcome, Path};
 use clap::{Args, ValueEnum};
 use std::ops::Range;
@@ -39,6 +40,8 @@ enum Over {
     Null,
     /// Device whose writes complete at the next poll, as those of a NIC.
     Later,
+    /// Provider verbs over a null device, whose requests complete at the next poll.
+    VerbsNull,
     Shm,
     Tcp,
     OfiTcp,
@@ -49,7 +52,7 @@ impl Over {
     /// Path between two processes; `None` for a device.
     fn path(self) -> Option<Path> {
         match self {
-            Over::Null | Over::Later => None,
+            Over::Null | Over::Later | Over::VerbsNull => None,
             Over::Shm => Some(Path::Shm),
             Over::Tcp => Some(Path::Tcp),
             Over::OfiTcp => Some(Path::OfiTcp),
@@ -64,6 +67,8 @@ enum Operation {
     Write,
     /// The same with 16 in flight.
     Stream,
+    /// A part of 8 pages; counted for each work request.
+    Pages,
     /// Wait for a write that has arrived, and its credit.
     Arrival,
     /// Scatter of 8 bytes to each of 63 peers; counted for each of them.
@@ -80,9 +85,8 @@ enum Operation {
 const REPEATS: usize = 256;
 /// Writes of a stream in flight.
 const IN_FLIGHT: usize = 16;
-/// Number of scatters, and peers of each.
+/// Number of scatters.
 const SCATTERS: usize = 8;
-const PEERS: u32 = 63;
 const LENGTH: u64 = 8;
 
 /// Runs the operation and prints its repetitions.
@@ -94,12 +98,15 @@ pub fn run(options: &Options) -> Outcome<()> {
     }
     if let Some(path) = options.over.path() {
         on_processes_under(&options.under, 2, || rank(options, path))?;
+    } else if options.over == Over::VerbsNull {
+        verbs(options.operation)?;
     } else {
         let later = options.over == Over::Later;
         match options.operation {
             Operation::Arrival | Operation::FrontEndQuery | Operation::AcceleratorQuery => {
                 return Err("--operation arrival: expected a path between two processes".into());
             }
+            Operation::Pages => return Err("--operation pages: expected --over verbs-null".into()),
             Operation::Write => null_writes(later, 1)?,
             Operation::Stream => null_writes(later, IN_FLIGHT)?,
             Operation::Scatter => null_scatters(later)?,
@@ -108,6 +115,7 @@ pub fn run(options: &Options) -> Outcome<()> {
     }
     let repeats = match options.operation {
         Operation::Scatter | Operation::GroupScatter => SCATTERS * PEERS as usize,
+        Operation::Pages => REPEATS * PAGES,
         _ => REPEATS,
     };
     println!("{}", serde_json::json!({ "repeats": repeats }));
@@ -182,14 +190,14 @@ fn writes(engine: &mut Engine, counter: CounterId, page: &Page) -> Outcome<()> {
 fn completed_writes(
     engine: &mut Engine,
     counter: CounterId,
-    page: &Page,
+    pages: &[Page],
     in_flight: usize,
 ) -> Outcome<()> {
     let mut events = Vec::with_capacity(16);
     for _ in 0..REPEATS / in_flight {
-        let mut request = engine.write(Rank(1), counter, 0, std::slice::from_ref(page))?;
+        let mut request = engine.write(Rank(1), counter, 0, pages)?;
         for _ in 1..in_flight {
-            request = engine.write(Rank(1), counter, 0, std::slice::from_ref(page))?;
+            request = engine.write(Rank(1), counter, 0, pages)?;
         }
         events.clear();
         engine.poll(Time(0), &mut events);
@@ -290,7 +298,7 @@ fn null_writes(later: bool, in_flight: usize) -> Outcome<()> {
             engine.write(Rank(1), counter, 0, &[page])?;
         }
         engine.poll(Time(0), &mut Vec::new());
-        return completed_writes(&mut engine, counter, &page, in_flight);
+        return completed_writes(&mut engine, counter, &[page], in_flight);
     }
     writes(&mut engine, counter, &page)
 }
@@ -312,6 +320,32 @@ fn null_group_scatters(later: bool) -> Outcome<()> {
     let write = |member| MemberWrite { member, length: LENGTH, ..MemberWrite::default() };
     let writes: Vec<MemberWrite> = (0..PEERS).map(write).collect();
     group_scatters(&mut engine, &mut group, &writes)
+}
+
+/// Counted operations over the provider verbs.
+fn verbs(operation: Operation) -> Outcome<()> {
+    let is_scatter = matches!(operation, Operation::Scatter | Operation::GroupScatter);
+    let mut rank = null_rank(if is_scatter { PEERS } else { 1 }, 0)?;
+    let count = if operation == Operation::Pages { PAGES } else { 1 };
+    let pages: Vec<Vec<Page>> =
+        (0..rank.remotes.len()).map(|member| rank.pages(member, count, LENGTH)).collect();
+    let NullRank { ref mut engine, counter, ref source, ref remotes, .. } = rank;
+    match operation {
+        Operation::Scatter => {
+            let both = remotes.iter().zip(&pages);
+            let writes: Vec<PeerWrite<'_>> =
+                both.map(|(remote, pages)| PeerWrite { peer: remote.peer, pages }).collect();
+            scatters(engine, counter, &writes)
+        }
+        Operation::GroupScatter => {
+            let mut group = engine.peer_group(counter, source, remotes)?;
+            let write = |member| MemberWrite { member, length: LENGTH, ..MemberWrite::default() };
+            let writes: Vec<MemberWrite> = (0..PEERS).map(write).collect();
+            group_scatters(engine, &mut group, &writes)
+        }
+        Operation::Stream => completed_writes(engine, counter, &pages[0], IN_FLIGHT),
+        _ => completed_writes(engine, counter, &pages[0], 1),
+    }
 }
 
 /// Device that accepts every post and moves no bytes.

@@ -10,6 +10,7 @@
 //! - `pairs.rs`: pair groups: formation, idle pairs, a burst of processes
 //! - `dispatch/`: query dispatch between two processes
 //! - `soak.rs`: counted writes of mixed sizes for a given time
+//! - `posting.rs`: cost of posts to verbs over a null device
 //! - `instructions.rs`: fixed work for callgrind
 //! - `statistics.rs`, `table.rs`: percentiles, and tables of them
 
@@ -23,6 +24,7 @@ mod idle;
 mod instructions;
 mod messages;
 mod pairs;
+mod posting;
 mod soak;
 mod statistics;
 mod table;
@@ -61,6 +63,8 @@ enum Benchmark {
     Dispatch(dispatch::Options),
     /// Counted writes of mixed sizes, with checks of counts, bytes and memory
     Soak(soak::Options),
+    /// Cost of posts to the provider verbs over a null device
+    Posting(posting::Options),
     /// Fixed numbers of operations, for callgrind
     Instructions(instructions::Options),
 }
@@ -127,6 +131,7 @@ fn main() -> std::process::ExitCode {
         Benchmark::Pairs(options) => pairs::run(&options),
         Benchmark::Dispatch(options) => dispatch::run(&options),
         Benchmark::Soak(options) => soak::run(&options),
+        Benchmark::Posting(options) => posting::run(&options),
         Benchmark::Instructions(options) => instructions::run(&options),
     };
     match outcome {
