@@ -12,7 +12,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use weft_control::Rank;
 
-/// Requests reserved for control messages: three reports of consumption, a greeting, a farewell.
+/// Requests reserved for control messages: three reports of consumption, two greetings, a
+/// farewell.
 pub const CONTROL_REQUESTS: u32 = 6;
 /// Data that a device may be asked to copy into a work request.
 const MAX_INLINE: u32 = 64;
@@ -117,8 +118,8 @@ impl Pair {
         PairAddress { number: self.queue_pair.number(), first_packet: self.first_packet }
     }
 
-    /// Connects it: INIT, RTR, RTS.
-    pub fn connect(&self, path: &Path<'_>) -> Result<()> {
+    /// Connects it: INIT, RTR, RTS. `exchanged`: packets that both ends have received on it before a reset.
+    pub fn connect(&self, path: &Path<'_>, exchanged: u32) -> Result<()> {
         let Path { nic, config, port, pair } = *path;
         let mut attributes = sys::QpAttr {
             qp_state: sys::IBV_QPS_INIT,
@@ -135,7 +136,7 @@ impl Pair {
             qp_state: sys::IBV_QPS_RTR,
             path_mtu: nic.attributes.active_mtu.min(port.mtu.into()),
             dest_qp_num: pair.number,
-            rq_psn: pair.first_packet,
+            rq_psn: packet(pair.first_packet, exchanged),
             max_dest_rd_atomic: 1,
             min_rnr_timer: NOT_READY_PAUSE,
             ah_attr: route(nic, config, &port),
@@ -151,7 +152,7 @@ impl Pair {
         self.queue_pair.modify(&mut attributes, mask)?;
         let mut attributes = sys::QpAttr {
             qp_state: sys::IBV_QPS_RTS,
-            sq_psn: self.first_packet,
+            sq_psn: packet(self.first_packet, exchanged),
             timeout: config.ack_timeout,
             retry_cnt: RETRIES,
             rnr_retry: RETRIES,
@@ -167,14 +168,14 @@ impl Pair {
         self.queue_pair.modify(&mut attributes, mask)
     }
 
-    /// Discards its requests in flight and connects it again, with the same packet numbers.
-    pub fn reconnect(&mut self, path: &Path<'_>) -> Result<()> {
+    /// Discards its requests in flight, and ends the connection until [`Pair::connect`].
+    pub fn reset(&mut self) -> Result<()> {
         let mut attributes = sys::QpAttr { qp_state: sys::IBV_QPS_RESET, ..sys::QpAttr::default() };
         self.queue_pair.modify(&mut attributes, sys::IBV_QP_STATE)?;
         self.in_flight.clear();
         self.free = self.capacity;
         self.id.resets += 1;
-        self.connect(path)
+        Ok(())
     }
 
     /// True if a part of `requests` work requests has room.
@@ -238,6 +239,11 @@ impl Pair {
     pub fn is_current(&self, id: RequestId) -> bool {
         id == self.id
     }
+}
+
+/// Sequence number of a packet `count` behind another; these have 24 bits.
+fn packet(first: u32, count: u32) -> u32 {
+    first.wrapping_add(count) & 0xff_ffff
 }
 
 /// Address of a peer's port: by GID, or by LID within one InfiniBand subnet.

@@ -21,6 +21,8 @@ pub enum PeerState {
 pub struct VerbsPeer {
     pub rank: Rank,
     pub state: PeerState,
+    /// True for a lower rank than that of this link.
+    greets_first: bool,
     /// Queue pairs toward it, one for each network that both have.
     pub pairs: Vec<Pair>,
     /// Its ends of the pairs; empty before it is connected.
@@ -54,8 +56,9 @@ pub struct RemoteLanes {
 }
 
 impl VerbsPeer {
+    /// `own`: the rank of this link.
     pub fn new(
-        rank: Rank,
+        (own, rank): (Rank, Rank),
         local: ControlLanes,
         max_unconsumed: u32,
         pairs: Vec<Pair>,
@@ -63,6 +66,7 @@ impl VerbsPeer {
         VerbsPeer {
             rank,
             state: PeerState::Open,
+            greets_first: rank < own,
             pairs,
             ends: Vec::new(),
             remote: None,
@@ -91,9 +95,19 @@ impl VerbsPeer {
         lanes.value(self.local.presence.id()) >= 1
     }
 
+    /// True once its greetings have arrived: of a peer that greets first two, the latter of which confirms our
+    /// answer; of another one its answer.
+    pub fn is_connected(&self, lanes: &LaneTable) -> bool {
+        lanes.value(self.local.presence.id()) >= self.greetings()
+    }
+
     /// True once its farewell has arrived.
     pub fn is_leaving(&self, lanes: &LaneTable) -> bool {
-        lanes.value(self.local.presence.id()) >= 2
+        lanes.value(self.local.presence.id()) > self.greetings()
+    }
+
+    fn greetings(&self) -> u64 {
+        if self.greets_first { 2 } else { 1 }
     }
 
     /// Index of the pair for the next part: round-robin, so that stripes spread.

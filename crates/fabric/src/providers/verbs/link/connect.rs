@@ -1,11 +1,13 @@
 //! Connections: queue pairs toward the peers, and greetings that confirm them in both directions.
 //!
 //! A packet for a queue pair that its owner has not connected yet is dropped, and its sender repeats it only
-//! after [`super::super::VerbsConfig::ack_timeout`], which outlives failures of the network. Therefore the
-//! lower rank of two greets first, and as long as its greeting has neither acknowledgement nor answer it
-//! resets its queue pair and greets again, with the same packet numbers: a greeting that had arrived is a
-//! duplicate then. The higher rank is silent before that greeting, after which both ends are connected.
-//! Once it has answered, its packet numbers have advanced, and a reset pair would reject all that follows.
+//! after [`super::super::VerbsConfig::ack_timeout`], which outlives failures of the network. Therefore:
+//!
+//! 1. The lower rank of two greets. As long as its greeting has no acknowledgement, it resets its queue pair
+//!    and greets again, with the same packet numbers: a greeting that had arrived is a duplicate then.
+//! 2. The higher rank answers, and is silent otherwise, so that a reset loses no other packet.
+//! 3. The lower rank confirms the answer, and resets no more. If the answer had arrived before a reset, both
+//!    ends have received one packet, and the queue pair goes on behind it.
 
 use super::super::objects::provider_error;
 use super::super::pair::{ChainUse, Path};
@@ -55,7 +57,7 @@ impl VerbsLink {
             peer.ends.push((port, end));
             let rail = &self.rails[pair.rail];
             let path = Path { nic: &rail.nic, config: &self.config, port, pair: end };
-            pair.connect(&path)
+            pair.connect(&path, 0)
                 .map_err(|why| refusal(rank, format!("{}: {why}", rail.nic.name())))?;
         }
         Ok(())
@@ -71,33 +73,31 @@ impl VerbsLink {
         let mut to_answer = Vec::new();
         let mut greetings = Vec::new();
         for peer in peers.iter().map(|introduction| introduction.peer) {
-            if peer < self.group.rank {
-                to_answer.push(peer);
-                continue;
+            to_answer.push(peer);
+            if self.group.rank < peer {
+                self.signal_presence(peer, &mut sink);
+                let repeat_at = clock::now().after(FIRST_REPEAT);
+                greetings.push(Greeting { peer, repeat_at, interval: FIRST_REPEAT });
             }
-            self.signal_presence(peer, &mut sink);
-            let repeat_at = clock::now().after(FIRST_REPEAT);
-            greetings.push(Greeting { peer, repeat_at, interval: FIRST_REPEAT });
         }
         loop {
             self.poll(clock::now(), &mut sink);
+            self.repeat_greetings(&mut greetings, &mut sink)?;
+            // The answer to a greeting, or the confirmation of an answer.
             to_answer.retain(|&peer| {
-                let has_greeted =
-                    self.peers.get(peer).is_some_and(|it| it.has_greeted(&self.group.lanes));
+                let has_greeted = self.has_greeted(peer);
                 if has_greeted {
                     self.signal_presence(peer, &mut sink);
                 }
                 !has_greeted
             });
-            greetings.retain(|it| self.peers.get(it.peer).is_some_and(|it| it.control > 0));
-            self.repeat_greetings(&mut greetings)?;
             // A connected peer may already write; the engine takes dirty bits with its first poll.
             sink.raised.drain(..).for_each(|lane| self.group.lanes.set_dirty(lane));
             if let Some((peer, why)) = sink.lost.pop() {
                 return Err(refusal(peer, why));
             }
             let is_missing =
-                |peer: &&VerbsPeer| peer.control > 0 || !peer.has_greeted(&self.group.lanes);
+                |peer: &&VerbsPeer| peer.control > 0 || !peer.is_connected(&self.group.lanes);
             let missing = self.peers.values().find(is_missing).map(|peer| peer.rank);
             let Some(missing) = missing else { return Ok(()) };
             match limit.park()? {
@@ -110,29 +110,46 @@ impl VerbsLink {
         }
     }
 
-    /// Repeats the greetings that are due.
-    fn repeat_greetings(&mut self, greetings: &mut [Greeting]) -> Result<()> {
+    fn has_greeted(&self, peer: Rank) -> bool {
+        self.peers.get(peer).is_some_and(|peer| peer.has_greeted(&self.group.lanes))
+    }
+
+    /// Repeats the greetings that are due, until they are acknowledged or answered.
+    fn repeat_greetings(&mut self, greetings: &mut Vec<Greeting>, sink: &mut Sink) -> Result<()> {
         let now = clock::now();
-        let mut sink = Sink::default();
+        greetings.retain(|it| {
+            let peer = self.peers.get(it.peer);
+            peer.is_some_and(|peer| peer.control > 0 && !peer.has_greeted(&self.group.lanes))
+        });
         for greeting in greetings.iter_mut().filter(|it| it.repeat_at <= now) {
-            let Some(peer) = self.peers.get_mut(greeting.peer) else { continue };
-            if peer.has_greeted(&self.group.lanes) {
-                continue;
+            self.reset_pair(greeting.peer)?;
+            // What arrived before the reset.
+            self.poll(now, sink);
+            let is_answered = self.has_greeted(greeting.peer);
+            self.connect_again(greeting.peer, u32::from(is_answered))?;
+            if !is_answered {
+                self.signal_presence(greeting.peer, sink);
             }
-            let (rail, (port, pair)) = (&self.rails[peer.pairs[0].rail], peer.ends[0]);
-            let path = Path { nic: &rail.nic, config: &self.config, port, pair };
-            let reconnected = peer.pairs[0].reconnect(&path);
-            reconnected
-                .map_err(|why| refusal(greeting.peer, format!("{}: {why}", rail.nic.name())))?;
-            peer.control = 0;
-            self.signal_presence(greeting.peer, &mut sink);
             greeting.interval = (2 * greeting.interval).min(LONGEST_REPEAT);
             greeting.repeat_at = now.after(greeting.interval);
         }
-        match sink.lost.pop() {
-            Some((peer, why)) => Err(refusal(peer, why)),
-            None => Ok(()),
-        }
+        Ok(())
+    }
+
+    /// Resets the queue pair of the greetings.
+    fn reset_pair(&mut self, rank: Rank) -> Result<()> {
+        let Some(peer) = self.peers.get_mut(rank) else { return Ok(()) };
+        peer.control = 0;
+        peer.pairs[0].reset().map_err(|why| refusal(rank, why))
+    }
+
+    /// Connects the queue pair of the greetings after a reset; see [`super::super::pair::Pair::connect`].
+    fn connect_again(&mut self, rank: Rank, exchanged: u32) -> Result<()> {
+        let Some(peer) = self.peers.get(rank) else { return Ok(()) };
+        let (rail, (port, pair)) = (&self.rails[peer.pairs[0].rail], peer.ends[0]);
+        let path = Path { nic: &rail.nic, config: &self.config, port, pair };
+        let connected = peer.pairs[0].connect(&path, exchanged);
+        connected.map_err(|why| refusal(rank, format!("{}: {why}", rail.nic.name())))
     }
 
     /// Raises a peer's presence lane.

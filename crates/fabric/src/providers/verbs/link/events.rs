@@ -221,7 +221,7 @@ impl Drop for VerbsLink {
         let deadline = clock::now().after(LINGER);
         let lanes = self.group.lanes.clone();
         let is_here = |peer: &&VerbsPeer| {
-            peer.state == PeerState::Open && peer.has_greeted(&lanes) && !peer.is_leaving(&lanes)
+            peer.state == PeerState::Open && peer.is_connected(&lanes) && !peer.is_leaving(&lanes)
         };
         let here: Vec<Rank> = self.peers.values().filter(is_here).map(|peer| peer.rank).collect();
         here.into_iter().for_each(|peer| self.signal_presence(peer, &mut sink));

@@ -32,7 +32,7 @@ mod connect;
 mod events;
 mod post;
 
-/// Control arrivals of a peer: three reports, a greeting, a farewell.
+/// Control arrivals of a peer: three reports, two greetings, a farewell.
 const CONTROL_ARRIVALS: u32 = CONTROL_REQUESTS;
 /// Fewest unconsumed arrivals of a peer.
 const MIN_UNCONSUMED: u32 = 4;
@@ -193,7 +193,8 @@ impl Link for VerbsLink {
             pairs: pairs.iter().map(|pair| pair.address()).collect(),
         };
         let max_unconsumed = self.address.unconsumed(&address);
-        self.peers.insert(peer, VerbsPeer::new(peer, local, max_unconsumed, pairs));
+        let ranks = (self.group.rank, peer);
+        self.peers.insert(peer, VerbsPeer::new(ranks, local, max_unconsumed, pairs));
         Ok(introduction.encode())
     }
 
