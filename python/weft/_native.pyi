@@ -403,6 +403,9 @@ class RegisteredMemory:
     def addresses(self) -> list[int]:
         """Address at which each rank's memory is mapped here."""
 
+    def withdraw(self) -> None:
+        """Hide it from later collectives."""
+
     def close(self, timeout: float) -> None:
         """End it; every rank calls this. Mappings of a twin end with this object."""
 

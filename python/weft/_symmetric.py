@@ -83,6 +83,7 @@ def symmetric_register(
     Every rank makes this call, with a tensor of as many bytes; shapes and places in torch's memory
     may differ. `Registered.peer(rank)` is a rank's tensor, with this rank's shape and dtype. Peers
     open the whole allocation that the tensor is in, by CUDA IPC, so they trust each other.
+    `weft.cuda.Collectives` of the communicator access the tensor, and parts of it, directly.
 
     The tensor lives until `Registered.close`, which every rank calls. If the communicator is closed
     before, this rank's mappings end, and a tensor on a GPU stays allocated until the process ends,

@@ -63,12 +63,14 @@ class Collectives(Reductions, Exchanges):
     later calls raise the error.
 
     *Symmetric memory.* Calls of tensors from `symmetric_empty` (or `weft.symmetric_empty` for the
-    same communicator, device and `memory`) need no copies through buffers of Weft: algorithm
-    "direct". The tensors that peers access are at the same place of the same allocation on all
-    ranks: of `all_reduce` both input and output, of `reduce_scatter` and `reduce` the input, of
-    `all_gather`, even `all_to_all`, `broadcast` and `scatter` the output. Either all ranks pass
-    such tensors to a call or none: otherwise pass `algorithm="two_shot"` on all of them, or the
-    call times out. Keep the symmetric tensors of a captured call as long as its graph, on all
+    same communicator, device and `memory`), or registered by `weft.symmetric_register`, need no
+    copies through buffers of Weft: algorithm "direct". The tensors that peers access are at the
+    same place of the same allocation or registration on all ranks: of `all_reduce` both input and
+    output, of `reduce_scatter` and `reduce` the input, of `all_gather`, even `all_to_all`,
+    `broadcast` and `scatter` the output. Either all ranks pass such tensors to a call or none:
+    otherwise pass `algorithm="two_shot"` on all of them, or the call times out. Addresses of
+    registered tensors have the same remainder by 16 on all ranks, or calls are not direct. Keep the
+    symmetric tensors of a captured call, and their registrations, as long as its graph, on all
     ranks.
 
     As a context manager it closes itself at the end of the block; if the block raises, on this rank

@@ -74,9 +74,10 @@ class Registered:
         """
         if self._closed or os.getpid() != self._communicator._process:
             return
+        limit = seconds(timeout)
+        self._native.withdraw()
         if self.tensor.is_cuda:
             torch.cuda.synchronize(self.tensor.device)
-        limit = seconds(timeout)
         self._closed = True
         try:
             self._native.close(limit)
@@ -90,6 +91,7 @@ class Registered:
         if self._closed:
             return
         self._closed = True
+        self._native.withdraw()
         if self.tensor.is_cuda:
             torch.cuda.synchronize(self.tensor.device)
         self._keep()

@@ -4,7 +4,7 @@ use super::arguments::{ArgumentBlock, TensorsOfRanks};
 use super::config::DeviceConfig;
 use super::error::DeviceError;
 use super::family::FAMILY;
-use super::layout::Layout;
+use super::layout::{Layout, UNIT};
 use super::message::DeviceOperation;
 use super::plan::{CallOptions, DeviceAlgorithm, LaunchPlan, Transport};
 use super::program::Programs;
@@ -16,7 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use weft_cuda::Stream;
 use weft_fabric::{Communicator, Time};
 use weft_gpu::MemoryLocation;
-use weft_gpu::domain::{ALIGNMENT, Block, Domain, OperatorLaunch, Reservation, SymmetricPlace};
+use weft_gpu::domain::{
+    ALIGNMENT, Block, Domain, MemoryNumber, OperatorLaunch, RegisteredPlaces, Reservation,
+    SymmetricPlace,
+};
 
 /// Collectives between the GPUs of one host.
 ///
@@ -75,7 +78,7 @@ impl DeviceCall {
     /// Digest of what is equal on all ranks of a direct call.
     fn digest(&self, input: &SymmetricPlace, output: &SymmetricPlace) -> u32 {
         let mut hasher = DefaultHasher::new();
-        (input.segment, input.offset, output.segment, output.offset).hash(&mut hasher);
+        (input.memory, input.offset, output.memory, output.offset).hash(&mut hasher);
         self.operation.hash(&mut hasher);
         let arithmetic = self.operation.reduces().then_some((self.reduction, self.average));
         (self.element, arithmetic, self.options).hash(&mut hasher);
@@ -162,16 +165,17 @@ impl DeviceCollectives {
     ///
     /// # Errors
     /// The cause of a failed group; [`DeviceError::NoRank`], [`DeviceError::Parts`], [`DeviceError::TooLarge`],
-    /// [`DeviceError::Zero`], [`DeviceError::Unsupported`], [`DeviceError::Algorithm`], [`DeviceError::NotDirect`];
-    /// CUDA's.
+    /// [`DeviceError::Zero`], [`DeviceError::Unsupported`], [`DeviceError::Algorithm`], [`DeviceError::NotDirect`],
+    /// [`DeviceError::Misaligned`]; CUDA's.
     ///
     /// # Safety
     /// `input` and `output` are addresses on this rank's device (for the twin, on the CPU), multiples of the length of an
     /// element, with the bytes that follow from the operation (see [`DeviceOperation`]), until the call has run on its
     /// stream, which is one of that device; the output is accessed by this call alone. They are disjoint, or the output
     /// is that part of the input, or the other way around, that the operation copies or reduces to itself. If a tensor
-    /// that peers access in a direct call (see [`DeviceAlgorithm::Direct`]) is in the domain's heap, it is there at all
-    /// ranks, at the same place.
+    /// that peers access in a direct call (see [`DeviceAlgorithm::Direct`]) is in the domain's heap or in memory that the
+    /// communicator has registered, it is there at all ranks, at the same place; registered memory stays registered until the
+    /// call has run.
     pub unsafe fn run(&self, call: &DeviceCall) -> Result<(), DeviceError> {
         let parts = self.parts()?;
         parts.domain.check_fatal()?;
@@ -181,7 +185,9 @@ impl DeviceCollectives {
             supported(reduction, element)?;
         }
         let element_bytes = call.element.bytes() as u64;
-        let places = self.symmetric_places(&parts.domain, call);
+        // Registrations end after the launch, or after the call of a twin.
+        let registered = parts.domain.registrations().enter();
+        let places = self.symmetric_places(&parts.domain, &registered, call)?;
         let (layout, symmetric) = (&self.layout, places.is_some());
         let (rank, options) = (self.rank, call.options);
         let plan =
@@ -242,21 +248,44 @@ impl DeviceCollectives {
 
     /// Places of input and output, if those that peers access in a direct call are symmetric; without addresses for a
     /// tensor that they do not access. `None` without a lookup for another algorithm.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misaligned`] if a direct call is requested.
     fn symmetric_places(
         &self,
         domain: &Domain,
+        registered: &RegisteredPlaces<'_>,
         call: &DeviceCall,
-    ) -> Option<(SymmetricPlace, SymmetricPlace)> {
-        if call.options.algorithm.is_some_and(|given| given != DeviceAlgorithm::Direct) {
-            return None;
+    ) -> Result<Option<(SymmetricPlace, SymmetricPlace)>, DeviceError> {
+        let requested = call.options.algorithm;
+        if requested.is_some_and(|given| given != DeviceAlgorithm::Direct) {
+            return Ok(None);
         }
-        let (input, output) = call.operation.of_peers()?;
+        let Some((input, output)) = call.operation.of_peers() else { return Ok(None) };
         let (of_input, of_output) = call.operation.lengths(self.layout.ranks);
-        let place = |wanted: bool, address: u64, count: u64| match wanted {
-            true => domain.place(address, count.saturating_mul(call.element.bytes() as u64)),
-            false => Some(SymmetricPlace { segment: 0, offset: 0, addresses: Vec::new() }),
+        let place = |wanted: bool, address: u64, count: u64| {
+            let memory = MemoryNumber::Segment(0);
+            let unused = || SymmetricPlace { memory, offset: 0, addresses: Vec::new() };
+            let bytes = count.saturating_mul(call.element.bytes() as u64);
+            let found =
+                || domain.place(address, bytes).or_else(|| registered.place(address, bytes));
+            if wanted { found() } else { Some(unused()) }
         };
-        Some((place(input, call.input, of_input)?, place(output, call.output, of_output)?))
+        let input = place(input, call.input, of_input);
+        let (Some(input), Some(output)) = (input, place(output, call.output, of_output)) else {
+            return Ok(None);
+        };
+        // Kernels copy units of 16 bytes between tensors of two ranks.
+        for (what, place) in [("input", &input), ("output", &output)] {
+            let Some((peer, theirs)) = place.differs(self.rank, UNIT) else { continue };
+            if requested.is_none() {
+                return Ok(None);
+            }
+            let operation = call.operation.name();
+            let ours = place.addresses[self.rank as usize] % UNIT;
+            return Err(DeviceError::Misaligned { operation, what, peer, ours, theirs });
+        }
+        Ok(Some((input, output)))
     }
 
     /// Reports device records so far. It does not wait: synchronise first to cover a call.

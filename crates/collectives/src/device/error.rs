@@ -75,6 +75,22 @@ pub enum DeviceError {
         /// Reason.
         needed: &'static str,
     },
+    /// A direct call of registered tensors whose addresses have other remainders by 16 at a peer.
+    #[error(
+        "direct {operation}: the registered {what} begins {ours} bytes behind a multiple of 16 here and {theirs} at {peer}; register tensors that begin alike, omit algorithm, or use two_shot"
+    )]
+    Misaligned {
+        /// Operation.
+        operation: &'static str,
+        /// Tensor.
+        what: &'static str,
+        /// Peer.
+        peer: weft_fabric::Rank,
+        /// Remainder here.
+        ours: u64,
+        /// Remainder there.
+        theirs: u64,
+    },
     /// Options of two ranks that differ.
     #[error("{what} is {ours} here and {theirs} at {peer}: pass equal ones on all ranks")]
     Disagreement {

@@ -117,7 +117,8 @@ pub enum DeviceAlgorithm {
     OneShot,
     /// Messages as chunks with flags; an all-reduce reduces slices at their ranks, and then sends results.
     TwoShot,
-    /// Straight between tensors in the symmetric heap: outputs are written, inputs of reductions are read.
+    /// Straight between tensors in the symmetric heap or in registered memory: outputs are written, inputs of reductions are
+    /// read.
     Direct,
 }
 
@@ -179,8 +180,7 @@ const UNITS_OF_A_BLOCK: u64 = 128;
 const MIN_CHUNK: u64 = 4096;
 
 impl LaunchPlan {
-    /// Plan of a call of rank `rank`. `symmetric`: the tensors that a direct call needs in the symmetric heap are there,
-    /// at all ranks.
+    /// Plan of a call of rank `rank`. `symmetric`: the tensors that peers access in a direct call are mapped by all ranks.
     ///
     /// # Errors
     /// Those of [`DeviceOperation::check`]; [`DeviceError::TooLarge`], [`DeviceError::Zero`],

@@ -149,7 +149,7 @@ fn places_are_equal_on_all_ranks_and_end_with_their_segment() {
     let (segment, offset) = positions(&blocks)[0];
     for (domain, block) in domains.iter().zip(&blocks) {
         let place = domain.place(block.own() + 100, 8).unwrap();
-        assert_eq!((place.segment, place.offset), (segment, offset + 100));
+        assert_eq!((place.memory, place.offset), (MemoryNumber::Segment(segment), offset + 100));
         let expected: Vec<u64> = block.addresses().iter().map(|address| address + 100).collect();
         assert_eq!(place.addresses, expected);
         assert_eq!(domain.place(block.own(), u64::MAX), None);
@@ -159,5 +159,6 @@ fn places_are_equal_on_all_ranks_and_end_with_their_segment() {
     drop(blocks);
     // No room for it: the empty segment is returned, and another one is mapped, possibly at its address.
     let _larger = Domain::allocate_local(&domains, 40 << 20, 1).unwrap();
-    assert!(domains[0].place(own, 8).is_none_or(|place| place.segment != segment));
+    let old = MemoryNumber::Segment(segment);
+    assert!(domains[0].place(own, 8).is_none_or(|place| place.memory != old));
 }

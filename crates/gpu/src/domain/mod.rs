@@ -15,18 +15,21 @@
 //!
 //! - `allocator.rs`: deterministic allocator of offsets
 //! - `segments.rs`: segments of the heap, their blocks, and the exchange of freed blocks
+//! - `registrations.rs`: memory of the user that all ranks have mapped
 //! - `occupancy.rs`: budget of co-resident launches
 //! - `failure_monitor.rs`: failures of this rank and of peers
 
 mod allocator;
 mod failure_monitor;
 mod occupancy;
+mod registrations;
 mod segments;
 
 pub use allocator::ALIGNMENT;
 pub use failure_monitor::{FailureGroup, FailureMonitor};
 pub use occupancy::{OccupancyBudget, OperatorLaunch};
-pub use segments::{Block, SEGMENT_BYTES, SymmetricPlace};
+pub use registrations::{RegisteredPlaces, Registration, Registrations};
+pub use segments::{Block, MemoryNumber, SEGMENT_BYTES, SymmetricPlace};
 
 use crate::error::{Error, Result};
 use crate::heap::{Heap, MemoryLocation};
@@ -60,6 +63,7 @@ pub struct Domain {
     table: u64,
     segments: Mutex<Segments>,
     mappings: Mappings,
+    registrations: Registrations,
 }
 
 struct Gpu {
@@ -116,13 +120,14 @@ impl RankResources {
 }
 
 impl Domain {
-    /// Makes the domain of a communicator whose ranks share a host. Collective.
+    /// Makes the domain of a communicator whose ranks share a host, and which has `registrations`. Collective.
     ///
     /// # Errors
     /// Those of [`Heap::create`]; [`Error::TooManyRanks`].
     pub fn create(
         communicator: &Communicator,
         location: MemoryLocation,
+        registrations: Registrations,
         deadline: Time,
     ) -> Result<Arc<Domain>> {
         let (rank, ranks) = (communicator.control().rank().0, communicator.world_size());
@@ -134,7 +139,7 @@ impl Domain {
         let part = GpuPartition::of(&uuids, rank);
         let group = own.failures.subscribe(communicator);
         let heap = Heap::create(communicator, location, first_bytes(ranks), deadline)?;
-        let made = Domain::new(own, group, heap, part);
+        let made = Domain::new(own, group, heap, part, registrations);
         crate::heap::agree(communicator.control(), made, deadline)
     }
 
@@ -158,6 +163,7 @@ impl Domain {
                 FailureGroup::Local(monitors.clone()),
                 heap,
                 GpuPartition::of(&uuids, rank),
+                Registrations::default(),
             )
         });
         made.collect()
@@ -168,6 +174,7 @@ impl Domain {
         group: FailureGroup,
         heap: Heap,
         part: GpuPartition,
+        registrations: Registrations,
     ) -> Result<Arc<Domain>> {
         let RankResources { failures, gpu } = own;
         let (rank, ranks, location) = (heap.rank(), heap.size(), heap.location());
@@ -206,6 +213,7 @@ impl Domain {
             table: table_address,
             mappings: segments.mappings(),
             segments: Mutex::new(segments),
+            registrations,
         };
         domain.write(0, &table.bytes())?;
         Ok(Arc::new(domain))
@@ -436,6 +444,11 @@ impl Domain {
     /// for collective calls.
     pub fn place(&self, address: u64, bytes: u64) -> Option<SymmetricPlace> {
         self.mappings.place(address, bytes)
+    }
+
+    /// Memory of the user that the communicator has registered.
+    pub fn registrations(&self) -> &Registrations {
+        &self.registrations
     }
 
     /// Bytes in blocks that not all ranks have dropped, and bytes of the heap.

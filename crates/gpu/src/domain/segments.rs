@@ -78,15 +78,34 @@ impl std::fmt::Debug for Block {
     }
 }
 
-/// Place in the symmetric heap, with the addresses of its first byte at all ranks.
+/// Memory that all ranks have mapped; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryNumber {
+    /// Segment of the symmetric heap.
+    Segment(u32),
+    /// Memory of the user, by [`Heap::identity`].
+    Registration(u64),
+}
+
+/// Place in memory that all ranks have mapped, with the addresses of its first byte at all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SymmetricPlace {
-    /// Number of the segment; equal on all ranks.
-    pub segment: u32,
-    /// Offset in the segment.
+    /// Segment or registration.
+    pub memory: MemoryNumber,
+    /// Offset there.
     pub offset: u64,
     /// Local addresses, by rank.
     pub addresses: Vec<u64>,
+}
+
+impl SymmetricPlace {
+    /// First rank whose address has another remainder by `alignment` than that of `rank`. Mappings consist of whole pages,
+    /// so that all ranks find the same remainders.
+    pub fn differs(&self, rank: u32, alignment: u64) -> Option<(Rank, u64)> {
+        let own = self.addresses.get(rank as usize)? % alignment;
+        let remainders = self.addresses.iter().map(|address| address % alignment);
+        (0..).map(Rank).zip(remainders).find(|(_, theirs)| *theirs != own)
+    }
 }
 
 /// A segment as mapped at this rank.
@@ -113,7 +132,7 @@ impl Mappings {
         let segment = all.iter().find(inside)?;
         let offset = address - segment.own;
         let addresses = segment.addresses.iter().map(|base| base + offset).collect();
-        Some(SymmetricPlace { segment: segment.number, offset, addresses })
+        Some(SymmetricPlace { memory: MemoryNumber::Segment(segment.number), offset, addresses })
     }
 
     fn add(&self, number: usize, heap: &Heap) {

@@ -9,6 +9,7 @@ use super::user_memory::{SharedUserMemory, UserMemory};
 use crate::error::{Error, Result};
 use rustix::fd::{AsFd as _, OwnedFd};
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use weft_control::Rank;
 use weft_fabric::{DescriptorExchange, Time, WaitLimit};
@@ -163,8 +164,17 @@ impl HeapBuilder {
             };
             parts.push(Arc::new(part));
         }
-        Ok(Heap::new(rank, offer.bytes, location, parts, leaks))
+        Ok(Heap::new(rank, offer.bytes, location, parts, leaks, identity(offers)))
     }
+}
+
+/// Digest of all offers, which all ranks have in the same order.
+fn identity(offers: &[Offer]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    offers.iter().for_each(|offer| {
+        OfferMessage::Offer(Box::new(offer.clone())).encode().hash(&mut hasher);
+    });
+    hasher.finish()
 }
 
 /// Adds the peer and the usual remedy to a CUDA error.

@@ -16,6 +16,8 @@ pub struct Heap {
     addresses: Vec<u64>,
     /// True if peers may have this rank's part open without keeping it alive.
     pub(super) leaks: bool,
+    /// Digest of the offers of all ranks; see [`Heap::identity`].
+    pub(super) identity: u64,
 }
 
 impl Heap {
@@ -34,7 +36,7 @@ impl Heap {
         part::join(locations, &parts)?;
         let heaps = (0..).zip(locations);
         Ok(heaps
-            .map(|(rank, location)| Heap::new(rank, bytes, *location, parts.clone(), false))
+            .map(|(rank, location)| Heap::new(rank, bytes, *location, parts.clone(), false, 0))
             .collect())
     }
 
@@ -44,9 +46,10 @@ impl Heap {
         location: MemoryLocation,
         parts: Vec<Arc<HeapPart>>,
         leaks: bool,
+        identity: u64,
     ) -> Heap {
         let addresses = parts.iter().map(|part| part.address()).collect();
-        Heap { rank, bytes, location, parts, addresses, leaks }
+        Heap { rank, bytes, location, parts, addresses, leaks, identity }
     }
 
     /// This rank.
@@ -67,6 +70,12 @@ impl Heap {
     /// Location of this rank's part.
     pub fn location(&self) -> MemoryLocation {
         self.location
+    }
+
+    /// Number of this memory, equal on all ranks of a communicator; heaps of other memory have other numbers. 0 in a group
+    /// of one process.
+    pub fn identity(&self) -> u64 {
+        self.identity
     }
 
     /// Local address of a rank's part.

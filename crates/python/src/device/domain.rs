@@ -7,13 +7,16 @@ use crate::shared::deadline;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_fabric::{Communicator as Fabric, Time};
-use weft_gpu::domain::{ALIGNMENT, Block, Domain};
+use weft_gpu::domain::{ALIGNMENT, Block, Domain, Registrations};
 use weft_gpu::table::Table;
 use weft_gpu::{Error as GpuError, MemoryLocation};
 
-/// The domains of a communicator.
+/// The domains of a communicator, and the memory of the user that it has registered.
 #[derive(Clone, Default)]
-pub struct Domains(Arc<Mutex<Vec<ProcessOwned<Arc<Domain>>>>>);
+pub struct Domains {
+    made: Arc<Mutex<Vec<ProcessOwned<Arc<Domain>>>>>,
+    registrations: Registrations,
+}
 
 impl Domains {
     /// The domain of a place, made if there is none; every rank calls this.
@@ -23,12 +26,12 @@ impl Domains {
         place: MemoryLocation,
         deadline: Time,
     ) -> weft_gpu::Result<Arc<Domain>> {
-        let mut domains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut domains = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         domains.retain(|domain| !domain.has_ended());
         if let Some(known) = domains.iter().find(|domain| same(&domain.location(), &place)) {
             return Ok(Arc::clone(known));
         }
-        let made = Domain::create(fabric, place, deadline)?;
+        let made = Domain::create(fabric, place, self.registrations.clone(), deadline)?;
         domains.push(ProcessOwned::new(made.clone()));
         Ok(made)
     }
@@ -44,15 +47,20 @@ impl Domains {
     ) -> Result<T, E> {
         let made = make(&|| self.of(fabric, place, deadline));
         if made.is_err() {
-            let mut domains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut domains = self.made.lock().unwrap_or_else(PoisonError::into_inner);
             domains.retain(|domain| !(same(&domain.location(), &place) && domain.is_idle()));
         }
         made
     }
 
-    /// Drops all of them: each ends with the last operator on it.
+    /// Registered memory.
+    pub fn registrations(&self) -> &Registrations {
+        &self.registrations
+    }
+
+    /// Drops all domains: each ends with the last operator on it.
     pub fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 

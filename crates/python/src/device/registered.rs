@@ -10,6 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, PoisonError};
 use weft_control::Operation;
 use weft_fabric::clock;
+use weft_gpu::domain::Registration;
 use weft_gpu::{Error as GpuError, Heap, MemoryKind, MemoryLocation, UserMemory};
 use weft_moe::Error as MoeError;
 
@@ -17,6 +18,8 @@ use weft_moe::Error as MoeError;
 #[pyclass(frozen, module = "weft._native")]
 pub struct RegisteredMemory {
     shared: Shared,
+    /// For direct collectives; `None` once withdrawn. Dropped before the mappings.
+    registration: Mutex<ProcessOwned<Option<Registration>>>,
     /// `None` once its mappings have ended.
     heap: Mutex<ProcessOwned<Option<Heap>>>,
     addresses: Vec<u64>,
@@ -25,7 +28,12 @@ pub struct RegisteredMemory {
 
 impl RegisteredMemory {
     fn take(&self) -> Option<Heap> {
+        self.end_registration();
         self.heap.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn end_registration(&self) {
+        drop(self.registration.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
@@ -61,8 +69,10 @@ impl RegisteredMemory {
             .with(py, |fabric| Heap::register(fabric, place, lent, deadline).map_err(of_gpu))?;
         let (addresses, is_twin) =
             (heap.addresses().to_vec(), matches!(place, MemoryLocation::Twin));
+        let registration = py.detach(|| shared.domains.registrations().add(&heap));
         Ok(RegisteredMemory {
             shared,
+            registration: Mutex::new(ProcessOwned::new(Some(registration))),
             heap: Mutex::new(ProcessOwned::new(Some(heap))),
             addresses,
             is_twin,
@@ -73,6 +83,13 @@ impl RegisteredMemory {
     #[getter]
     fn addresses(&self) -> Vec<u64> {
         self.addresses.clone()
+    }
+
+    /// Hides it from later collectives; returns once calls that use it have been launched. No effect in a forked child.
+    fn withdraw(&self, py: Python<'_>) {
+        if !fork::is_child() {
+            py.detach(|| self.end_registration());
+        }
     }
 
     /// Waits for all ranks to make this call; then no peer has a GPU's memory mapped. Mappings of a twin end with this
