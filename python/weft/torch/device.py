@@ -14,6 +14,7 @@ from weft.errors import ConfigurationError
 if TYPE_CHECKING:
     from weft import _native
     from weft.cuda import Collectives
+    from weft.torch.device_memory import Pool
 
 __all__ = ["DeviceCalls"]
 
@@ -47,6 +48,9 @@ class DeviceCalls:
         self._collectives: Collectives | None = None
         self._run: Any = None
         self._stream: Any = None
+        #: Stream of asynchronous operations; `None` of a twin.
+        self._own: torch.cuda.Stream | None = None
+        self._pool: Pool | None = None
 
     def start(self, index: int) -> tuple[int, int, int] | None:
         """Make the collectives of a GPU; every rank makes this call.
@@ -74,7 +78,7 @@ class DeviceCalls:
         self._stream = collectives._stream
         if self.is_twin:
             return None
-        own = communication_stream(collectives.device)
+        self._own = own = communication_stream(collectives.device)
         return own.stream_id, own.device_index, own.device_type
 
     def run(
@@ -91,8 +95,9 @@ class DeviceCalls:
         received: list[int] | None,
     ) -> None:
         """Put a call on the current stream; arguments are as of the native module."""
+        stream = self._stream()
         self._run(
-            self._stream(),
+            stream,
             operation,
             input=given,
             output=into,
@@ -104,6 +109,26 @@ class DeviceCalls:
             sent=sent,
             received=received,
         )
+        # Memory of a capture stays with its graph.
+        pool, own = self._pool, self._own
+        if pool is None or own is None or stream != own.cuda_stream or self.is_capturing():
+            return
+        pool.record((given, into), own)
+
+    def allocate(self, length: int) -> torch.Tensor | None:
+        """A tensor of `length` bytes in symmetric memory, uninitialised; every rank calls this.
+
+        Returns:
+            `None` if a rank has no room, and in a capture, whose graph needs the memory for longer.
+        """
+        if self.is_capturing():
+            return None
+        if self._pool is None:
+            from weft.torch.device_memory import Pool
+
+            assert self._collectives is not None, "the C++ library has called `start`"
+            self._pool = Pool(self._collectives, self._timeout)
+        return self._pool.take(length)
 
     def is_capturing(self) -> bool:
         """True if the current stream is part of a capture."""
@@ -130,6 +155,6 @@ class DeviceCalls:
     def end(self) -> None:
         """Free all memory of the GPU on this rank; a second call has no effect."""
         collectives, self._collectives = self._collectives, None
-        self._run = self._stream = None
+        self._run = self._stream = self._pool = None
         if collectives is not None and os.getpid() == self._process:
             collectives._abandon()

@@ -83,6 +83,20 @@ class WeftBackend final : public Submitter {
     return made;
   }
 
+  bool supportsTensorAlloc(c10::DeviceIndex index) override {
+    return device_->allocates(index);
+  }
+
+  // A tensor of one dimension in symmetric memory, whose operations are direct; in torch's own if there is no room.
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    const char* name = "allocate_tensor";
+    engine_->check_open(name);
+    TORCH_CHECK_VALUE(size >= 0, name, " of ", size, " elements: expected 0 or more");
+    auto bytes = static_cast<int64_t>(size * options.dtype().itemsize());
+    auto memory = device_->allocate(name, options.device(), bytes);
+    return memory ? memory->view(c10::typeMetaToScalarType(options.dtype())) : at::empty({size}, options);
+  }
+
   bool supportsCoalescing() const override {
     return true;
   }

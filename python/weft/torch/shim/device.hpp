@@ -10,6 +10,8 @@
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <torch/csrc/utils/pybind.h>
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -467,6 +469,27 @@ class DevicePart {
       return {c10::kCPU};
     }
     return {c10::kCUDA, has_started_ ? index_ : static_cast<c10::DeviceIndex>(device_ids[0])};
+  }
+
+  // True if tensors of this device may be allocated in symmetric memory. torch passes no index for the CPU.
+  bool allocates(c10::DeviceIndex index) const {
+    return calls_ != nullptr && (is_twin_ || index >= 0);
+  }
+
+  // A tensor of `bytes` bytes in symmetric memory, of the current stream; `nullopt` if a rank has no room, and in a
+  // capture. Every rank makes this call.
+  std::optional<at::Tensor> allocate(const char* name, c10::Device device, int64_t bytes) {
+    WithoutGil without_gil;
+    std::lock_guard<std::timed_mutex> lock(mutex_);
+    begin(name, device);
+    std::optional<at::Tensor> result;
+    with_python(name, [&] {
+      py::object made = calls_->attr("allocate")(bytes);
+      if (!made.is_none()) {
+        result = made.cast<at::Tensor>();
+      }
+    });
+    return result;
   }
 
   // Makes a work and puts its calls on a stream: on the current one, or behind it on the communication stream.

@@ -7,8 +7,6 @@
 
 #include <set>
 
-PYBIND11_DECLARE_HOLDER_TYPE(T, c10::intrusive_ptr<T>, true)
-
 namespace weft {
 namespace {
 

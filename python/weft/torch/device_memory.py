@@ -1,0 +1,220 @@
+"""Pool of symmetric memory of a process group: tensors that all ranks take at the same place.
+
+A block of the symmetric heap is allocated by all ranks, which takes an exchange on the host and
+zeroes it. So blocks whose tensors are gone are used again. The order in which Python frees tensors
+may differ between ranks; a block is therefore available once all ranks have reported that theirs is
+free, which they exchange when no block of the size is available. Between two exchanges an
+allocation is local.
+
+Memory order: a tensor belongs to the current stream of its allocation, as those of torch do. A
+block whose last tensor belonged to another stream is behind that stream's work, and behind
+asynchronous operations that used it.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import weakref
+from bisect import bisect_right, insort
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from weft.cuda.memory import memory_at
+from weft.errors import (
+    AllocationError,
+    ConfigurationMismatchError,
+    DeviceError,
+    SizeError,
+    SystemCallError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from weft.cuda import Collectives
+
+__all__ = ["Pool", "block_bytes"]
+
+logger = logging.getLogger("weft.torch")
+
+#: Errors of an allocation that all ranks make and that fails on all of them. That of a peer is a
+#: `DeviceError`.
+NO_ROOM: Final = (AllocationError, SizeError, DeviceError, SystemCallError)
+#: Shortest block in bytes.
+SHORTEST: Final = 4096
+
+
+def block_bytes(length: int) -> int:
+    """Bytes of the block of a tensor of `length` bytes: at most an eighth more, and at least 4096.
+
+    Tensors of similar lengths share blocks.
+    """
+    step = max(SHORTEST, 1 << max(length.bit_length() - 4, 0))
+    return -(-max(length, 1) // step) * step
+
+
+class Block:
+    """Block of the symmetric heap, which one tensor at a time uses."""
+
+    def __init__(self, number: int, tensor: torch.Tensor) -> None:
+        #: Equal on all ranks.
+        self.number = number
+        #: Keeps the memory.
+        self.tensor = tensor
+        self.address, self.bytes = tensor.data_ptr(), tensor.nbytes
+        #: Stream of the last tensor.
+        self.stream: torch.cuda.Stream | None = None
+        #: Ends of asynchronous operations that used it.
+        self.events: list[torch.cuda.Event] = []
+
+
+class Lease:
+    """Use of a block by a tensor's storage, which owns it; also after the pool."""
+
+    __slots__ = ("__weakref__", "block")
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+
+class Pool:
+    """Symmetric memory of the tensors of a group.
+
+    Every rank makes the same calls in the same order, outside of captures.
+
+    Args:
+        collectives: of the group.
+        timeout: seconds; longest wait for the same call of the other ranks.
+    """
+
+    def __init__(self, collectives: Collectives, timeout: float) -> None:
+        self._collectives, self._timeout = collectives, timeout
+        #: By number, those that tensors use or that other ranks' tensors may use.
+        self._taken: dict[int, Block] = {}
+        #: By bytes, those that are free on all ranks, in the same order there.
+        self._free: defaultdict[int, deque[Block]] = defaultdict(deque)
+        #: Numbers of blocks whose tensors are gone here. Finalisers append, on any thread.
+        self._dropped: deque[int] = deque()
+        #: Numbers reported as gone, until all ranks report them.
+        self._gone: set[int] = set()
+        #: Addresses of all blocks in order, and their blocks.
+        self._addresses: list[int] = []
+        self._blocks: dict[int, Block] = {}
+        #: Exchanges and blocks so far.
+        self._exchanges = self._made = 0
+        self._has_warned = False
+
+    def take(self, length: int) -> torch.Tensor | None:
+        """A tensor of `length` uninitialised bytes at the same place on all ranks.
+
+        Returns:
+            `None` if a rank has no room; then on all ranks.
+
+        Raises:
+            ConfigurationMismatchError: if ranks ask for tensors of other sizes.
+            WaitTimeoutError: if other ranks do not ask for one.
+        """
+        size = block_bytes(length)
+        if not self._free[size]:
+            self._agree(size)
+        block = self._free[size].popleft() if self._free[size] else self._grow(size)
+        if block is None:
+            return None
+        self._order(block)
+        self._taken[block.number] = block
+        lease = Lease(block)
+        weakref.finalize(lease, self._dropped.append, block.number).atexit = False
+        rows = memory_at(block.address, (1, max(length, 1)), self._collectives.device, lease)
+        return rows[0][:length]
+
+    def record(self, addresses: Iterable[int], stream: torch.cuda.Stream | None) -> None:
+        """Record that an asynchronous operation on `stream` uses the memory at these addresses."""
+        if stream is None or not self._addresses:
+            return
+        blocks = {block.number: block for block in map(self._at, addresses) if block is not None}
+        if blocks:
+            event = stream.record_event()
+            for block in blocks.values():
+                # The operations of a group are in one order: the last ends last.
+                block.events = [event]
+
+    def _at(self, address: int) -> Block | None:
+        """The block at an address."""
+        before = bisect_right(self._addresses, address)
+        if before == 0:
+            return None
+        block = self._blocks[self._addresses[before - 1]]
+        return block if address < block.address + block.bytes else None
+
+    def _order(self, block: Block) -> None:
+        """Put the current stream behind the work that used the block."""
+        if self._collectives.device.type != "cuda":
+            return
+        current = torch.cuda.current_stream(self._collectives.device)
+        if block.stream is not None and block.stream != current:
+            current.wait_stream(block.stream)
+        for event in block.events:
+            current.wait_event(event)
+        block.stream, block.events = current, []
+
+    def _agree(self, size: int) -> None:
+        """Exchange which blocks are free; every rank makes this call, with the same size."""
+        while self._dropped:
+            self._gone.add(self._dropped.popleft())
+        own = sorted(self._gone)
+        request = self._exchanges, size
+        self._exchanges += 1
+        payload = struct.pack(f"<{2 + len(own)}Q", *request, *own)
+        communicator: Any = self._collectives.communicator
+        common = set(own)
+        for rank, given in enumerate(communicator._native.all_gather(payload, self._timeout)):
+            count, asked, *gone = struct.unpack(f"<{len(given) // 8}Q", given)
+            if (count, asked) != request:
+                raise ConfigurationMismatchError(
+                    f"allocate_tensor of {size} bytes (exchange {request[0]}): rank {rank} asks for"
+                    f" {asked} bytes (exchange {count}); allocate equal tensors in the same order"
+                )
+            common &= set(gone)
+        for number in sorted(common):
+            block = self._taken.pop(number)
+            self._free[block.bytes].append(block)
+        self._gone -= common
+
+    def _grow(self, size: int) -> Block | None:
+        """A new block; `None` if a rank has no room."""
+        for has_retried in (False, True):
+            try:
+                tensor = self._collectives.symmetric_empty(size, torch.uint8, timeout=self._timeout)
+            except NO_ROOM as error:
+                # The error of a failed group is another one.
+                self._collectives.check()
+                if not has_retried and self._release():
+                    continue
+                level = logging.DEBUG if self._has_warned else logging.WARNING
+                self._has_warned = True
+                logger.log(
+                    level,
+                    "no symmetric memory for a tensor of %d bytes, which torch allocates instead; "
+                    "its operations take copies: %s",
+                    size,
+                    error,
+                )
+                return None
+            block = Block(self._made, tensor)
+            self._made += 1
+            insort(self._addresses, block.address)
+            self._blocks[block.address] = block
+            return block
+        return None
+
+    def _release(self) -> bool:
+        """Return all free blocks to the heap, equally on all ranks; false if there are none."""
+        blocks = [block for free in self._free.values() for block in free]
+        self._free.clear()
+        for block in blocks:
+            self._addresses.remove(block.address)
+            del self._blocks[block.address]
+        return bool(blocks)
