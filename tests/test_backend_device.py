@@ -97,6 +97,11 @@ def test_a_rank_that_comes_too_late_is_named() -> None:
         assert "rank 1" in error
     for error in late:
         assert "rank 0" in error
+    # All errors of the GPU have what each rank was in, and since when.
+    for error in (*waiting[:2], *late[:2]):
+        assert "; last calls: rank 0 all_reduce number 2 of 2 float32, " in error
+        assert "; rank 1 all_reduce number 1 of 1 float32, " in error
+        assert error.endswith(" s ago")
 
 
 def test_survivors_of_a_loss_name_the_rank_and_go_on() -> None:
@@ -105,6 +110,8 @@ def test_survivors_of_a_loss_name_the_rank_and_go_on() -> None:
         for error in found["errors"]:
             assert error.startswith("DistBackendError: weft: broadcast: ")
             assert "rank 2" in error
+            # That of the process that was killed is among them.
+            assert "rank 2 all_reduce number 1 of 2 float32" in error
         assert found["value"] == 3
         assert found["open"] == 0
 

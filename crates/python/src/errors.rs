@@ -222,6 +222,7 @@ fn of_run(error: &RunError) -> ExceptionParts {
 fn of_device(error: &DeviceError) -> ExceptionParts {
     match error {
         DeviceError::Gpu(error) => of_gpu(error),
+        DeviceError::Failed { source, .. } => of_gpu(source),
         DeviceError::Fabric(error) => of_fabric(error),
         DeviceError::Parts { .. } => ExceptionParts::new("ShapeError"),
         DeviceError::Disagreement { peer, .. } => {

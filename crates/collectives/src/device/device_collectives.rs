@@ -1,6 +1,7 @@
 //! Collectives between the GPUs of a host: calls that launch a kernel on a stream, or run its twin.
 
 use super::arguments::{ArgumentBlock, TensorsOfRanks};
+use super::call_board::CallBoard;
 use super::config::DeviceConfig;
 use super::error::DeviceError;
 use super::family::FAMILY;
@@ -14,7 +15,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weft_cuda::Stream;
-use weft_fabric::{Communicator, Time};
+use weft_fabric::{Communicator, Time, clock};
 use weft_gpu::MemoryLocation;
 use weft_gpu::domain::{
     ALIGNMENT, Block, Domain, MemoryNumber, OperatorLaunch, RegisteredPlaces, Reservation,
@@ -44,8 +45,23 @@ struct Parts {
     backend: Backend,
     peers: Vec<u64>,
     block: Block,
+    /// `None` if ranks cannot share memory of the host.
+    board: Option<CallBoard>,
     _reservation: Option<Reservation>,
     domain: Arc<Domain>,
+}
+
+impl Parts {
+    /// Adds the last calls of all ranks to an error that ended the group.
+    fn failed(&self, source: weft_gpu::Error) -> DeviceError {
+        match &self.board {
+            Some(board) => {
+                let calls = board.describe(clock::now());
+                DeviceError::Failed { source: Box::new(source), calls }
+            }
+            None => source.into(),
+        }
+    }
 }
 
 enum Backend {
@@ -118,7 +134,8 @@ impl DeviceCollectives {
         let prepared = weft_gpu::heap::agree(control, prepared, deadline)?;
         let bytes = prepared.layout.bytes;
         let block = domain.allocate(communicator, bytes, ALIGNMENT, deadline)?;
-        Ok(prepared.finish(block, false))
+        let board = CallBoard::create(communicator, deadline);
+        Ok(prepared.finish(block, board, false))
     }
 
     /// Collectives of all ranks of a group in this process, by rank.
@@ -136,7 +153,9 @@ impl DeviceCollectives {
         let prepared = prepared.collect::<Result<Vec<_>, _>>()?;
         let bytes = prepared.first().map_or(0, |rank| rank.layout.bytes);
         let blocks = Domain::allocate_local(&domains, bytes, ALIGNMENT)?;
-        Ok(prepared.into_iter().zip(blocks).map(|(rank, block)| rank.finish(block, true)).collect())
+        let parts = blocks.into_iter().zip(CallBoard::local_group(configs.len()));
+        let ranks = prepared.into_iter().zip(parts);
+        Ok(ranks.map(|(rank, (block, board))| rank.finish(block, board, true)).collect())
     }
 
     /// Sizes of its memory.
@@ -178,7 +197,7 @@ impl DeviceCollectives {
     /// call has run.
     pub unsafe fn run(&self, call: &DeviceCall) -> Result<(), DeviceError> {
         let parts = self.parts()?;
-        parts.domain.check_fatal()?;
+        parts.domain.check_fatal().map_err(|error| parts.failed(error))?;
         parts.domain.failures().check_peers_present()?;
         let arithmetic = call.operation.reduces().then_some((call.reduction, call.element));
         if let Some((reduction, element)) = arithmetic {
@@ -197,6 +216,9 @@ impl DeviceCollectives {
             let digest = call.digest(&input, &output);
             TensorsOfRanks { inputs: input.addresses, outputs: output.addresses, digest }
         });
+        if let Some(board) = &parts.board {
+            board.write(&call.operation, call.element);
+        }
         let divisor = if call.average { self.layout.ranks } else { 0 };
         match &parts.backend {
             Backend::Cuda(programs) => {
@@ -233,7 +255,7 @@ impl DeviceCollectives {
                     TwinCall { plan, tensors, input, output, element_bytes, reduction, divisor };
                 // SAFETY: the caller's contract.
                 unsafe { twin.run(&call) };
-                Ok(parts.domain.check_fatal()?)
+                parts.domain.check_fatal().map_err(|error| parts.failed(error))
             }
         }
     }
@@ -291,9 +313,10 @@ impl DeviceCollectives {
     /// Reports device records so far. It does not wait: synchronise first to cover a call.
     ///
     /// # Errors
-    /// [`DeviceError::Gpu`] with the record.
+    /// [`DeviceError::Failed`] with the record, or with the end of the group.
     pub fn check(&self) -> Result<(), DeviceError> {
-        Ok(self.parts()?.domain.check()?)
+        let parts = self.parts()?;
+        parts.domain.check().map_err(|error| parts.failed(error))
     }
 
     /// Waits until this rank's device is idle.
@@ -322,7 +345,8 @@ impl DeviceCollectives {
     /// memory and records stay.
     fn end(&mut self) -> Option<Arc<Domain>> {
         let settled = self.settle();
-        let Parts { backend, peers: _, block, _reservation, domain } = self.parts.take()?;
+        let Parts { backend, peers: _, block, board: _, _reservation, domain } =
+            self.parts.take()?;
         let captured = self.captured.load(Ordering::Relaxed);
         let marked = settled.and_then(|()| match captured {
             // Kernels of replayed graphs return at once.
@@ -455,7 +479,7 @@ impl Prepared {
     }
 
     /// Completes the rank with its block of memory.
-    fn finish(self, block: Block, local: bool) -> DeviceCollectives {
+    fn finish(self, block: Block, board: Option<CallBoard>, local: bool) -> DeviceCollectives {
         let Prepared { domain, layout, programs, reservation } = self;
         let (peers, rank) = (block.addresses(), domain.rank());
         let backend = match programs {
@@ -471,7 +495,7 @@ impl Prepared {
                 Backend::Twin(twin)
             }
         };
-        let parts = Parts { backend, peers, block, _reservation: reservation, domain };
+        let parts = Parts { backend, peers, block, board, _reservation: reservation, domain };
         let captured = AtomicBool::new(false);
         DeviceCollectives { layout, rank, captured, local, parts: Some(parts) }
     }

@@ -113,6 +113,14 @@ pub enum DeviceError {
         /// Length of the message.
         bytes: usize,
     },
+    /// Failure of the group, with the last calls of its ranks.
+    #[error("{source}; last calls: {calls}")]
+    Failed {
+        /// Cause.
+        source: Box<weft_gpu::Error>,
+        /// Last call of each rank.
+        calls: String,
+    },
     /// Error of the GPU domain, CUDA included.
     #[error(transparent)]
     Gpu(#[from] weft_gpu::Error),

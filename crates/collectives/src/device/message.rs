@@ -66,6 +66,29 @@ pub enum DeviceOperation {
 }
 
 impl DeviceOperation {
+    /// Names of all operations.
+    pub(super) const NAMES: [&'static str; 9] = [
+        "all_reduce",
+        "reduce_scatter",
+        "reduce",
+        "all_gather",
+        "all_to_all",
+        "broadcast",
+        "gather",
+        "scatter",
+        "barrier",
+    ];
+
+    /// Elements of the operation: its `count`, or those that an uneven all-to-all sends.
+    pub(super) fn count(&self) -> u64 {
+        match self {
+            DeviceOperation::AllToAllUneven { sent, .. } => {
+                sent.iter().fold(0, |sum, part| sum.saturating_add(*part))
+            }
+            other => other.longest().unwrap_or(0),
+        }
+    }
+
     /// Name of the operation.
     pub fn name(&self) -> &'static str {
         match self {

@@ -8,10 +8,12 @@
 //! - `plan.rs`: choice of the kernel, the grid and the chunks
 //! - `layout.rs`: memory in the symmetric heap
 //! - `arguments.rs`: the kernels' argument; `program.rs`: compilation and launch; `family.rs`: names of phases
+//! - `call_board.rs`: last calls of all ranks, for errors
 //! - `device_collectives.rs`: construction, calls, end; `config.rs`: configuration; `error.rs`: errors
 //! - `twin/`: the kernels on the CPU
 
 mod arguments;
+mod call_board;
 mod config;
 mod device_collectives;
 mod error;
