@@ -128,6 +128,22 @@ def test_the_end_of_a_group_ends_the_wait_of_an_operation(how: str) -> None:
         assert found.get("seconds", 0) < 15
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_rank_that_leaves_while_others_wait_for_it_is_named_in_seconds(count: int) -> None:
+    for rank, found in enumerate(results("left", count)):
+        assert found["before"] == [count] * 4
+        if rank == 0:
+            continue
+        for error in found["errors"]:
+            assert error.startswith("DistBackendError: weft: all_reduce: ")
+            assert "rank 0 left before the others were done" in error
+        # Below the timeout of the group, 20 s.
+        assert found["seconds"] < 12
+        # Only the group with an operation in progress has failed.
+        assert found["checks"].count("none") == len(found["checks"]) - 1
+        assert "rank 0 left before the others were done" in found["late"]
+
+
 def test_split_groups_and_groups_that_are_made_anew() -> None:
     for rank, found in enumerate(results("groups", 3)):
         assert found["pair"] == ([3, ["all_reduce"]] if rank < 2 else None)

@@ -226,6 +226,38 @@ def ended(how: str) -> dict[str, Any]:
     return found
 
 
+def left() -> dict[str, Any]:
+    """Rank 0 leaves between two operations of the others, once while they wait for it."""
+    rank, _ = begin()
+    distributed.all_reduce(torch.ones(1))
+    group = distributed.new_group()
+    value = torch.ones(4)
+    distributed.all_reduce(value, group=group)
+    found: dict[str, Any] = {"before": value.tolist()}
+    if rank == 0:
+        # The others wait within an operation by then.
+        time.sleep(1)
+        distributed.destroy_process_group(group)
+    else:
+        began = time.monotonic()
+        found["errors"] = [
+            message(lambda: distributed.all_reduce(torch.ones(4), group=group)) for _ in range(2)
+        ]
+        found["seconds"] = time.monotonic() - began
+    # A departure that no operation waits for leaves the group as it was.
+    idle = distributed.new_group()
+    distributed.all_reduce(value, group=idle)
+    if rank == 0:
+        distributed.destroy_process_group(idle)
+    else:
+        time.sleep(2)
+        found["checks"] = [message(each.check) for each in list(ON_DEVICES)]
+        found["late"] = message(lambda: distributed.all_reduce(value, group=idle))
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return found
+
+
 def groups() -> dict[str, Any]:
     """Groups that are split from another one, groups of one rank, and a second default group."""
     rank, ranks = begin()

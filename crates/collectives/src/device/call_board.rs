@@ -98,6 +98,12 @@ impl CallBoard {
         None
     }
 
+    /// True if this rank has made more calls than `rank`, which makes none any more.
+    pub fn is_ahead_of(&self, rank: Rank) -> bool {
+        let theirs = self.line(rank.0).map_or(0, |[_, number, ..]| number.load(Acquire));
+        self.calls.load(Relaxed) > theirs
+    }
+
     /// Last calls of all ranks, by rank, as seen at `now`.
     pub fn describe(&self, now: Time) -> String {
         let one = |rank: u32| match self.read(rank) {
@@ -135,7 +141,9 @@ mod tests {
             assert_eq!(parts[1], "rank 1 none");
             assert!(parts[2].starts_with("rank 2 all_to_all number 1 of 7 float32"), "{text}");
         }
+        assert!(boards[0].is_ahead_of(Rank(1)) && boards[0].is_ahead_of(Rank(2)));
         boards[2].write(&DeviceOperation::Barrier, Element::U8);
+        assert!(!boards[0].is_ahead_of(Rank(2)) && !boards[1].is_ahead_of(Rank(0)));
         assert!(boards[0].describe(now).contains("rank 2 barrier number 2, 4"));
     }
 

@@ -46,7 +46,7 @@ struct Parts {
     peers: Vec<u64>,
     block: Block,
     /// `None` if ranks cannot share memory of the host.
-    board: Option<CallBoard>,
+    board: Option<Arc<CallBoard>>,
     _reservation: Option<Reservation>,
     domain: Arc<Domain>,
 }
@@ -495,6 +495,12 @@ impl Prepared {
                 Backend::Twin(twin)
             }
         };
+        let board = board.map(Arc::new);
+        if let Some(board) = &board {
+            let board = Arc::downgrade(board);
+            let is_ahead = move |rank| board.upgrade().is_some_and(|board| board.is_ahead_of(rank));
+            domain.failures().end_hopeless_waits(Box::new(is_ahead));
+        }
         let parts = Parts { backend, peers, block, board, _reservation: reservation, domain };
         let captured = AtomicBool::new(false);
         DeviceCollectives { layout, rank, captured, local, parts: Some(parts) }

@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 use crate::watch::{Code, Families, Family, Record, Watch};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
+use std::thread;
+use std::time::Duration;
 use weft_fabric::{Cause, Communicator, Poison, PoisonFlag, Rank};
 
 /// One rank's records, abort word and state of its peers.
@@ -23,7 +25,17 @@ pub struct FailureMonitor {
     first_departed: AtomicU32,
     /// Peer of an expired wait that had left before it, evaluated at the first check.
     departed_at_timeout: OnceLock<Option<u32>>,
+    /// Operators that may wait for a rank that has left.
+    waiting: RwLock<Vec<IsWaitingFor>>,
+    /// Rank whose departure has ended all waits, plus 1; 0: none.
+    ended_by: AtomicU32,
 }
+
+/// True if an operator has a call in progress that a rank which has left did not make.
+pub type IsWaitingFor = Box<dyn Fn(Rank) -> bool + Send + Sync>;
+
+/// Time that calls in progress have once a rank has left, as those on the CPU have.
+const DEPARTURE_GRACE: Duration = Duration::from_secs(1);
 
 /// Recipients of a rank's failures.
 pub enum FailureGroup {
@@ -45,6 +57,8 @@ impl FailureMonitor {
             departed: AtomicU64::new(0),
             first_departed: AtomicU32::new(0),
             departed_at_timeout: OnceLock::new(),
+            waiting: RwLock::default(),
+            ended_by: AtomicU32::new(0),
         })
     }
 
@@ -79,6 +93,12 @@ impl FailureMonitor {
         self.families.write().unwrap_or_else(PoisonError::into_inner).add(family)
     }
 
+    /// Ends all waits of kernels 1 s after a peer has left, if `is_waiting` is true of it then. It runs on a thread of the
+    /// monitor.
+    pub fn end_hopeless_waits(&self, is_waiting: IsWaitingFor) {
+        self.waiting.write().unwrap_or_else(PoisonError::into_inner).push(is_waiting);
+    }
+
     fn error(&self, record: Record) -> Error {
         self.families.read().unwrap_or_else(PoisonError::into_inner).error(&record)
     }
@@ -92,7 +112,7 @@ impl FailureMonitor {
     }
 
     /// Records that a peer has left. All its writes have arrived, so waiting kernels may still succeed.
-    fn record_departure(&self, rank: Rank) {
+    fn record_departure(self: &Arc<FailureMonitor>, rank: Rank) {
         self.departed.fetch_or(1u64.checked_shl(rank.0).unwrap_or(0), Ordering::Relaxed);
         // Later departures may be consequences of the first.
         let _ = self.first_departed.compare_exchange(
@@ -102,6 +122,31 @@ impl FailureMonitor {
             Ordering::Relaxed,
         );
         self.raised.store(true, Ordering::Release);
+        if self.waiting.read().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            return;
+        }
+        let weak = Arc::downgrade(self);
+        let timer = move || {
+            thread::sleep(DEPARTURE_GRACE);
+            if let Some(monitor) = weak.upgrade() {
+                monitor.end_waits(rank);
+            }
+        };
+        let started = thread::Builder::new().name("weft-departure".into()).spawn(timer);
+        if let Err(error) = started {
+            log::warn!("waits for {rank}, which has left, end by their own limit: {error}");
+        }
+    }
+
+    /// Ends all present and future waits if one of them is for a call that `rank`, which has left, did not make.
+    fn end_waits(&self, rank: Rank) {
+        let waiting = self.waiting.read().unwrap_or_else(PoisonError::into_inner);
+        if waiting.iter().any(|is_waiting| is_waiting(rank)) {
+            let named = rank.0.saturating_add(1);
+            // The first one is kept.
+            let _ = self.ended_by.compare_exchange(0, named, Ordering::Release, Ordering::Relaxed);
+            self.watch.abort();
+        }
     }
 
     fn has_departed(&self, rank: u32) -> bool {
@@ -138,6 +183,9 @@ impl FailureMonitor {
             }
             (Some(record), _) if record.code == Code::Timeout => Some(self.timeout(record)),
             (Some(record), _) if record.code != Code::Aborted => Some(self.error(record)),
+            (Some(record), _) if self.ended_by.load(Ordering::Acquire) != 0 => {
+                Some(self.ended(record))
+            }
             (_, Some(cause)) => Some(poisoned(cause)),
             (Some(record), None) => Some(self.error(record)),
             (None, None) => None,
@@ -151,6 +199,16 @@ impl FailureMonitor {
             || self.error(record),
             |peer| departed_error(peer, self.error(record).to_string()),
         )
+    }
+
+    /// Error of a wait that a departure has ended.
+    fn ended(&self, record: Record) -> Error {
+        let families = self.families.read().unwrap_or_else(PoisonError::into_inner);
+        let phase = families.phase(record.phase);
+        let peer = record.peer.map(|peer| format!(" for {}", Rank(peer))).unwrap_or_default();
+        let waiting = Rank(record.rank);
+        let detail = format!("{waiting} still waited{peer} in {phase}");
+        departed_error(self.ended_by.load(Ordering::Acquire).saturating_sub(1), detail)
     }
 
     /// Checks that no peer has left, before a round starts.
@@ -290,6 +348,43 @@ mod tests {
         monitor.watch.report(Severity::Fatal, &record(Code::Timeout, 1));
         let error = monitor.check_fatal(&group).unwrap_err().to_string();
         assert!(error.starts_with("rank 1 left before the others were done"), "{error}");
+    }
+
+    #[test]
+    fn waits_that_outlast_a_departure_end_with_the_name_of_the_rank() {
+        let [(monitor, group), (other, others)] = pair();
+        // The first rank to leave made the call in progress, the second did not.
+        monitor.end_hopeless_waits(Box::new(|rank| rank == Rank(1)));
+        for (rank, ends) in [(0, false), (1, true)] {
+            monitor.record_departure(Rank(rank));
+            monitor.end_waits(Rank(rank));
+            assert_eq!(monitor.watch.is_aborted(), ends);
+        }
+        // No kernel has recorded anything: the group is as before.
+        monitor.check_fatal(&group).unwrap();
+        other.check_fatal(&others).unwrap();
+        monitor.watch.report(Severity::Fatal, &record(Code::Aborted, 1));
+        let error = monitor.check_fatal(&group).unwrap_err().to_string();
+        let expected =
+            "rank 1 left before the others were done: rank 0 still waited for rank 1 in ";
+        assert!(error.starts_with(expected), "{error}");
+        // A peer that found the same reports it first.
+        monitor.record_poison(&poison(Cause::User, 0));
+        assert_eq!(monitor.check_fatal(&group).unwrap_err().to_string(), error);
+    }
+
+    #[test]
+    fn operators_are_asked_a_grace_after_a_departure() {
+        let [(monitor, _), (other, _)] = pair();
+        monitor.end_hopeless_waits(Box::new(|_| true));
+        for monitor in [&monitor, &other] {
+            monitor.record_departure(Rank(1));
+            assert!(!monitor.watch.is_aborted());
+        }
+        while !monitor.watch.is_aborted() {
+            thread::yield_now();
+        }
+        assert!(!other.watch.is_aborted());
     }
 
     #[test]

@@ -26,7 +26,7 @@ mod registrations;
 mod segments;
 
 pub use allocator::ALIGNMENT;
-pub use failure_monitor::{FailureGroup, FailureMonitor};
+pub use failure_monitor::{FailureGroup, FailureMonitor, IsWaitingFor};
 pub use occupancy::{OccupancyBudget, OperatorLaunch};
 pub use registrations::{RegisteredPlaces, Registration, Registrations};
 pub use segments::{Block, MemoryNumber, SEGMENT_BYTES, SymmetricPlace};
