@@ -128,6 +128,16 @@ def test_the_end_of_a_group_ends_the_wait_of_an_operation(how: str) -> None:
         assert found.get("seconds", 0) < 15
 
 
+def test_groups_have_the_multiprocessors_of_their_options() -> None:
+    for rank, found in enumerate(results("options", 2)):
+        assert found["group"] == found["split"] == [3]
+        here, there = (2, 3) if rank == 0 else (3, 2)
+        assert f"num_sms (0: the default) is {here} here and {there} at rank" in found["unequal"]
+        assert found["invalid"] == [
+            f"ConfigurationError: num_sms {given}: expected 1 or more" for given in ("0", "2.5")
+        ]
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_rank_that_leaves_while_others_wait_for_it_is_named_in_seconds(count: int) -> None:
     for rank, found in enumerate(results("left", count)):

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from torch import distributed
 from torch.distributed import ReduceOp
 
 from weft.moe.device_errors import ON_DEVICES
-from weft.torch import abort, all_reduce_, device
+from weft.torch import Options, abort, all_reduce_, device
 from workers.forked import message
 from workers.process_group import TIMEOUT, start
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 launched: list[str] = []
 
 
-def begin(timeout: timedelta = TIMEOUT) -> tuple[int, int]:
+def begin(timeout: timedelta = TIMEOUT, options: Options | None = None) -> tuple[int, int]:
     """Make the default group with the twin, whose calls are listed."""
     run = device.DeviceCalls.run
 
@@ -34,7 +35,7 @@ def begin(timeout: timedelta = TIMEOUT) -> tuple[int, int]:
         run(self, operation, *arguments)
 
     device.DeviceCalls.run = listed  # type: ignore[method-assign, assignment]
-    return start("twin", timeout)
+    return start("twin", timeout, options)
 
 
 def operations() -> dict[str, Any]:
@@ -223,6 +224,27 @@ def ended(how: str) -> dict[str, Any]:
     found["kept"] = [done.wait(), done.is_completed(), done.get_future().value()[0].sum().item()]
     distributed.destroy_process_group()
     found["open"] = len(ON_DEVICES)
+    return found
+
+
+def options() -> dict[str, Any]:
+    """Multiprocessors of groups with the option, of one split from it, and of unequal ones."""
+    rank, _ = begin(options=Options(num_sms=3))
+    world = distributed.group.WORLD
+    assert world is not None
+    distributed.all_reduce(torch.ones(1))
+    known: set[Any] = set(ON_DEVICES)
+    found: dict[str, Any] = {"group": [each.num_sms for each in known]}
+    part = world.split_group([0, 1], group_name="part")
+    part.allreduce([torch.ones(1)]).wait()
+    more: set[Any] = set(ON_DEVICES)
+    found["split"] = [each.num_sms for each in more - known]
+    unequal = distributed.new_group(pg_options=Options(num_sms=2 + rank))
+    found["unequal"] = message(lambda: distributed.all_reduce(torch.ones(1), group=unequal))
+    invalid: list[Any] = [0, 2.5]
+    found["invalid"] = [message(partial(Options, num_sms=each)) for each in invalid]
+    part.shutdown()
+    distributed.destroy_process_group()
     return found
 
 

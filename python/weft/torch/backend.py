@@ -58,17 +58,24 @@ class Options:
             between ranks. 0: as many as there are cores for each rank of the host, at most 8. The
             bits of results do not depend on it. By default as `WEFT_REDUCTION_THREADS` requests,
             else 1.
+        num_sms: maximum number of multiprocessors of an operation on GPUs, as of
+            `weft.cuda.Collectives`; memory is proportional to it. By default 32, or fewer if ranks
+            share a GPU; longer operations take the fastest number below. The first operation on
+            GPUs raises if it differs between ranks or exceeds those of a GPU.
     """
 
     reproducible: bool = field(default_factory=lambda: reproducible_by_default())
     network: str | os.PathLike[str] | Mapping[str, Any] | None = None
     reduction_threads: int = field(default_factory=lambda: reduction_threads_by_default())
+    num_sms: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.reduction_threads <= MAX_THREADS:
             raise ConfigurationError(
                 f"reduction_threads {self.reduction_threads}: expected 0 to {MAX_THREADS}"
             )
+        if self.num_sms is not None and (not isinstance(self.num_sms, int) or self.num_sms < 1):
+            raise ConfigurationError(f"num_sms {self.num_sms}: expected 1 or more")
         if self.network is not None:
             # An object without a form in JSON is an error on all ranks.
             placement.network_source(self.network)
@@ -123,6 +130,7 @@ def create(description: Any, options: Any) -> Any:
             own.reproducible,
             None if network is None else placement.network_source(network),
             own.reduction_threads,
+            own.num_sms,
         ),
     )
 
@@ -136,11 +144,13 @@ class Settings:
         network: name and description of the network, that of rank 0 on all ranks of a group that is
             made; `None` for none.
         reduction_threads: as in `Options`.
+        num_sms: as in `Options`.
     """
 
     reproducible: bool
     network: tuple[str, str] | None
     reduction_threads: int
+    num_sms: int | None = None
 
     def encode(self) -> str:
         """JSON, for the C++ library to keep."""
@@ -213,7 +223,7 @@ def connect(
         formation.end()
         stack.pop_all()
     settings = replace(settings, network=network)
-    calls = DeviceCalls(communicator, timeout.total_seconds())
+    calls = DeviceCalls(communicator, timeout.total_seconds(), settings.num_sms)
     return shim.create(table, context, timeout, settings.encode(), calls)
 
 

@@ -35,13 +35,16 @@ class DeviceCalls:
     Args:
         communicator: of the group; the C++ library closes it.
         timeout: seconds; longest wait of a kernel for a peer.
+        num_sms: maximum number of multiprocessors of an operation; by default that of Collectives.
     """
 
     #: Seconds that the end of a group leaves to operations on the GPU, before it ends their waits.
     end_grace = 30.0
 
-    def __init__(self, communicator: _native.Communicator, timeout: float) -> None:
-        self._communicator, self._timeout = communicator, timeout
+    def __init__(
+        self, communicator: _native.Communicator, timeout: float, num_sms: int | None = None
+    ) -> None:
+        self._communicator, self._timeout, self._num_sms = communicator, timeout, num_sms
         self._process = os.getpid()
         #: True if CPU tensors are served, for tests.
         self.is_twin = kind == "twin"
@@ -71,6 +74,7 @@ class DeviceCalls:
         collectives = Collectives(
             Communicator(self._communicator),
             device="twin" if self.is_twin else f"cuda:{index}",
+            num_sms=self._num_sms,
             skew_timeout=self._timeout,
             timeout=max(self._timeout, SHORTEST_START),
         )
