@@ -56,12 +56,13 @@ struct Case {
 
 /// Rank 0 of a group over verbs whose NIC has become a null device.
 pub struct NullRank {
+    // Drop order: peers deliver their farewells while the queue pairs of rank 0 exist.
+    /// Peers, which no longer poll.
+    _peers: Vec<Engine>,
     pub engine: Engine,
     pub counter: CounterId,
     pub source: Region,
     pub remotes: Vec<RemoteRegion>,
-    /// Peers, which no longer poll.
-    _peers: Vec<Engine>,
 }
 
 /// Connects rank 0 with `peers` others over simulated NICs, and makes its NIC a null device whose requests
