@@ -111,12 +111,24 @@ fn candidate(
     let gids = attributes.as_ref().map_or_else(|_| Vec::new(), |it| gids(context, port, it));
     let gid_entries = gids.len() as u32;
     let nic = attributes.clone().and_then(|attributes| {
+        if is_iwarp(&device) {
+            return Err("an iWARP device, which has no immediates; use the provider tcp".into());
+        }
         check(&attributes, limits.max_srq)?;
         let table = || format!("/sys/class/infiniband/{device}/ports/{port}/gids");
         let gid = choose_gid(&attributes, &gids, gid_index, table)?;
         Ok(Nic { device: device.clone(), port, network, gid, attributes, limits })
     });
     Candidate { device, port, limits: Some(limits), attributes: attributes.ok(), gid_entries, nic }
+}
+
+/// True for an iWARP device. Its queue pairs connect like others, and refuse the first write with an
+/// immediate.
+fn is_iwarp(device: &str) -> bool {
+    /// Node type of a NIC of iWARP (`RDMA_NODE_RNIC` of the kernel).
+    const RNIC: char = '4';
+    let kind = std::fs::read_to_string(format!("/sys/class/infiniband/{device}/node_type"));
+    kind.is_ok_and(|kind| kind.starts_with(RNIC))
 }
 
 /// Entries of a port's GID table that are in use.

@@ -131,7 +131,7 @@ unsafe extern "C" fn query_device(context: *mut sys::Context, to: *mut sys::Devi
         found.fw_ver[..4].copy_from_slice(b"twin");
         found.max_cqe = config.max_cqe;
         found.max_qp_wr = config.max_qp_wr;
-        found.max_srq_wr = config.max_srq_wr;
+        (found.max_srq, found.max_srq_wr) = (i32::from(u16::MAX), config.max_srq_wr);
         (found.max_sge, found.max_srq_sge) = (4, 4);
         found.phys_port_cnt = config.ports.len() as u8;
         to.write(found);
