@@ -226,6 +226,10 @@ impl Pair {
             return None;
         }
         let Chain { chain_use, length } = self.in_flight.pop_front()?;
+        if self.in_flight.is_empty() {
+            // Back to the first place, which is in the cache.
+            self.in_flight.clear();
+        }
         self.free += length;
         Some(chain_use)
     }

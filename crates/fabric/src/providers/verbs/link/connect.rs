@@ -177,3 +177,71 @@ impl super::post::ChainTemplate {
 pub fn refusal(peer: Rank, detail: String) -> Error {
     Error::Connect { peer, provider: ProviderKind::Verbs, detail }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{TwinConfig, TwinNic, VerbsConfig, VerbsDevice};
+    use super::*;
+    use crate::lane_table::LaneTable;
+    use crate::link::{Membership, WorkRequest};
+    use crate::types::{Generation, TrafficClass};
+    use std::sync::Arc;
+
+    fn link(rank: u32) -> (VerbsLink, Arc<TwinNic>) {
+        let twin = TwinNic::new(TwinConfig::default());
+        // A lost packet is not repeated within the test.
+        let config = VerbsConfig { ack_timeout: 31, ..VerbsConfig::default() };
+        let device = VerbsDevice::over(config, std::slice::from_ref(&twin)).unwrap();
+        let generation = Generation(0);
+        let lanes = Arc::new(LaneTable::new(64, generation).unwrap());
+        let group = Membership { rank: Rank(rank), size: 2, generation, lanes };
+        let VerbsDevice { library, config, nics, .. } = &device;
+        (VerbsLink::open(library, config, nics, group).unwrap(), twin)
+    }
+
+    /// The answer arrives after the last poll and before the reset.
+    #[test]
+    #[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
+    fn a_queue_pair_goes_on_behind_an_answer_that_arrived_before_its_reset() {
+        let ((mut lower, _one), (mut higher, _two)) = (link(0), link(1));
+        let (here, there) = (lower.address(), higher.address());
+        let to_higher = lower.introduce(Rank(1), &there).unwrap();
+        let to_lower = higher.introduce(Rank(0), &here).unwrap();
+        let peer = Introduction { peer: Rank(1), address: &there, message: &to_lower };
+        lower.connect_pairs(&peer).unwrap();
+        let peer = Introduction { peer: Rank(0), address: &here, message: &to_higher };
+        higher.connect_pairs(&peer).unwrap();
+        let mut sink = Sink::default();
+        lower.signal_presence(Rank(1), &mut sink);
+        higher.poll(clock::now(), &mut sink);
+        assert!(higher.has_greeted(Rank(0)));
+        higher.signal_presence(Rank(0), &mut sink);
+
+        let due = Greeting { peer: Rank(1), repeat_at: Time(0), interval: FIRST_REPEAT };
+        lower.repeat_greetings(&mut vec![due], &mut sink).unwrap();
+        assert!(lower.has_greeted(Rank(1)), "the answer is lost");
+        lower.signal_presence(Rank(1), &mut sink);
+        let lanes = [&lower, &higher].map(|link| link.group.lanes.clone());
+        let lane = lanes[0].issue(Rank(1), 2).unwrap();
+        for round in 1..4 {
+            let work = WorkRequest {
+                token: round,
+                peer: Rank(0),
+                lane,
+                credits: None,
+                piggyback: None,
+                class: TrafficClass::Latency,
+                pages: &[],
+            };
+            higher.post(&work, &mut sink).unwrap();
+            for _ in 0..10 {
+                lower.poll(clock::now(), &mut sink);
+                higher.poll(clock::now(), &mut sink);
+            }
+            assert_eq!(lanes[0].value(lane.id()), round);
+        }
+        assert!(higher.peers.get(Rank(0)).unwrap().is_connected(&lanes[1]));
+        assert!(sink.lost.is_empty() && sink.failures.is_empty(), "{sink:?}");
+        assert_eq!(sink.completed, [1, 2, 3]);
+    }
+}
