@@ -349,7 +349,7 @@ bigraph-lab: build ## All-reduces on a BiGraph of network namespaces, recorded (
 	@$(BIN)/python -m lab --record benchmarks/results/lab.jsonl $(LAB)
 
 .PHONY: rdma-kernel
-rdma-kernel: $(BIN)/python ## Kernel of the guests of rdma-lab, compiled into the cache (Debian 12; 3 minutes once)
+rdma-kernel: $(BIN)/python ## Kernel of the guests of rdma-lab, compiled into the cache (Debian 12; 5 minutes once)
 	$(call step,Building the kernel of the guests)
 	@$(BIN)/python -m lab.rdma kernel
 
@@ -357,6 +357,11 @@ rdma-kernel: $(BIN)/python ## Kernel of the guests of rdma-lab, compiled into th
 rdma-lab: rdma-kernel $(STAMPS)/native ## Tests over rxe devices (Soft-RoCE) between guests
 	$(call step,Soft-RoCE between guests)
 	@TEST_RDMA_LAB=1 $(BIN)/python -m pytest -q tests/test_rdma_lab.py tests/test_rdma_ofi.py tests/test_rdma_verbs.py
+
+.PHONY: bench-rdma
+bench-rdma: rdma-kernel $(FABRIC_BENCH) ## Transfers over rxe beside perftest in PERFTEST (folder), recorded
+	$(call step,Transfers between guests)
+	@$(RECORD) rdma $(BIN)/python -m lab.rdma bench --json --program $(FABRIC_BENCH) --perftest $(PERFTEST) --rounds $(or $(ROUNDS),30)
 
 # On a machine with GPUs: WEFT_PYTHON can import weft and torch, without a build.
 .PHONY: gpu-test

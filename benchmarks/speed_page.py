@@ -299,12 +299,31 @@ def planner(results: Path) -> str:
     return markdown(["", "median"], rows)
 
 
+def last_outcomes(path: Path) -> list[dict[str, Any]]:
+    """Outcomes of the last recorded run of a file; none without the file."""
+    if not path.exists():
+        return []
+    record = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+    outcomes: list[dict[str, Any]] = record["outcomes"]
+    return outcomes
+
+
+def rdma(results: Path) -> str:
+    """Table of the last run of transfers between guests."""
+    rows = [
+        [
+            f"{case['pattern']}, {size(case['bytes'])}",
+            f"{number(case['weft_us'])} µs",
+            f"{number(case['perftest_us'])} µs",
+            f"{case['ratio']:.2f}",
+        ]
+        for case in last_outcomes(results / "rdma.jsonl")
+    ]
+    return markdown(["", "Weft", "perftest", "ratio"], rows) if rows else NOT_MEASURED
+
+
 def posting(results: Path) -> str:
     """Table of the last run of posts of verbs to a null device."""
-    path = results / "posting.jsonl"
-    if not path.exists():
-        return NOT_MEASURED
-    record = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
     rows = [
         [
             case["operation"],
@@ -312,8 +331,10 @@ def posting(results: Path) -> str:
             f"{number(case['post_ns_p50'])} / {number(case['post_ns_p99'])} ns",
             f"{number(case['complete_ns_p50'])} / {number(case['complete_ns_p99'])} ns",
         ]
-        for case in record["outcomes"]
+        for case in last_outcomes(results / "posting.jsonl")
     ]
+    if not rows:
+        return NOT_MEASURED
     return markdown(["", "work requests", "post", "with its completion"], rows)
 
 
@@ -367,5 +388,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "crowd": crowd,
     "planner": planner,
     "posting": posting,
+    "rdma": rdma,
     "instructions": instructions,
 }

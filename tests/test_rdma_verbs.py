@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rdma
+from lab.rdma.check import add_siw
 from lab.rdma.guests import address, guests
 from test_moe import CASES
 
@@ -71,6 +72,14 @@ def test_devices_are_found_and_named(lab: Guests) -> None:
     assert "NICs: rxe0:1,rxe1:1" in outcome.stdout, outcome
 
 
+def test_an_iwarp_device_is_refused_by_name(lab: Guests) -> None:
+    program = "import weft; weft.init(rank=0, world_size=2, providers=['verbs'])"
+    start = f'{add_siw()}; WEFT_VERBS_DEVICES=siw0 {sys.executable} -c "{program}"'
+    outcome = lab.run({2: ["sh", "-c", start]}, 60, check=False, directory=rdma.ROOT)[2]
+    assert "ProviderError" in outcome.stderr, outcome
+    assert "siw0: an iWARP device, which has no immediates; use the provider tcp" in outcome.stderr
+
+
 def test_ranks_of_three_guests_write_to_each_other(lab: Guests) -> None:
     name = "verbs::processes_write_random_pages_to_each_other"
     command = rdma.ranks("conformance", name, 3)
@@ -96,7 +105,7 @@ def test_tokens_of_three_guests_are_dispatched_and_combined(lab: Guests) -> None
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_guest_that_is_killed_or_stopped_is_named(how: str) -> None:
-    # Behind a switch: a NIC whose cable ends nowhere keeps its frames, and with them the queue pairs.
+    # Behind a switch: without a peer, a cable keeps the frames, and these the queue pairs.
     with guests(count=2, switched=True) as lab:
         started = lab.folder / "started"
         python_ranks(lab, "verbs.until_lost", {"started": str(started)}, IMPATIENT)

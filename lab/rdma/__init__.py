@@ -11,5 +11,6 @@ A guest is a user-mode Linux kernel: a process of the host with two NICs, each w
 - `kernel`: the guests' kernel, built once and cached; `kernel.config`: its options
 - `packages`: Debian packages that the lab needs
 - `check`: devices and a ping-pong between two guests
+- `bench`: transfers of Weft beside perftest
 - `run`: command line
 """

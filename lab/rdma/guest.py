@@ -31,8 +31,8 @@ INIT: Final = Path(__file__).with_name("init.sh")
 MTU: Final = 4500
 #: Packets in a NIC's queue.
 DEPTH: Final = 512
-#: Memory of a guest; the host allocates it on first use.
-MEMORY: Final = "512M"
+#: Memory of a guest in MiB.
+MEMORY_MIB: Final = 512
 #: Seconds until a killed guest has ended.
 END: Final = 2.0
 #: Begins the line at the end of a command's output.
@@ -130,6 +130,7 @@ class Guest:
         folder: Path,
         cables: Sequence[socket.socket],
         show: Callable[[str], None] | None = None,
+        memory_mib: int = MEMORY_MIB,
     ) -> None:
         self.index = index
         self.folder = folder
@@ -143,7 +144,7 @@ class Guest:
         (_, output), (_, errors) = pipes
         inherited = [commands, output, errors, *(cable.fileno() for cable in cables)]
         arguments = [
-            *(f"mem={MEMORY}", "quiet", "panic=-1"),
+            *(f"mem={memory_mib}M", "quiet", "panic=-1"),
             *("root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"),
             *(f"init={folder}/init.sh", f"LAB_GUEST={index}", f"LAB_FOLDER={folder}"),
             *(f"uml_dir={folder}/uml/", f"umid=guest{index}"),

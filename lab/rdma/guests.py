@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lab.errors import LabError
-from lab.rdma.guest import INIT, NETWORKS, Guest, Outcome, address
+from lab.rdma.guest import INIT, MEMORY_MIB, NETWORKS, Guest, Outcome, address
 from lab.rdma.kernel import cached
 from lab.rdma.packages import GUEST, missing
 from lab.rdma.reaper import Reaper
@@ -149,6 +149,7 @@ def guests(
     seed: int = 0,
     *,
     switched: bool = False,
+    memory_mib: int = MEMORY_MIB,
     show: Callable[[int, str], None] | None = None,
 ) -> Iterator[Guests]:
     """Booted guests for the block; they and all their processes end with it.
@@ -160,6 +161,7 @@ def guests(
         seed: seed of the lost frames.
         switched: networks have switches, whose `drop` and `delay_s` may be changed later. Two
             guests are otherwise joined directly if no frame is lost or delayed.
+        memory_mib: memory of a guest in MiB.
         show: takes each line of output with its guest's index.
 
     Raises:
@@ -188,7 +190,7 @@ def guests(
         members: list[Guest] = []
         for index in range(count):
             print_line = None if show is None else shown(show, index)
-            guest = Guest(index, kernel, folder, cables[index], print_line)
+            guest = Guest(index, kernel, folder, cables[index], print_line, memory_mib)
             reaper.add(guest.process.pid)
             stack.callback(guest.close)
             members.append(guest)

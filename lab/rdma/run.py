@@ -7,10 +7,12 @@ import json
 import signal
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.errors import LabError
 from lab.rdma import kernel
+from lab.rdma.bench import bench
 from lab.rdma.check import check
 from lab.rdma.guests import guests, unavailable
 from lab.rdma.packages import GUEST, ensure
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if reason := unavailable():
             print(f"rdma-lab cannot run here: {reason}", file=sys.stderr)
             return UNAVAILABLE
-        return check_guests(parsed) if parsed.do == "check" else run(parsed)
+        return {"check": check_guests, "bench": measure, "run": run}[parsed.do](parsed)
     except LabError as error:
         print(f"rdma-lab: {error}", file=sys.stderr)
         return 1
@@ -60,6 +62,19 @@ def parser() -> argparse.ArgumentParser:
     add = commands.add_parser
     add("kernel", parents=[json_option], help="build of the guests' kernel into the cache")
     add("check", parents=[json_option], help="devices of two guests and a ping-pong between them")
+    measuring = add(
+        "bench", parents=[json_option], help="transfers of Weft beside perftest between two guests"
+    )
+    option = measuring.add_argument
+    option("--program", type=Path, required=True, metavar="FILE", help="weft-bench-fabric")
+    option(
+        "--perftest",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="ib_write_lat and ib_write_bw with --write_with_imm",
+    )
+    option("--rounds", type=int, default=30, metavar="N", help="rounds (default %(default)s)")
     running = add("run", parents=[json_option], help="a command in each guest at once")
     option = running.add_argument
     option("--count", type=int, default=2, metavar="N", help="guests (default %(default)s)")
@@ -117,6 +132,23 @@ def check_guests(parsed: argparse.Namespace) -> int:
         print(f"{guest}: {', '.join(devices)}; with siw: {', '.join(found['siw'])}")
     for device, time in found["pingpong_us"].items():
         print(f"{device}: {time:.1f} us for a round trip of ibv_rc_pingpong")
+    return 0
+
+
+def measure(parsed: argparse.Namespace) -> int:
+    """Measure transfers; JSON lines, or a line for each pattern and size."""
+
+    def report(line: str) -> None:
+        print(f"rdma-lab: {line}", file=sys.stderr, flush=True)
+
+    for line in bench(parsed.program.resolve(), parsed.perftest.resolve(), parsed.rounds, report):
+        if parsed.json:
+            print(json.dumps(line))
+            continue
+        print(
+            f"{line['pattern']} of {line['bytes']} B: Weft {line['weft_us']:.2f} us, perftest "
+            f"{line['perftest_us']:.2f} us; ratio {line['ratio']:.2f}"
+        )
     return 0
 
 

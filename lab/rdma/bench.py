@@ -1,0 +1,139 @@
+"""Transfers between two guests over rxe: Weft beside perftest, interleaved in one run.
+
+Both poll, one process in each guest of one processor. A round runs each of them once for every
+size, each of them first in turn; figures are medians over rounds. Times between guests are those
+of a software NIC: only the ratio is a result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from lab.errors import LabError
+from lab.rdma.check import gid_index, waiting_client
+from lab.rdma.guests import address, guests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from lab.rdma.guests import Guests
+
+__all__ = ["SIZES", "bench"]
+
+#: Bytes of a message.
+SIZES: Final = (8, 4096, 65536, 1048576)
+#: Memory of a guest for the regions of `weft-bench-fabric`, in MiB.
+MEMORY_MIB: Final = 1536
+#: Seconds for one program.
+LIMIT: Final = 120.0
+#: Port of the rendezvous of Weft's ranks.
+PORT: Final = 7100
+#: Bytes that a bandwidth test of perftest moves.
+STREAM_BYTES: Final = 16 << 20
+
+
+def bench(
+    program: Path, perftest: Path, rounds: int, report: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Measure both; a record for each pattern and size.
+
+    Args:
+        program: `weft-bench-fabric`.
+        perftest: folder of `ib_write_lat` and `ib_write_bw` that have `--write_with_imm`.
+        rounds: measured rounds; medians of 30 are comparable.
+        report: takes a line on the progress of each round.
+
+    Raises:
+        LabError: if a program fails.
+    """
+    found: dict[tuple[str, int, str], list[float]] = {}
+    with guests(count=2, memory_mib=MEMORY_MIB) as lab:
+        index = gid_index(lab, 0, 0)
+        for number in range(rounds):
+            sides = [partial(weft, lab, program), partial(peer, lab, perftest, index)]
+            for measure in sides if number % 2 == 0 else reversed(sides):
+                for key, us in measure().items():
+                    found.setdefault(key, []).append(us)
+            report(f"round {number + 1} of {rounds}")
+    return records(found)
+
+
+def records(found: dict[tuple[str, int, str], list[float]]) -> list[dict[str, Any]]:
+    """Medians of the rounds; the ratio is the time of perftest's message divided by Weft's."""
+    lines = []
+    for pattern, size, side in found:
+        if side != "weft":
+            continue
+        ours, theirs = (found[pattern, size, each] for each in ("weft", "perftest"))
+        ratios = [peer / own for own, peer in zip(ours, theirs, strict=True)]
+        lines.append(
+            {
+                "benchmark": "rdma_lab",
+                "pattern": pattern,
+                "bytes": size,
+                "rounds": len(ours),
+                "weft_us": round(statistics.median(ours), 3),
+                "perftest_us": round(statistics.median(theirs), 3),
+                "ratio": round(statistics.median(ratios), 3),
+            }
+        )
+    return lines
+
+
+def weft(lab: Guests, program: Path) -> dict[tuple[str, int, str], float]:
+    """Microseconds of a message of Weft by pattern and size, on the slower rank."""
+    sizes = ",".join(map(str, SIZES))
+    command = [str(program), "transfer", "--path=verbs", "--rounds=1", f"--sizes={sizes}"]
+    environment = {
+        "WEFT_WORLD_SIZE": "2",
+        "WEFT_ADDR": address(0),
+        "WEFT_PORT": str(PORT),
+        "WEFT_VERBS_DEVICES": "rxe0",
+        "WEFT_SECRET": "of these guests",
+    }
+    for guest in (0, 1):
+        # A rank binds the address of its own guest.
+        own = {"WEFT_RANK": str(guest), "WEFT_BIND": address(guest)}
+        lab.start({guest: command}, environment | own)
+    outcomes = lab.finish((0, 1), LIMIT)
+    samples = [json.loads(outcomes[guest].stdout) for guest in (0, 1)]
+    found: dict[tuple[str, int, str], float] = {}
+    for one, other in zip(*samples, strict=True):
+        if one["wrong"] + other["wrong"]:
+            raise LabError(f"weft: messages of {one['bytes']} bytes: wrong bytes")
+        times = [
+            statistics.median(each["one_way_ns"]) for each in (one, other) if each["one_way_ns"]
+        ]
+        found[one["pattern"], one["bytes"], "weft"] = max(times) / 1000
+    return found
+
+
+def peer(lab: Guests, perftest: Path, index: int) -> dict[tuple[str, int, str], float]:
+    """Microseconds of a message of perftest by pattern and size."""
+    found: dict[tuple[str, int, str], float] = {}
+    for size in SIZES:
+        common = ["-d", "rxe0", "-x", str(index), "-s", str(size), "--write_with_imm", "-F"]
+        lat = [str(perftest / "ib_write_lat"), *common, "-n", "200"]
+        fields = result(lab, lat, size)
+        # bytes, iterations, least, most, typical, ...
+        found["ping-pong", size, "perftest"] = float(fields[4])
+        count = max(16, min(2000, STREAM_BYTES // size))
+        stream = [str(perftest / "ib_write_bw"), *common, "-n", str(count), "--report_gbits"]
+        fields = result(lab, stream, size)
+        # bytes, iterations, peak, average, ...
+        found["stream", size, "perftest"] = size * 8 / (float(fields[3]) * 1000)
+    return found
+
+
+def result(lab: Guests, command: list[str], size: int) -> list[str]:
+    """Fields of the line that a program of perftest prints for a size."""
+    outcomes = lab.run({0: command, 1: ["sh", "-c", waiting_client(command, address(0))]}, LIMIT)
+    match = re.search(rf"^ ?{size}\s.*$", outcomes[1].stdout, re.M)
+    if match is None:
+        raise LabError(f"{command[0]}: expected a line of {size} bytes\n{outcomes[1]}")
+    return match[0].split()
