@@ -356,6 +356,7 @@ rdma-kernel: $(BIN)/python ## Kernel of the guests of rdma-lab, compiled into th
 .PHONY: rdma-lab
 rdma-lab: rdma-kernel $(STAMPS)/native ## Tests over rxe devices (Soft-RoCE) between guests
 	$(call step,Soft-RoCE between guests)
+	@cargo test --locked --quiet -p weft-fabric --test conformance --test ofi --test verbs --no-run
 	@TEST_RDMA_LAB=1 $(BIN)/python -m pytest -q tests/test_rdma_lab.py tests/test_rdma_ofi.py tests/test_rdma_verbs.py
 
 .PHONY: bench-rdma

@@ -18,7 +18,7 @@ needs_guests = [
         "TEST_RDMA_LAB" not in os.environ,
         reason="TEST_RDMA_LAB is not set; `make rdma-lab` builds the guests' kernel and sets it",
     ),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(480),
 ]
 
 
