@@ -305,11 +305,17 @@ def raises_in_block(end: str) -> dict[str, Any]:
         with weft.init() as communicator:
             counter = communicator.counter()
             communicator.share([], [counter])
-            # All ranks have left `share` before the exception.
-            communicator.all_gather(b"")
             if communicator.rank == 1:
+                # All ranks have left `share` before the exception.
+                communicator.all_gather(b"")
                 raise ENDS[end]
-            error = raised_by(lambda: counter.wait({1: 1}, timeout=20))
+
+            def wait() -> None:
+                # The exception may arrive before the message of the third rank.
+                communicator.all_gather(b"")
+                counter.wait({1: 1}, timeout=20)
+
+            error = raised_by(wait)
     except BaseException as caught:
         raised = caught
     return {
