@@ -349,7 +349,7 @@ bigraph-lab: build ## All-reduces on a BiGraph of network namespaces, recorded (
 	@$(BIN)/python -m lab --record benchmarks/results/lab.jsonl $(LAB)
 
 .PHONY: rdma-kernel
-rdma-kernel: $(BIN)/python ## Kernel of the guests of rdma-lab, compiled into the cache (Debian 12; 5 minutes once)
+rdma-kernel: $(BIN)/python ## Kernel of the guests of rdma-lab, compiled into the cache (Debian 12; 8 minutes of processor time, once)
 	$(call step,Building the kernel of the guests)
 	@$(BIN)/python -m lab.rdma kernel
 

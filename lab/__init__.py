@@ -10,5 +10,5 @@
 - `experiment`: measurements of one network
 - `prediction`: the same runs on the simulator
 - `report`: tables of results
-- `run`: command line
+- `run`, `program`: command line, and its signals and errors
 """

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lab.errors import LabError
 from lab.experiment import MOST_CPU, NETWORKS, Settings, experiment
 from lab.namespaces import missing
+from lab.program import UNAVAILABLE, guarded
 from lab.report import tables
 from lab.schedules import ALGORITHMS
 from weft.bench.record import append_records, origin
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 DEFAULT: Final = Settings()
-#: Exit status of a command without the privileges or programs that it needs.
-UNAVAILABLE: Final = 69
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,21 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := missing():
         print(f"bigraph-lab cannot run here: {reason}", file=sys.stderr)
         return UNAVAILABLE
-    # The default action would end the process without removing the network.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
-    try:
-        return run(parsed)
-    except LabError as error:
-        print(f"bigraph-lab: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-
-
-def stop(number: int, _: object) -> None:
-    """End the program; its blocks remove ranks and namespaces."""
-    raise SystemExit(128 + number)
+    return guarded("bigraph-lab", lambda: run(parsed))
 
 
 def parser() -> argparse.ArgumentParser:

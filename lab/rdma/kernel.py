@@ -1,6 +1,6 @@
 """Kernel of the guests: user-mode Linux with rxe and siw, from Debian's sources, in a cache.
 
-A build takes about five minutes on two cores and happens once for each version of the sources,
+A build takes eight minutes of processor time and happens once for each version of the sources,
 of `kernel.config` and of this recipe.
 """
 

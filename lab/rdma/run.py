@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.errors import LabError
+from lab.program import UNAVAILABLE, guarded
 from lab.rdma import kernel
 from lab.rdma.bench import bench
 from lab.rdma.check import check
@@ -22,33 +21,21 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-#: Exit status of a command without the kernel or the packages that it needs.
-UNAVAILABLE = 69
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command of the arguments; the exit status."""
     parsed = parser().parse_args(arguments)
-    # The default action would end the process without removing its folder.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
-    try:
-        if parsed.do == "kernel":
-            return build(parsed)
-        if reason := unavailable():
-            print(f"rdma-lab cannot run here: {reason}", file=sys.stderr)
-            return UNAVAILABLE
-        return {"check": check_guests, "bench": measure, "run": run}[parsed.do](parsed)
-    except LabError as error:
-        print(f"rdma-lab: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    return guarded("rdma-lab", lambda: perform(parsed))
 
 
-def stop(number: int, _: object) -> None:
-    """End the program; its blocks end the guests."""
-    raise SystemExit(128 + number)
+def perform(parsed: argparse.Namespace) -> int:
+    """Run a command; its exit status."""
+    if parsed.do == "kernel":
+        return build(parsed)
+    if reason := unavailable():
+        print(f"rdma-lab cannot run here: {reason}", file=sys.stderr)
+        return UNAVAILABLE
+    return {"check": check_guests, "bench": measure, "run": run}[parsed.do](parsed)
 
 
 def parser() -> argparse.ArgumentParser:

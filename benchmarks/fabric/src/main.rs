@@ -12,6 +12,7 @@
 //! - `soak.rs`: counted writes of mixed sizes for a given time
 //! - `posting.rs`: cost of posts to verbs over a null device
 //! - `instructions.rs`: fixed work for callgrind
+//! - `null.rs`: device that moves no bytes
 //! - `statistics.rs`, `table.rs`: percentiles, and tables of them
 
 mod arena;
@@ -23,6 +24,7 @@ mod group;
 mod idle;
 mod instructions;
 mod messages;
+mod null;
 mod pairs;
 mod posting;
 mod soak;

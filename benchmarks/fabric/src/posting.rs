@@ -3,19 +3,17 @@
 
 use crate::Outcome;
 use crate::group::PATIENCE;
+use crate::null::Null;
 use clap::Args;
 use serde::Serialize;
 use std::hint::black_box;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
-use weft_fabric::link::{Introduction, Membership, PostStatus, Sink, WorkRequest};
 use weft_fabric::providers::verbs::{TwinConfig, TwinNic};
 use weft_fabric::providers::{VerbsConfig, VerbsDevice};
 use weft_fabric::{
-    CounterId, Device, Engine, EngineAddress, EngineConfig, Generation, Link, MemberWrite, Memory,
-    Page, PeerGroup, PeerWrite, ProviderKind, Rank, Region, RegionKey, RemoteRegion, RequestId,
-    RouteRule, Time, WaitLimit, clock,
+    CounterId, Device, Engine, EngineAddress, EngineConfig, Generation, MemberWrite, Page,
+    PeerGroup, PeerWrite, Rank, Region, RemoteRegion, RequestId, Time, WaitLimit, clock,
 };
 
 /// Options of the benchmark.
@@ -77,7 +75,8 @@ pub fn null_rank(peers: u32, polls: u32) -> Outcome<NullRank> {
         let nic = std::slice::from_ref(&nics[rank as usize]);
         let verbs: Arc<dyn Device> = Arc::new(VerbsDevice::over(config.clone(), nic)?);
         // The peers have no connections over verbs with each other.
-        let devices = if rank == 0 { vec![verbs] } else { vec![Arc::new(Beside), verbs] };
+        let devices =
+            if rank == 0 { vec![verbs] } else { vec![Arc::new(Null { later: false }), verbs] };
         let config = EngineConfig { lanes: 256, ..EngineConfig::default() };
         engines.push(Engine::new(config, Rank(rank), ranks, Generation(0), &devices)?);
     }
@@ -230,72 +229,4 @@ fn print(options: &Options, cases: &[Case]) -> Outcome<()> {
         );
     }
     Ok(())
-}
-
-/// Device between the peers, which carries no write.
-struct Beside;
-
-struct BesideLink;
-
-impl Device for Beside {
-    fn kind(&self) -> ProviderKind {
-        ProviderKind::Shm
-    }
-
-    fn open(&self, _group: Membership) -> weft_fabric::Result<Box<dyn Link>> {
-        Ok(Box::new(BesideLink))
-    }
-}
-
-impl Link for BesideLink {
-    fn kind(&self) -> ProviderKind {
-        ProviderKind::Shm
-    }
-
-    fn address(&self) -> Vec<u8> {
-        Vec::new()
-    }
-
-    fn route(&self, _theirs: &[u8]) -> Option<RouteRule> {
-        Some(RouteRule::STORES)
-    }
-
-    fn connect(
-        &mut self,
-        _: &[Introduction<'_>],
-        _: &mut WaitLimit<'_>,
-    ) -> weft_fabric::Result<()> {
-        Ok(())
-    }
-
-    fn register(&mut self, _key: RegionKey, _memory: &Arc<Memory>) -> weft_fabric::Result<()> {
-        Ok(())
-    }
-
-    fn grant(&mut self, _: RegionKey, _: Rank, _: Range<u64>) -> weft_fabric::Result<Vec<u8>> {
-        Ok(Vec::new())
-    }
-
-    fn import(
-        &mut self,
-        _peer: Rank,
-        _key: RegionKey,
-        _length: u64,
-        _entry: &[u8],
-        _limit: &mut WaitLimit<'_>,
-    ) -> weft_fabric::Result<()> {
-        Ok(())
-    }
-
-    fn deregister(&mut self, _key: RegionKey) {}
-
-    fn post(&mut self, _work: &WorkRequest<'_>, _sink: &mut Sink) -> Result<PostStatus, String> {
-        Ok(PostStatus::Done)
-    }
-
-    fn flush(&mut self, _sink: &mut Sink) {}
-
-    fn poll(&mut self, _now: Time, _sink: &mut Sink) {}
-
-    fn fence(&mut self, _peer: Rank, _sink: &mut Sink) {}
 }

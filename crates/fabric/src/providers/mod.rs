@@ -7,6 +7,7 @@ mod dynamic_library;
 mod granted_regions;
 pub mod hostile;
 pub mod ofi;
+mod presence;
 pub mod shm;
 pub mod sim;
 pub mod tcp;

@@ -2,6 +2,7 @@
 
 use super::super::control_lanes::ControlLanes;
 use super::super::granted_regions::{GrantEntry, GrantedRegions, RemoteMemory};
+use super::super::presence::PeerState;
 use super::sys;
 use super::wire::{OfiAddress, OfiIntroduction};
 use crate::lane_table::LaneTable;
@@ -9,14 +10,6 @@ use crate::parts::PartRule;
 use crate::types::{Lane, RegionKey};
 use crate::unconsumed::{ConsumedArrivals, SentArrivals};
 use weft_control::Rank;
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PeerState {
-    Open,
-    /// Reported as lost. Parts toward it wait for the fence.
-    Lost,
-    Fenced,
-}
 
 pub struct OfiPeer {
     pub rank: Rank,

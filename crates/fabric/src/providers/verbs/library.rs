@@ -117,10 +117,9 @@ fn load() -> Result<Library, String> {
             let why = std::io::Error::from_raw_os_error(result);
             log::warn!("ibv_fork_init: {why}; forked processes must not touch registered memory");
         }
-        let get_device_list = function(handle, c"ibv_get_device_list", None)?;
         let path = path_of(fork_init as *const c_void, NAME);
         Ok(Library {
-            get_device_list,
+            get_device_list: function(handle, c"ibv_get_device_list", None)?,
             free_device_list: function(handle, c"ibv_free_device_list", None)?,
             get_device_name: function(handle, c"ibv_get_device_name", None)?,
             open_device: function(handle, c"ibv_open_device", None)?,

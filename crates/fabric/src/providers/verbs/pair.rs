@@ -234,6 +234,10 @@ impl Pair {
         Some(chain_use)
     }
 
+    pub fn has_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
     /// Uses of all chains in flight, oldest first, which no longer complete one by one.
     pub fn abandon(&mut self) -> impl Iterator<Item = ChainUse> {
         self.in_flight.drain(..).map(|chain| chain.chain_use)

@@ -2,21 +2,12 @@
 
 use super::super::control_lanes::ControlLanes;
 use super::super::granted_regions::GrantedRegions;
+use super::super::presence::PeerState;
 use super::pair::Pair;
 use super::wire::{PairAddress, PortAddress};
 use crate::lane_table::LaneTable;
-use crate::types::Lane;
 use crate::unconsumed::{ConsumedArrivals, SentArrivals};
 use weft_control::Rank;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PeerState {
-    Open,
-    /// Reported as lost. Parts toward it wait for the fence.
-    Lost,
-    /// Its queue pairs are destroyed.
-    Fenced,
-}
 
 pub struct VerbsPeer {
     pub rank: Rank,
@@ -28,31 +19,20 @@ pub struct VerbsPeer {
     /// Its ends of the pairs; empty before it is connected.
     pub ends: Vec<(PortAddress, PairAddress)>,
     /// Its lanes for reports of consumption and for greetings, once connected.
-    pub remote: Option<RemoteLanes>,
+    pub remote: Option<ControlLanes>,
     /// Our control lanes, which it raises.
     pub local: ControlLanes,
     pub outgoing: SentArrivals,
     pub incoming: ConsumedArrivals,
     /// Unsent reports of consumption.
     pub reports_due: u32,
-    /// Parts in flight.
-    pub parts: u32,
     /// Bulk parts in flight.
     pub bulk: u32,
-    /// Control messages in flight.
-    pub control: u32,
     /// Tokens of parts that failed or were posted after its loss.
     pub parked: Vec<u64>,
     pub granted: GrantedRegions,
     /// Index of the pair of the next part.
     next: usize,
-}
-
-/// Control lanes of the peer, which this link raises.
-#[derive(Clone, Copy)]
-pub struct RemoteLanes {
-    pub consumed: Lane,
-    pub presence: Lane,
 }
 
 impl VerbsPeer {
@@ -74,13 +54,16 @@ impl VerbsPeer {
             outgoing: SentArrivals::new(max_unconsumed),
             incoming: ConsumedArrivals::new(max_unconsumed),
             reports_due: 0,
-            parts: 0,
             bulk: 0,
-            control: 0,
             parked: Vec::new(),
             granted: GrantedRegions::default(),
             next: 0,
         }
+    }
+
+    /// True while parts or control messages toward it are in flight.
+    pub fn has_in_flight(&self) -> bool {
+        self.pairs.iter().any(Pair::has_in_flight)
     }
 
     /// True if its queue has room for one more arrival.

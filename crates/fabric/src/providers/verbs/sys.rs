@@ -5,27 +5,31 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+pub type PollCq = unsafe extern "C" fn(*mut Cq, c_int, *mut Completion) -> c_int;
+pub type RequestNotification = unsafe extern "C" fn(*mut Cq, c_int) -> c_int;
+pub type PostSrqRecv =
+    unsafe extern "C" fn(*mut Srq, *mut RecvRequest, *mut *mut RecvRequest) -> c_int;
+pub type PostSend = unsafe extern "C" fn(*mut Qp, *mut SendRequest, *mut *mut SendRequest) -> c_int;
+
 /// Functions of a context that are reached by its table instead of a symbol.
 #[repr(C)]
 pub struct ContextOps {
     _queries: [*mut c_void; 11],
-    pub poll_cq: unsafe extern "C" fn(*mut Cq, c_int, *mut Completion) -> c_int,
-    pub req_notify_cq: unsafe extern "C" fn(*mut Cq, c_int) -> c_int,
+    pub poll_cq: PollCq,
+    pub req_notify_cq: RequestNotification,
     _queues: [*mut c_void; 7],
-    pub post_srq_recv:
-        unsafe extern "C" fn(*mut Srq, *mut RecvRequest, *mut *mut RecvRequest) -> c_int,
+    pub post_srq_recv: PostSrqRecv,
     _pairs: [*mut c_void; 4],
-    pub post_send: unsafe extern "C" fn(*mut Qp, *mut SendRequest, *mut *mut SendRequest) -> c_int,
+    pub post_send: PostSend,
 }
 
 /// Functions of a context that this provider calls.
 #[derive(Clone, Copy)]
 pub struct DataPath {
-    pub poll_cq: unsafe extern "C" fn(*mut Cq, c_int, *mut Completion) -> c_int,
-    pub req_notify_cq: unsafe extern "C" fn(*mut Cq, c_int) -> c_int,
-    pub post_srq_recv:
-        unsafe extern "C" fn(*mut Srq, *mut RecvRequest, *mut *mut RecvRequest) -> c_int,
-    pub post_send: unsafe extern "C" fn(*mut Qp, *mut SendRequest, *mut *mut SendRequest) -> c_int,
+    pub poll_cq: PollCq,
+    pub req_notify_cq: RequestNotification,
+    pub post_srq_recv: PostSrqRecv,
+    pub post_send: PostSend,
 }
 
 #[repr(C)]

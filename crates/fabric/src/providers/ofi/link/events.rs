@@ -1,6 +1,7 @@
 //! Events of a link's queues: arrivals, completions, losses, and the close of the link.
 
-use super::super::peer::{OfiPeer, PeerState};
+use super::super::super::presence::{Departures, PeerState};
+use super::super::peer::OfiPeer;
 use super::super::rail::Rail;
 use super::super::slots::SlotUse;
 use super::super::wire::{immediate, lanes_of};
@@ -8,14 +9,12 @@ use super::OfiLink;
 use crate::clock;
 use crate::id_map::PeerMap;
 use crate::link::{Link, Membership, Sink};
-use crate::types::{Lane, Time};
+use crate::types::Lane;
 use std::time::Duration;
 use weft_control::Rank;
 
 /// Time for which a dropped link waits for the delivery of its messages.
 const LINGER: Duration = Duration::from_secs(1);
-/// Time after a peer's farewell for the arrival of its earlier messages.
-pub const DRAIN_GRACE: Duration = Duration::from_millis(250);
 
 impl OfiLink {
     /// Sends due reports of consumption, as far as the provider accepts them.
@@ -45,7 +44,7 @@ impl OfiLink {
     pub(super) fn arrived(
         group: &Membership,
         peers: &mut PeerMap<OfiPeer>,
-        (reports_due, leaving): (&mut Vec<u32>, &mut Vec<(u32, Option<Time>)>),
+        (reports_due, departures): (&mut Vec<u32>, &mut Departures),
         immediate: u64,
         sender: Option<Rank>,
         sink: &mut Sink,
@@ -70,8 +69,8 @@ impl OfiLink {
         let Some(peer) = peer else { return };
         let rank = peer.rank.0;
         if peer.is_report(lane) {
-            if peer.is_leaving(&group.lanes) && !leaving.iter().any(|(known, _)| *known == rank) {
-                leaving.push((rank, None));
+            if peer.is_leaving(&group.lanes) {
+                departures.add(peer.rank);
             }
         } else if peer.incoming.consume() {
             peer.reports_due += 1;
@@ -79,21 +78,6 @@ impl OfiLink {
                 reports_due.push(rank);
             }
         }
-    }
-
-    /// Reports the loss of peers that have left, once their messages have had time to arrive: messages
-    /// toward them no longer complete.
-    #[cold]
-    pub(super) fn report_departed(&mut self, now: Time, sink: &mut Sink) {
-        let peers = &mut self.peers;
-        self.leaving.retain_mut(|(rank, since)| {
-            let since = *since.get_or_insert(now);
-            let is_over = now.since(since) >= DRAIN_GRACE;
-            if is_over && let Some(peer) = peers.get_mut(Rank(*rank)) {
-                report_lost(peer, "the peer has left".into(), sink);
-            }
-            !is_over
-        });
     }
 
     pub(super) fn ended(peers: &mut PeerMap<OfiPeer>, slot_use: SlotUse, sink: &mut Sink) {

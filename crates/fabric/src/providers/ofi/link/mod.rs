@@ -7,7 +7,8 @@
 
 use super::super::control_lanes::ControlLanes;
 use super::super::granted_regions::GrantEntry;
-use super::peer::{OfiPeer, PeerState, negotiate};
+use super::super::presence::{Departures, PeerState};
+use super::peer::{OfiPeer, negotiate};
 use super::rail::{CompletionEvent, MAX_RANGES, QueueSizes, Rail};
 use super::region::{KeyGenerator, RegisteredRegion, can_register};
 use super::wire::{OfiAddress, OfiIntroduction};
@@ -18,7 +19,7 @@ use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, W
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::types::{ProviderKind, RegionKey, Time, TrafficClass};
-use events::{DRAIN_GRACE, is_loss, report_lost};
+use events::{is_loss, report_lost};
 use post::{PartPost, PostError};
 use sleep::SleepState;
 use std::ops::Range;
@@ -60,8 +61,7 @@ pub struct OfiLink {
     peers: PeerMap<OfiPeer>,
     /// Ranks with unsent reports of consumption.
     reports_due: Vec<u32>,
-    /// Ranks whose farewell has arrived, with the time of the first poll after it.
-    leaving: Vec<(u32, Option<Time>)>,
+    departures: Departures,
     /// Number of connected, unfenced peers.
     open: usize,
     /// Flags of the farewell: it completes after delivery of all earlier messages.
@@ -132,7 +132,7 @@ impl OfiLink {
             group,
             address,
             reports_due: Vec::new(),
-            leaving: Vec::new(),
+            departures: Departures::default(),
             open: 0,
             // Parts that shm accepted are in the receiver's memory; a response would be written to memory
             // of a sender that has left.
@@ -263,7 +263,7 @@ impl Link for OfiLink {
         let peer = peers.get_mut(work.peer);
         let peer = peer.ok_or("ofi has no connection to it")?;
         if peer.state != PeerState::Open {
-            return post_closed(peer, work.token);
+            return peer.state.post_closed(&mut peer.parked, work.token);
         }
         let is_bulk = work.class == TrafficClass::Bulk;
         if !peer.may_send(&group.lanes)
@@ -301,7 +301,7 @@ impl Link for OfiLink {
     fn flush(&mut self, _sink: &mut Sink) {}
 
     fn poll(&mut self, now: Time, sink: &mut Sink) {
-        let OfiLink { rails, peers, reports_due, leaving, group, sleep, .. } = self;
+        let OfiLink { rails, peers, reports_due, departures, group, sleep, .. } = self;
         for rail in rails.iter_mut() {
             rail.poll(|event| {
                 sleep.record_event();
@@ -310,7 +310,7 @@ impl Link for OfiLink {
                         Self::arrived(
                             group,
                             peers,
-                            (reports_due, leaving),
+                            (reports_due, departures),
                             immediate,
                             sender,
                             sink,
@@ -326,8 +326,13 @@ impl Link for OfiLink {
         if !self.reports_due.is_empty() {
             self.report(sink);
         }
-        if !self.leaving.is_empty() {
-            self.report_departed(now, sink);
+        if !self.departures.is_empty() {
+            let OfiLink { departures, peers, .. } = self;
+            departures.end(now, |rank| {
+                if let Some(peer) = peers.get_mut(rank) {
+                    report_lost(peer, "the peer has left".into(), sink);
+                }
+            });
         }
         if !self.kept.is_empty() && !self.rails.iter().any(Rail::has_abandoned) {
             self.kept.clear();
@@ -345,9 +350,7 @@ impl Link for OfiLink {
     }
 
     fn next_deadline(&self) -> Option<Time> {
-        let end =
-            |(_, since): &(u32, Option<Time>)| since.map_or(Time(0), |at| at.after(DRAIN_GRACE));
-        self.leaving.iter().map(end).min()
+        self.departures.next_deadline()
     }
 
     fn fence(&mut self, peer: Rank, sink: &mut Sink) {
@@ -369,14 +372,4 @@ impl Link for OfiLink {
         self.open -= 1;
         self.close_if_unused();
     }
-}
-
-/// A part toward a lost peer waits for its fence; toward a fenced one it fails.
-#[cold]
-fn post_closed(peer: &mut OfiPeer, token: u64) -> Result<PostStatus, String> {
-    if peer.state == PeerState::Fenced {
-        return Err("the peer is fenced".into());
-    }
-    peer.parked.push(token);
-    Ok(PostStatus::InFlight)
 }

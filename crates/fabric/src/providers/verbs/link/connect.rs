@@ -9,9 +9,10 @@
 //! 3. The lower rank confirms the answer, and resets no more. If the answer had arrived before a reset, both
 //!    ends have received one packet, and the queue pair goes on behind it.
 
+use super::super::super::control_lanes::ControlLanes;
 use super::super::objects::provider_error;
 use super::super::pair::{ChainUse, Path};
-use super::super::peer::{RemoteLanes, VerbsPeer};
+use super::super::peer::VerbsPeer;
 use super::super::wire::{VerbsAddress, VerbsIntroduction};
 use super::events::report_lost;
 use super::{VerbsLink, malformed};
@@ -50,7 +51,7 @@ impl VerbsLink {
         if message.pairs.len() != peer.pairs.len() {
             return Err(malformed(rank, "a verbs introduction"));
         }
-        peer.remote = Some(RemoteLanes { consumed: message.consumed, presence: message.presence });
+        peer.remote = Some(ControlLanes { consumed: message.consumed, presence: message.presence });
         for (pair, &end) in peer.pairs.iter().zip(&message.pairs) {
             let port = address.ports.get(pair.remote_rail);
             let port = *port.ok_or_else(|| malformed(rank, "a verbs address"))?;
@@ -97,7 +98,7 @@ impl VerbsLink {
                 return Err(refusal(peer, why));
             }
             let is_missing =
-                |peer: &&VerbsPeer| peer.control > 0 || !peer.is_connected(&self.group.lanes);
+                |peer: &&VerbsPeer| peer.has_in_flight() || !peer.is_connected(&self.group.lanes);
             let missing = self.peers.values().find(is_missing).map(|peer| peer.rank);
             let Some(missing) = missing else { return Ok(()) };
             match limit.park()? {
@@ -119,7 +120,7 @@ impl VerbsLink {
         let now = clock::now();
         greetings.retain(|it| {
             let peer = self.peers.get(it.peer);
-            peer.is_some_and(|peer| peer.control > 0 && !peer.has_greeted(&self.group.lanes))
+            peer.is_some_and(|peer| peer.has_in_flight() && !peer.has_greeted(&self.group.lanes))
         });
         for greeting in greetings.iter_mut().filter(|it| it.repeat_at <= now) {
             self.reset_pair(greeting.peer)?;
@@ -139,7 +140,6 @@ impl VerbsLink {
     /// Resets the queue pair of the greetings.
     fn reset_pair(&mut self, rank: Rank) -> Result<()> {
         let Some(peer) = self.peers.get_mut(rank) else { return Ok(()) };
-        peer.control = 0;
         peer.pairs[0].reset().map_err(|why| refusal(rank, why))
     }
 
@@ -164,12 +164,9 @@ impl VerbsLink {
 impl super::post::ChainTemplate {
     /// Posts a control message, for which each pair reserves room; a peer that refuses it is lost.
     pub(super) fn signal(&mut self, peer: &mut VerbsPeer, lane: Lane, sink: &mut Sink) {
-        match self.post_signal(&mut peer.pairs[0], lane, ChainUse::Control) {
-            Ok(()) => peer.control += 1,
-            Err(error) => {
-                let why = super::super::objects::check("ibv_post_send", error);
-                report_lost(peer, why.err().unwrap_or_default(), sink);
-            }
+        if let Err(error) = self.post_signal(&mut peer.pairs[0], lane, ChainUse::Control) {
+            let why = super::super::objects::check("ibv_post_send", error);
+            report_lost(peer, why.err().unwrap_or_default(), sink);
         }
     }
 }

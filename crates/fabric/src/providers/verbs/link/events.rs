@@ -1,14 +1,15 @@
 //! Events of a link's queues: arrivals, completions, losses, and the close of the link.
 
+use super::super::super::presence::PeerState;
 use super::super::objects::AsyncEvent;
 use super::super::pair::{ChainUse, RequestId};
-use super::super::peer::{PeerState, VerbsPeer};
+use super::super::peer::VerbsPeer;
 use super::super::rail::{BATCH, Rail};
 use super::super::sys;
 use super::{POLLS_PER_EVENT, VerbsLink};
 use crate::clock;
 use crate::link::{Link, Sink};
-use crate::types::{Lane, Time};
+use crate::types::Lane;
 use std::time::Duration;
 use weft_control::Rank;
 
@@ -16,8 +17,6 @@ use weft_control::Rank;
 const BATCHES: usize = 8;
 /// Time for which a dropped link waits for the delivery of its messages.
 const LINGER: Duration = Duration::from_secs(1);
-/// Time after a peer's farewell for the arrival of its earlier messages.
-pub const DRAIN_GRACE: Duration = Duration::from_millis(250);
 
 impl VerbsPeer {
     /// Parks the tokens of all parts in flight: none of them completes by itself any more.
@@ -28,7 +27,7 @@ impl VerbsPeer {
                 parked.push(token);
             }
         }
-        (self.parts, self.bulk, self.control) = (0, 0, 0);
+        self.bulk = 0;
     }
 }
 
@@ -72,12 +71,10 @@ impl VerbsLink {
         }
         match pair.completed(id) {
             Some(ChainUse::Part { token, is_bulk }) => {
-                peer.parts -= 1;
                 peer.bulk -= u32::from(is_bulk);
                 sink.done(token);
             }
-            Some(ChainUse::Control) => peer.control -= 1,
-            None => {}
+            Some(ChainUse::Control) | None => {}
         }
     }
 
@@ -101,9 +98,8 @@ impl VerbsLink {
         }
         let rank = peer.rank.0;
         if peer.local.contains(lane) {
-            let is_known = self.leaving.iter().any(|(known, _)| *known == rank);
-            if !is_known && peer.is_leaving(&self.group.lanes) {
-                self.leaving.push((rank, None));
+            if peer.is_leaving(&self.group.lanes) {
+                self.departures.add(peer.rank);
             }
         } else if peer.incoming.consume() {
             peer.reports_due += 1;
@@ -125,21 +121,6 @@ impl VerbsLink {
                 }
             }
         }
-    }
-
-    /// Reports the loss of peers that have left, once their messages have had time to arrive: messages
-    /// toward them no longer complete.
-    #[cold]
-    pub(super) fn report_departed(&mut self, now: Time, sink: &mut Sink) {
-        let peers = &mut self.peers;
-        self.leaving.retain_mut(|(rank, since)| {
-            let since = *since.get_or_insert(now);
-            let is_over = now.since(since) >= DRAIN_GRACE;
-            if is_over && let Some(peer) = peers.get_mut(Rank(*rank)) {
-                report_lost(peer, "the peer has left".into(), sink);
-            }
-            !is_over
-        });
     }
 
     /// Reads asynchronous events: each is named in the log; a failed queue pair loses its peer, a failed
@@ -227,8 +208,7 @@ impl Drop for VerbsLink {
         here.into_iter().for_each(|peer| self.signal_presence(peer, &mut sink));
         loop {
             self.poll(clock::now(), &mut sink);
-            let is_waiting =
-                self.peers.values().filter(is_here).any(|peer| peer.control + peer.parts > 0);
+            let is_waiting = self.peers.values().filter(is_here).any(VerbsPeer::has_in_flight);
             if !is_waiting || clock::now() >= deadline {
                 return;
             }

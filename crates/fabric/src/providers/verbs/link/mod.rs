@@ -6,11 +6,12 @@
 
 use super::super::control_lanes::ControlLanes;
 use super::super::granted_regions::GrantEntry;
+use super::super::presence::{Departures, PeerState};
 use super::library::Library;
 use super::nic::Nic;
 use super::objects::provider_error;
 use super::pair::CONTROL_REQUESTS;
-use super::peer::{PeerState, VerbsPeer};
+use super::peer::VerbsPeer;
 use super::rail::{QueueSizes, Rail};
 use super::region::RegisteredRegion;
 use super::wire::{PortAddress, VerbsAddress, VerbsIntroduction};
@@ -21,7 +22,7 @@ use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, W
 use crate::local::WaitLimit;
 use crate::memory::{Memory, MemoryKind};
 use crate::types::{ProviderKind, RegionKey, Time, TrafficClass};
-use events::{DRAIN_GRACE, report_lost};
+use events::report_lost;
 use post::{ChainTemplate, PostError};
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -55,8 +56,7 @@ pub struct VerbsLink {
     template: ChainTemplate,
     /// Ranks with unsent reports of consumption.
     reports_due: Vec<u32>,
-    /// Ranks whose farewell has arrived, with the time of the first poll after it.
-    leaving: Vec<(u32, Option<Time>)>,
+    departures: Departures,
     /// Polls until the next look at asynchronous events.
     polls_left: u32,
 }
@@ -104,7 +104,7 @@ impl VerbsLink {
             sizes,
             template: ChainTemplate::new(),
             reports_due: Vec::new(),
-            leaving: Vec::new(),
+            departures: Departures::default(),
             polls_left: POLLS_PER_EVENT,
         })
     }
@@ -259,7 +259,7 @@ impl Link for VerbsLink {
         let VerbsLink { rails, regions, peers, group, template, .. } = self;
         let peer = peers.get_mut(work.peer).ok_or("verbs has no connection to it")?;
         if peer.state != PeerState::Open {
-            return post_closed(peer, work.token);
+            return peer.state.post_closed(&mut peer.parked, work.token);
         }
         let is_bulk = work.class == TrafficClass::Bulk;
         if !peer.may_send(&group.lanes) || is_bulk && peer.bulk >= MAX_BULK {
@@ -269,7 +269,6 @@ impl Link for VerbsLink {
         match template.post(work, peer, pair, regions) {
             Ok(true) => {
                 peer.outgoing.send();
-                peer.parts += 1;
                 peer.bulk += u32::from(is_bulk);
                 Ok(PostStatus::InFlight)
             }
@@ -298,8 +297,13 @@ impl Link for VerbsLink {
         if !self.reports_due.is_empty() {
             self.report(sink);
         }
-        if !self.leaving.is_empty() {
-            self.report_departed(now, sink);
+        if !self.departures.is_empty() {
+            let VerbsLink { departures, peers, .. } = self;
+            departures.end(now, |rank| {
+                if let Some(peer) = peers.get_mut(rank) {
+                    report_lost(peer, "the peer has left".into(), sink);
+                }
+            });
         }
     }
 
@@ -314,9 +318,7 @@ impl Link for VerbsLink {
     }
 
     fn next_deadline(&self) -> Option<Time> {
-        let end =
-            |(_, since): &(u32, Option<Time>)| since.map_or(Time(0), |at| at.after(DRAIN_GRACE));
-        self.leaving.iter().map(end).min()
+        self.departures.next_deadline()
     }
 
     fn fence(&mut self, peer: Rank, sink: &mut Sink) {
@@ -331,16 +333,6 @@ impl Link for VerbsLink {
         let why = "the peer was fenced before the part was complete";
         peer.parked.drain(..).for_each(|token| sink.failed(token, why));
     }
-}
-
-/// A part toward a lost peer waits for its fence; toward a fenced one it fails.
-#[cold]
-fn post_closed(peer: &mut VerbsPeer, token: u64) -> Result<PostStatus, String> {
-    if peer.state == PeerState::Fenced {
-        return Err("the peer is fenced".into());
-    }
-    peer.parked.push(token);
-    Ok(PostStatus::InFlight)
 }
 
 /// Random sequence number of a first packet.
