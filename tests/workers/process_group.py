@@ -1,5 +1,6 @@
 """Process groups of torch for tests: gloo as the reference, and a tested backend beside it."""
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ def register_model() -> None:
         models.append(StoreGroup(options.store, options.group_rank, options.group_size))
         return build.load().create(models[-1].address, 0, options.timeout, "")
 
+    # A thread of the library inside a call of the model would abort the interpreter as it ends.
+    atexit.register(build.load().close_all)
     distributed.Backend.register_backend("model", create, extended_api=True, devices=["cpu"])
 
 
