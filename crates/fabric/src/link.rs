@@ -74,6 +74,9 @@ impl RouteRule {
 
     /// No limit of unconsumed arrivals.
     pub const UNBOUNDED: u32 = u32::MAX;
+
+    /// A [`RouteRule::max_piggyback`] for wires: a credit waits for the last byte of the write that carries it.
+    pub const LONGEST_CARRIER: u64 = 256 << 10;
 }
 
 /// A routed peer, with its message for this engine alone.

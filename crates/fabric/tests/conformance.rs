@@ -64,6 +64,7 @@ macro_rules! conformance {
                 traffic::writes_in_random_order_arrive_byte_for_byte,
                 traffic::a_scatter_cut_short_by_a_full_queue_arrives_whole,
                 traffic::a_sleeping_rank_is_woken_for_each_turn,
+                traffic::credits_that_writes_carry_arrive,
                 slow::a_peer_that_does_not_poll_delays_no_other,
                 slow::nothing_is_lost_while_an_owner_does_not_poll,
                 slow::a_deadline_that_passes_leaves_the_request_until_it_drains,

@@ -7,6 +7,8 @@
 mod choice;
 #[path = "common/mod.rs"]
 mod common;
+#[path = "verbs/credits.rs"]
+mod credits;
 #[path = "verbs/faults.rs"]
 mod faults;
 #[path = "common/layouts.rs"]

@@ -117,6 +117,7 @@ struct QueuedPart {
     peer: Rank,
     lane: Lane,
     credits: Option<Lane>,
+    piggyback: Option<Lane>,
     class: TrafficClass,
     pages: Vec<Page>,
     /// Time of its post to the inner link; `None` until the next poll.
@@ -125,8 +126,8 @@ struct QueuedPart {
 
 impl QueuedPart {
     fn work(&self, token: u64) -> WorkRequest<'_> {
-        let QueuedPart { peer, lane, credits, class, ref pages, .. } = *self;
-        WorkRequest { token, peer, lane, credits, piggyback: None, class, pages }
+        let QueuedPart { peer, lane, credits, piggyback, class, ref pages, .. } = *self;
+        WorkRequest { token, peer, lane, credits, piggyback, class, pages }
     }
 }
 
@@ -360,7 +361,7 @@ impl Link for HostileLink {
         work: &WorkRequest<'_>,
         _sink: &mut Sink,
     ) -> std::result::Result<PostStatus, String> {
-        let WorkRequest { token, peer, lane, credits, class, pages, .. } = *work;
+        let WorkRequest { token, peer, lane, credits, piggyback, class, pages } = *work;
         let fenced = self.fenced.get(peer.index()).ok_or("not a rank of the group")?;
         if *fenced {
             return Err("the peer is fenced".into());
@@ -376,7 +377,8 @@ impl Link for HostileLink {
             return Ok(PostStatus::Full);
         }
         let pages = pages.to_vec();
-        self.queued.push(QueuedPart { token, peer, lane, credits, class, pages, due: None });
+        let part = QueuedPart { token, peer, lane, credits, piggyback, class, pages, due: None };
+        self.queued.push(part);
         self.queued_toward[peer.index()] += 1;
         Ok(PostStatus::InFlight)
     }

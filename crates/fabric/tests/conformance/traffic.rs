@@ -6,7 +6,7 @@ use crate::common::{
 use crate::is_long;
 use crate::provider::{Provider, Shape, settle, waited};
 use std::time::{Duration, Instant};
-use weft_fabric::{Page, PeerWrite, Rank, RequestId, clock};
+use weft_fabric::{Error, Page, PeerWrite, Rank, RequestId, clock};
 
 pub fn threads_write_random_pages_to_each_other(provider: &Provider) {
     provider.group(Shape::Default, MemberConfig::default(), 4, |member, _| rounds(member, 11, 40));
@@ -285,5 +285,42 @@ pub fn a_sleeping_rank_is_woken_for_each_turn(provider: &Provider) {
         waited(|w| member.engine.wait_for_credit(counter, peer, TURNS.into(), w)).unwrap();
         // A sleeper without a wake-up sleeps 50 ms, longer than a turn.
         assert!(begin.elapsed() < TURNS * Duration::from_millis(50), "wake-ups were lost");
+    });
+}
+
+/// Each rank writes right after its credit, which the write then carries where the route permits it.
+pub fn credits_that_writes_carry_arrive(provider: &Provider) {
+    const TURNS: u64 = 300;
+    const LENGTH: usize = 100;
+    let joining = MemberConfig { window: 2, ..MemberConfig::default() };
+    provider.group(Shape::Default, joining, 2, |member, _| {
+        let (me, counter) = (member.engine.rank(), member.counter);
+        let peer = Rank(1 - me.0);
+        let value = |rank: Rank, turn: u64| (1 + (turn * 2 + u64::from(rank.0)) % 255) as u8;
+        let read = |member: &mut Member, turn: u64| {
+            waited(|w| member.engine.wait(counter, &[(peer, 1)], w)).unwrap();
+            assert!(member.slot_of(peer)[..LENGTH] == [value(peer, turn); LENGTH], "turn {turn}");
+            member.engine.credit(peer, counter).unwrap();
+        };
+        for turn in 0..TURNS {
+            if me == Rank(1) {
+                read(member, turn);
+            }
+            fill(&member.source, 0, LENGTH, value(me, turn));
+            let page = member.page(peer, 0, 0, LENGTH);
+            let request = match member.engine.write(peer, counter, turn, &[page]) {
+                Err(Error::NoCredit { .. }) => {
+                    waited(|w| member.engine.wait_for_credit(counter, peer, turn, w)).unwrap();
+                    member.engine.write(peer, counter, turn, &[page]).unwrap()
+                }
+                written => written.unwrap(),
+            };
+            waited(|w| member.engine.wait_for_request(request, w)).unwrap();
+            if me == Rank(0) {
+                read(member, turn);
+            }
+        }
+        // All rounds of the window are credited.
+        waited(|w| member.engine.wait_for_credit(counter, peer, TURNS + 1, w)).unwrap();
     });
 }

@@ -127,6 +127,19 @@ impl Links {
         pages: u64,
         lane: Lane,
     ) -> PostStatus {
+        self.post_carrying(from, to, token, pages, lane, None)
+    }
+
+    /// Posts a write that carries a credit.
+    pub fn post_carrying(
+        &mut self,
+        from: u32,
+        to: u32,
+        token: u64,
+        pages: u64,
+        lane: Lane,
+        piggyback: Option<Lane>,
+    ) -> PostStatus {
         let page = |at| Page {
             source: RegionKey(0),
             source_offset: 200 * at,
@@ -137,7 +150,7 @@ impl Links {
         let pages: Vec<Page> = (0..pages).map(page).collect();
         let (peer, class) = (Rank(to), TrafficClass::Latency);
         let work =
-            WorkRequest { token, peer, lane, credits: None, piggyback: None, class, pages: &pages };
+            WorkRequest { token, peer, lane, credits: None, piggyback, class, pages: &pages };
         let end = &mut self.0[from as usize];
         end.link.post(&work, &mut end.sink).unwrap()
     }

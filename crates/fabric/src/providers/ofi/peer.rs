@@ -67,7 +67,7 @@ impl OfiPeer {
     #[inline(always)]
     pub fn may_send(&mut self, lanes: &LaneTable) -> bool {
         let consumed = self.local.consumed.id();
-        self.outgoing.may_send(|| lanes.value(consumed))
+        self.outgoing.may_send(1, || lanes.value(consumed))
     }
 
     /// True once its greeting has arrived.

@@ -2,13 +2,12 @@
 
 use super::super::granted_regions::{MAX_NICS, RemoteMemory, put_targets, take_targets};
 use crate::bytes::{Reader, put_block};
+use crate::link::RouteRule;
 use crate::parts::PartRule;
 use crate::types::Lane;
 
 /// Version of this format and of the use of immediates; both ends must have the same.
 const VERSION: u16 = 2;
-/// Longest write, in bytes, that carries a credit: the credit waits for its last byte.
-const MAX_RIDE: u64 = 256 << 10;
 
 /// Address of a link, sent to each rank of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,7 +98,7 @@ impl OfiAddress {
     /// Longest write with a piggybacked credit; zero where an immediate holds one lane only.
     pub fn max_piggyback(&self, other: &OfiAddress) -> u64 {
         let two_lanes = self.immediate_bytes.min(other.immediate_bytes) >= 8;
-        if two_lanes { MAX_RIDE } else { 0 }
+        if two_lanes { RouteRule::LONGEST_CARRIER } else { 0 }
     }
 
     /// True if the endpoints of one reach those of the other.

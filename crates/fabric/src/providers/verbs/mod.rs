@@ -19,6 +19,7 @@
 
 mod library;
 mod link;
+mod names;
 mod nic;
 mod objects;
 mod pair;

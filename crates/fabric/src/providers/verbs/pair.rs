@@ -4,6 +4,7 @@
 //! completion, that of its last request.
 
 use super::VerbsConfig;
+use super::names::LaneNames;
 use super::nic::Nic;
 use super::objects::{ProtectionDomain, QueuePair, Queues, Result};
 use super::sys;
@@ -44,6 +45,9 @@ pub struct Pair {
     /// Index of its NIC at this end, and at the peer's.
     pub rail: usize,
     pub remote_rail: usize,
+    /// Names of the lanes of parts that left and arrived.
+    pub sent: LaneNames,
+    pub received: LaneNames,
     /// Identity of its completions: the peer, and the number of its resets.
     id: RequestId,
     in_flight: VecDeque<Chain>,
@@ -105,6 +109,8 @@ impl Pair {
             queue_pair,
             rail,
             remote_rail,
+            sent: LaneNames::new(),
+            received: LaneNames::new(),
             id: RequestId { peer, resets: 0 },
             in_flight: VecDeque::with_capacity(capacity as usize),
             free: capacity,

@@ -66,11 +66,11 @@ impl VerbsPeer {
         self.pairs.iter().any(Pair::has_in_flight)
     }
 
-    /// True if its queue has room for one more arrival.
+    /// True if its queue has room for `count` more arrivals, 1 or 2.
     #[inline(always)]
-    pub fn may_send(&mut self, lanes: &LaneTable) -> bool {
+    pub fn may_send(&mut self, count: u32, lanes: &LaneTable) -> bool {
         let consumed = self.local.consumed.id();
-        self.outgoing.may_send(|| lanes.value(consumed))
+        self.outgoing.may_send(count, || lanes.value(consumed))
     }
 
     /// True once its greeting has arrived.

@@ -7,7 +7,7 @@ use crate::parts::PartRule;
 use crate::types::Lane;
 
 /// Version of this format and of the use of immediates; both ends must have the same.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// Address of a link, sent to each rank of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -280,7 +280,7 @@ impl Link for OfiLink {
         let mut post = PartPost { work, rail, peer, index, max_injected: *max_injected };
         match post.part(regions) {
             Ok((true, posted)) => {
-                peer.outgoing.send();
+                peer.outgoing.send(1);
                 if posted == PostStatus::InFlight {
                     peer.parts += 1;
                     peer.bulk += u32::from(is_bulk);

@@ -164,7 +164,8 @@ impl VerbsLink {
 impl super::post::ChainTemplate {
     /// Posts a control message, for which each pair reserves room; a peer that refuses it is lost.
     pub(super) fn signal(&mut self, peer: &mut VerbsPeer, lane: Lane, sink: &mut Sink) {
-        if let Err(error) = self.post_signal(&mut peer.pairs[0], lane, ChainUse::Control) {
+        let (pair, immediate) = (&mut peer.pairs[0], lane.immediate());
+        if let Err(error) = self.post_signal(pair, immediate, ChainUse::Control) {
             let why = super::super::objects::check("ibv_post_send", error);
             report_lost(peer, why.err().unwrap_or_default(), sink);
         }

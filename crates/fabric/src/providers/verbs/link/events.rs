@@ -91,13 +91,22 @@ impl VerbsLink {
         let sender = rail.peer_of(completion.qp_num);
         let peer = sender.and_then(|sender| self.peers.get_mut(sender));
         let Some(peer) = peer.filter(|peer| peer.state != PeerState::Fenced) else { return };
-        let lane = Lane::from_immediate(u32::from_be(completion.imm_data));
-        // Dropped and counted if the lane is granted to another peer.
-        if self.group.lanes.arrive_from_in_poll(peer.rank, lane).is_some() {
-            sink.lane_raised(lane.id());
+        let Some(pair) = peer.pairs.iter_mut().find(|pair| pair.rail == index) else { return };
+        let (lane, rider) = pair.received.lanes(u32::from_be(completion.imm_data));
+        let is_control = peer.local.contains(lane);
+        if rider.is_none() && !is_control {
+            pair.received.enter(lane);
         }
+        let mut raise = |lane: Lane| {
+            // Dropped and counted if the lane is granted to another peer.
+            if self.group.lanes.arrive_from_in_poll(peer.rank, lane).is_some() {
+                sink.lane_raised(lane.id());
+            }
+        };
+        rider.into_iter().for_each(&mut raise);
+        raise(lane);
         let rank = peer.rank.0;
-        if peer.local.contains(lane) {
+        if is_control {
             if peer.is_leaving(&self.group.lanes) {
                 self.departures.add(peer.rank);
             }

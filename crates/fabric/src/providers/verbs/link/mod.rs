@@ -8,6 +8,7 @@ use super::super::control_lanes::ControlLanes;
 use super::super::granted_regions::GrantEntry;
 use super::super::presence::{Departures, PeerState};
 use super::library::Library;
+use super::names;
 use super::nic::Nic;
 use super::objects::provider_error;
 use super::pair::CONTROL_REQUESTS;
@@ -68,6 +69,11 @@ impl VerbsLink {
         nics: &[Nic],
         group: Membership,
     ) -> Result<VerbsLink> {
+        let lanes = group.lanes.words().capacity();
+        if lanes > names::LANES {
+            let limit = names::LANES as u64;
+            return Err(Error::Limit { what: "lanes of verbs", wanted: lanes as u64, limit });
+        }
         let peers = (group.size - 1).max(1);
         let sizes = queue_sizes(config, nics, peers).map_err(provider_error)?;
         let receives = peers * (sizes.unconsumed + CONTROL_ARRIVALS);
@@ -172,6 +178,7 @@ impl Link for VerbsLink {
             // The order of a queue pair; stripes take several.
             ordered: self.address.shared_ports(&other).len() == 1,
             max_unconsumed: self.address.unconsumed(&other),
+            max_piggyback: RouteRule::LONGEST_CARRIER,
             ..RouteRule::DEFERRED
         };
         self.address.reaches(&other).then_some(rule)
@@ -262,17 +269,18 @@ impl Link for VerbsLink {
             return peer.state.post_closed(&mut peer.parked, work.token);
         }
         let is_bulk = work.class == TrafficClass::Bulk;
-        if !peer.may_send(&group.lanes) || is_bulk && peer.bulk >= MAX_BULK {
+        let most_arrivals = 1 + u32::from(work.piggyback.is_some());
+        if !peer.may_send(most_arrivals, &group.lanes) || is_bulk && peer.bulk >= MAX_BULK {
             return Ok(PostStatus::Full);
         }
         let pair = peer.next_pair();
         match template.post(work, peer, pair, regions) {
-            Ok(true) => {
-                peer.outgoing.send();
+            Ok(Some(arrivals)) => {
+                peer.outgoing.send(arrivals);
                 peer.bulk += u32::from(is_bulk);
                 Ok(PostStatus::InFlight)
             }
-            Ok(false) => Ok(PostStatus::Full),
+            Ok(None) => Ok(PostStatus::Full),
             Err(PostError::Page(why)) => Err(why),
             Err(PostError::Provider(error)) => {
                 peer.parked.push(work.token);

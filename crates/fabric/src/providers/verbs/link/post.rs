@@ -1,6 +1,7 @@
 //! Post of one part: a chain of RDMA writes, the last of which carries the lane as its immediate.
 //!
-//! The order of a reliable connection makes the immediate of the last write the arrival of all of them.
+//! The order of a reliable connection makes the immediate of the last write the arrival of all of them. A credit
+//! rides on it once both lanes have names; before, it precedes the part as a message of its own.
 
 use super::super::MAX_PAGES;
 use super::super::pair::{ChainUse, Pair};
@@ -9,7 +10,7 @@ use super::super::region::RegisteredRegion;
 use super::super::sys::{self, SendRequest, Sge};
 use crate::id_map::RegionMap;
 use crate::link::WorkRequest;
-use crate::types::{Lane, Page, TrafficClass};
+use crate::types::{Page, TrafficClass};
 use std::ptr::null_mut;
 
 /// Error of a post.
@@ -31,6 +32,8 @@ impl From<i32> for PostError {
 pub struct ChainTemplate {
     requests: Box<[SendRequest; MAX_PAGES as usize]>,
     ranges: Box<[Sge; MAX_PAGES as usize]>,
+    /// An empty write.
+    signal: SendRequest,
 }
 
 // SAFETY: its pointers lead from one of its requests to the next and to its ranges, and are followed only
@@ -49,10 +52,15 @@ impl ChainTemplate {
             // The last one's is never followed: a chain is cut at its end.
             request.next = first.wrapping_add(index + 1);
         }
-        ChainTemplate { requests, ranges }
+        // Address and key of an empty write are not checked (InfiniBand specification, C9-88).
+        let mut signal = SendRequest::EMPTY;
+        signal.opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
+        signal.send_flags = sys::IBV_SEND_SIGNALED;
+        ChainTemplate { requests, ranges, signal }
     }
 
-    /// Posts a part on the pair of this index; false if its queue is full.
+    /// Posts a part on the pair of this index. Returns its number of arrivals: two if its credit precedes it;
+    /// `None` if the queue is full.
     #[inline(always)]
     pub fn post(
         &mut self,
@@ -60,15 +68,19 @@ impl ChainTemplate {
         peer: &mut VerbsPeer,
         pair: usize,
         regions: &RegionMap<RegisteredRegion>,
-    ) -> Result<bool, PostError> {
+    ) -> Result<Option<u32>, PostError> {
         let is_bulk = work.class == TrafficClass::Bulk;
         let chain_use = ChainUse::Part { token: work.token, is_bulk };
         if work.pages.len() > MAX_PAGES as usize {
             return Err(PostError::Page(format!("part of more than {MAX_PAGES} pages")));
         }
         let Pair { rail, remote_rail, .. } = peer.pairs[pair];
-        if !peer.pairs[pair].has_room(work.pages.len().max(1) as u32) {
-            return Ok(false);
+        let names = &peer.pairs[pair].sent;
+        let carried = work.piggyback.map(|rider| names.immediate(work.lane, rider).ok_or(rider));
+        let ahead = carried.and_then(Result::err);
+        let requests = work.pages.len().max(1) + usize::from(ahead.is_some());
+        if !peer.pairs[pair].has_room(requests as u32) {
+            return Ok(None);
         }
         let mut length = 0;
         for page in work.pages.iter().filter(|page| page.length > 0) {
@@ -77,15 +89,23 @@ impl ChainTemplate {
             length += 1;
         }
         let pair = &mut peer.pairs[pair];
-        if length == 0 {
-            self.post_signal(pair, work.lane, chain_use)?;
-            return Ok(true);
+        if let Some(rider) = ahead {
+            pair.sent.enter(rider);
+            self.post_signal(pair, rider.immediate(), ChainUse::Control)?;
         }
-        let inlined = length == 1 && self.ranges[0].length <= pair.max_inline();
-        // SAFETY: the ranges lie in registered regions, whose memory the engine keeps until the part has
-        // ended; a fence drops the pair.
-        unsafe { self.post_chain(length, pair, work.lane, inlined, chain_use)? };
-        Ok(true)
+        let immediate = carried.and_then(Result::ok).unwrap_or_else(|| {
+            pair.sent.enter(work.lane);
+            work.lane.immediate()
+        });
+        if length == 0 {
+            self.post_signal(pair, immediate, chain_use)?;
+        } else {
+            let inlined = length == 1 && self.ranges[0].length <= pair.max_inline();
+            // SAFETY: the ranges lie in registered regions, whose memory the engine keeps until the part has
+            // ended; a fence drops the pair.
+            unsafe { self.post_chain(length, pair, immediate, inlined, chain_use)? };
+        }
+        Ok(Some(1 + u32::from(ahead.is_some())))
     }
 
     /// Fills in the request of one page.
@@ -120,16 +140,13 @@ impl ChainTemplate {
     pub fn post_signal(
         &mut self,
         pair: &mut Pair,
-        lane: Lane,
+        immediate: u32,
         chain_use: ChainUse,
     ) -> Result<(), i32> {
-        let request = &mut self.requests[0];
-        // Address and key of an empty write are not checked (InfiniBand specification, C9-88).
-        (request.num_sge, request.remote_addr, request.rkey) = (0, 0, 0);
-        // SAFETY: an empty write has no range.
-        let posted = unsafe { self.post_chain(1, pair, lane, false, chain_use) };
-        self.requests[0].num_sge = 1;
-        posted
+        self.signal.wr_id = pair.request_id();
+        self.signal.imm_data = immediate.to_be();
+        // SAFETY: one request without a range.
+        unsafe { pair.post(&raw mut self.signal, 1, chain_use) }
     }
 
     /// Posts the first `length` requests.
@@ -141,7 +158,7 @@ impl ChainTemplate {
         &mut self,
         length: usize,
         pair: &mut Pair,
-        lane: Lane,
+        immediate: u32,
         inlined: bool,
         chain_use: ChainUse,
     ) -> Result<(), i32> {
@@ -151,7 +168,7 @@ impl ChainTemplate {
         let last = &mut self.requests[length - 1];
         let next = std::mem::replace(&mut last.next, null_mut());
         last.opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
-        last.imm_data = lane.immediate().to_be();
+        last.imm_data = immediate.to_be();
         last.send_flags = sys::IBV_SEND_SIGNALED | if inlined { sys::IBV_SEND_INLINE } else { 0 };
         // SAFETY: by the caller's contract; the chain ends with the last request.
         let posted = unsafe { pair.post(self.requests.as_mut_ptr(), length as u32, chain_use) };
