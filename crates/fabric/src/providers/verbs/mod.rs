@@ -34,7 +34,7 @@ pub use library::PATH as LIBRARY_PATH;
 #[doc(hidden)]
 pub use sys::layout;
 #[doc(hidden)]
-pub use twin::{TwinConfig, TwinEvent, TwinFault, TwinNic, TwinPort, TwinStatistics};
+pub use twin::{TwinChains, TwinConfig, TwinEvent, TwinFault, TwinNic, TwinPort, TwinStatistics};
 
 use crate::device::Device;
 use crate::error::Result;
@@ -46,8 +46,8 @@ use nic::Nic;
 use objects::provider_error;
 use std::sync::Arc;
 
-/// Pages of one part, each a work request.
-pub const MAX_PAGES: u32 = 32;
+/// Pages of one part, each a work request: the rows of a decode batch of 127 tokens, and their records.
+pub const MAX_PAGES: u32 = 128;
 
 /// Environment variable: [`VerbsChoice::devices`].
 pub const DEVICES: &str = "WEFT_VERBS_DEVICES";

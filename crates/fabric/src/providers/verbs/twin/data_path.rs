@@ -103,9 +103,11 @@ unsafe fn post_live(
         let refusal = nic.refusals.iter().position(|(at, _)| *at == nic.posts);
         result = refusal.map_or(result, |at| nic.refusals.swap_remove(at).1);
     }
+    let mut bytes = 0;
     while result == 0 && !next.is_null() {
         // SAFETY: by the caller's contract.
         let request = unsafe { copy_of(&*next, max_ranges, max_inline) };
+        bytes += request.as_ref().map_or(0, |request| request.length);
         result = match request.and_then(|request| network.enqueue(number, request)) {
             Ok(()) => 0,
             Err(error) => error,
@@ -118,6 +120,8 @@ unsafe fn post_live(
     if result != 0 {
         // SAFETY: the caller gave a place for the refused request.
         unsafe { *refused = next };
+    } else if let Some(pair) = network.pairs.get_mut(&number) {
+        *if bytes > 0 { &mut pair.chains.data } else { &mut pair.chains.signals } += 1;
     }
     network.advance(number);
     result

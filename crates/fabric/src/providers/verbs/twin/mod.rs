@@ -116,6 +116,15 @@ pub struct TwinStatistics {
     pub queues: Vec<(usize, usize)>,
 }
 
+/// Chains of work requests that one post each has accepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TwinChains {
+    /// Those that write bytes.
+    pub data: u64,
+    /// Those of an empty write: credits, reports of consumption, greetings, farewells.
+    pub signals: u64,
+}
+
 /// Identity and configuration of a NIC.
 pub struct NicInfo {
     number: u32,
@@ -252,6 +261,18 @@ impl TwinNic {
         let theirs = other.pairs(&network);
         let mine = self.pairs(&network);
         mine.into_iter().find(|number| theirs.contains(&network.pairs[number].remote))
+    }
+
+    /// Chains posted so far on the queue pairs that are connected to another NIC.
+    pub fn chains_toward(&self, other: &TwinNic) -> TwinChains {
+        let network = network();
+        let theirs = other.pairs(&network);
+        let mine = self.pairs(&network).into_iter().map(|number| &network.pairs[&number]);
+        let toward = mine.filter(|pair| theirs.contains(&pair.remote));
+        toward.fold(TwinChains::default(), |sum, pair| TwinChains {
+            data: sum.data + pair.chains.data,
+            signals: sum.signals + pair.chains.signals,
+        })
     }
 
     /// Its counters.

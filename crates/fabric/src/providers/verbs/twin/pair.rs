@@ -1,7 +1,7 @@
 //! Queue pair of the twin: states, packet numbers, slots of the send queue.
 
 use super::super::sys;
-use super::TwinFault;
+use super::{TwinChains, TwinFault};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint};
 use std::time::{Duration, Instant};
@@ -36,6 +36,7 @@ pub struct TwinPair {
     /// Requests posted so far, and those whose slots are free again.
     pub posted: u64,
     pub reclaimed: u64,
+    pub chains: TwinChains,
     /// Exponent of the time before a lost packet is repeated; 0: never.
     timeout: u8,
     retry_limit: u8,
@@ -98,6 +99,7 @@ impl TwinPair {
             queue: VecDeque::new(),
             posted: 0,
             reclaimed: 0,
+            chains: TwinChains::default(),
             timeout: 0,
             retry_limit: 0,
             retries: 0,
