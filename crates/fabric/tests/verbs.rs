@@ -3,6 +3,8 @@
 //! Tests that need NICs are skipped, with a message, on a machine without an active port; `make rdma-lab`
 //! runs them in guests with software RoCE.
 
+#[path = "verbs/busy_owner.rs"]
+mod busy_owner;
 #[path = "verbs/choice.rs"]
 mod choice;
 #[path = "common/mod.rs"]
