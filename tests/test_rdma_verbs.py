@@ -103,6 +103,22 @@ def test_tokens_of_three_guests_are_dispatched_and_combined(lab: Guests) -> None
         assert json.loads((lab.folder / str(rank)).read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.parametrize(
+    "environment", [{}, {"RDMAV_FORK_SAFE": "1"}], ids=["default", "fork-safe"]
+)
+def test_workers_forked_by_ranks_do_no_harm(lab: Guests, environment: dict[str, str]) -> None:
+    members = python_ranks(lab, "verbs.fork_loaders", {}, environment)
+    lab.finish(members, 120)
+    for rank in members:
+        found = json.loads((lab.folder / str(rank)).read_text(encoding="utf-8"))
+        assert found == {
+            "provider": "verbs",
+            "wrong": [],
+            "errors": ["ForkError"] * 80,
+            "exits": ["exit 7", "exit 8", "exit -9", "exit 0"],
+        }
+
+
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_guest_that_is_killed_or_stopped_is_named(how: str) -> None:
     # Behind a switch: without a peer, a cable keeps the frames, and these the queue pairs.

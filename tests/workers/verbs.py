@@ -1,6 +1,12 @@
 """Ranks over RDMA NICs."""
 
+import multiprocessing
+import os
+import signal
+import sys
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +14,10 @@ import numpy as np
 
 import weft
 from workers import loss
+from workers.process import exit_of
+
+#: Bytes of a write; and those of one that a work request holds itself.
+LENGTH, SHORT = 20_000, 40
 
 
 def until_lost(started: str, limit: float = 60.0) -> dict[str, Any]:
@@ -38,3 +48,103 @@ def until_lost(started: str, limit: float = 60.0) -> dict[str, Any]:
             if rounds == 10 and communicator.rank == 0:
                 Path(started).touch()
     raise AssertionError(f"no rank was lost in {limit:g} s and {rounds} rounds")
+
+
+class Ring:
+    """Writes of each rank to the next one, between arrays that are private memory of the process."""
+
+    def __init__(self, communicator: weft.Communicator) -> None:
+        rank, size = communicator.rank, communicator.world_size
+        self.communicator, self.counter = communicator, communicator.counter()
+        self.source, self.inbox = (np.zeros(LENGTH + SHORT, np.uint8) for _ in range(2))
+        self.region = communicator.register(self.source)
+        inbox = communicator.register(self.inbox)
+        self.after, self.before = (rank + 1) % size, (rank - 1) % size
+        self.target = communicator.share([inbox], [self.counter])[self.after][0]
+        self.round = 0
+        self.wrong: list[int] = []
+
+    def bytes_of(self, rank: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Bytes that a rank writes in this round."""
+        return np.random.default_rng([rank, self.round]).integers(
+            256, size=LENGTH + SHORT, dtype=np.uint8
+        )
+
+    def turn(self, rounds: int) -> None:
+        """Write in some rounds; records those in which other bytes arrive."""
+        for _ in range(rounds):
+            self.counter.wait_for_credit(self.after, self.round)
+            self.source[:] = self.bytes_of(self.communicator.rank)
+            for begin, length in ((0, LENGTH), (LENGTH, SHORT)):
+                page = weft.Page(self.region, begin, self.target, begin, length)
+                self.communicator.write(self.after, self.counter, [page], round=self.round).wait()
+            self.counter.wait({self.before: 2})
+            if not np.array_equal(self.inbox, self.bytes_of(self.before)):
+                self.wrong.append(self.round)
+            self.counter.credit(self.before)
+            self.round += 1
+
+
+def load(requests: Connection, ring: Ring) -> None:
+    """Loop of a data loader's worker: a batch for each request, and the error of a call of Weft."""
+    calls: tuple[Callable[[], Any], ...] = (ring.communicator.barrier, weft.init)
+    for number in iter(requests.recv, None):
+        errors = []
+        for call in calls:
+            try:
+                call()
+            except weft.errors.ForkError as error:
+                errors.append(type(error).__name__)
+        requests.send((np.full(1000, number), errors))
+
+
+def fork_loaders(rounds: int = 20) -> dict[str, Any]:
+    """Writes before, while and after each rank has workers of a data loader, forked after `weft.init()`.
+
+    Of four workers one is killed and one returns; one exits like a program and one at once. All but the
+    second are alive while their parent writes.
+
+    Returns:
+        Provider, rounds with wrong bytes, errors in the workers, and their exit codes.
+    """
+    with weft.init() as communicator:
+        ring = Ring(communicator)
+        ring.turn(rounds)
+        fork = multiprocessing.get_context("fork")
+        pipes, workers = [], []
+        for _ in range(2):
+            ours, theirs = fork.Pipe()
+            workers.append(fork.Process(target=load, args=(theirs, ring)))
+            workers[-1].start()
+            pipes.append(ours)
+        children = [os.fork()]
+        if children[0] == 0:
+            # Handlers of the exit run, and the block closes the communicator.
+            sys.exit(7)
+        reader, writer = os.pipe()
+        children.append(os.fork())
+        if children[1] == 0:
+            os.read(reader, 1)
+            os._exit(8)
+        errors = []
+        for number in range(rounds):
+            for pipe in pipes:
+                pipe.send(number)
+            ring.turn(1)
+            for pipe in pipes:
+                batch, raised = pipe.recv()
+                assert (batch == number).all(), batch
+                errors += raised
+        exits = [exit_of(children[0])]
+        ring.turn(rounds)
+        os.kill(workers[0].pid or 0, signal.SIGKILL)
+        pipes[1].send(None)
+        os.write(writer, b".")
+        exits.append(exit_of(children[1]))
+        for worker in workers:
+            worker.join(20)
+            exits.append(f"exit {worker.exitcode}")
+        ring.turn(rounds)
+        communicator.barrier()
+        provider = communicator.route(ring.after).provider
+        return {"provider": provider, "wrong": ring.wrong, "errors": errors, "exits": exits}

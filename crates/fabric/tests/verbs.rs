@@ -17,6 +17,8 @@ mod faults;
 mod layouts;
 #[path = "verbs/links.rs"]
 mod links;
+#[path = "verbs/reform.rs"]
+mod reform;
 
 use weft_fabric::providers::verbs::layout;
 

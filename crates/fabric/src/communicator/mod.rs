@@ -3,6 +3,7 @@
 //! Poison propagates both ways. A rank that the control plane reports lost fails every wait of the engine;
 //! a write that fails in the engine poisons the group at every other rank.
 
+mod reform;
 mod sharing;
 
 use crate::clock;
@@ -22,6 +23,7 @@ use crate::registry::{self, DeviceConfig};
 use crate::shared_engine::{EngineGuard, ProgressThread, SharedEngine, SharedEngineAccess};
 use crate::types::{CounterId, Generation, ProviderKind, RequestId, Time};
 use crate::wait::{self, WaitOptions};
+use reform::ReformPace;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -104,6 +106,7 @@ pub struct Communicator {
     share: ProcessorShare,
     /// Entry among the groups of this process, until a re-formed group takes its place.
     processors: Mutex<Option<GroupProcessors>>,
+    pace: Arc<Mutex<ReformPace>>,
 }
 
 impl Communicator {
@@ -135,14 +138,21 @@ impl Communicator {
 
     /// A communicator over a formed group, within the rest of its connect timeout.
     pub fn over(control: Control, config: CommunicatorConfig) -> Result<Communicator> {
+        let device_config = device_config(&control, &config);
+        let open = |kind: &ProviderKind| registry::open(*kind, &device_config);
+        let devices = config.providers.iter().map(open).collect::<Result<_>>()?;
+        Communicator::over_devices(control, config, devices)
+    }
+
+    /// [`Communicator::over`] with open devices, in place of those of [`CommunicatorConfig::providers`].
+    #[doc(hidden)]
+    pub fn over_devices(
+        control: Control,
+        config: CommunicatorConfig,
+        devices: Vec<Arc<dyn Device>>,
+    ) -> Result<Communicator> {
         let rank = control.rank();
         let deadline = clock::now().after(control.connect_time_left());
-        let device_config = device_config(&control, &config);
-        let devices: Vec<Arc<dyn Device>> = config
-            .providers
-            .iter()
-            .map(|kind| registry::open(*kind, &device_config))
-            .collect::<Result<_>>()?;
         let generation = Generation(control.generation() as u8);
         let size = control.world_size();
         let mut engine = Engine::new(config.engine.clone(), rank, size, generation, &devices)?;
@@ -207,6 +217,7 @@ impl Communicator {
         let (shared, thread) = (Arc::new(SharedEngine::new(engine)), Mutex::new(None));
         let user_buffers = UserBufferCache::new(kept);
         let (share, processors) = (processors.share, Mutex::new(Some(processors)));
+        let pace = Arc::new(Mutex::new(ReformPace::new(clock::now())));
         Communicator {
             config,
             control,
@@ -217,6 +228,7 @@ impl Communicator {
             spin,
             share,
             processors,
+            pace,
         }
     }
 
@@ -381,28 +393,6 @@ impl Communicator {
     /// continues.
     pub fn barrier(&self, options: &mut WaitOptions<'_>) -> Result<()> {
         wait::barrier(&mut self.access(), options)
-    }
-
-    /// Re-forms the group after a loss: agrees with the other survivors on the members and makes a new
-    /// communicator, with new ranks in the old order, new connections and new memory. The old memory is not
-    /// reused.
-    ///
-    /// # Errors
-    /// [`Error::ReformOfPair`] on a pair; those of [`Control::reform`] and [`Communicator::over`].
-    pub fn reform(&self, timeout: Duration) -> Result<Communicator> {
-        let (Some(control), Some(config)) = (self.control.mesh(), &self.config) else {
-            return Err(Error::ReformOfPair { rank: self.rank() });
-        };
-        if control.poisoned().is_none() {
-            let cause = self.engine().poison_flag().get().cloned();
-            if let Some(cause) = cause {
-                control.poison(&cause);
-            }
-        }
-        let control = control.reform(timeout)?;
-        // Its lost ranks need no cores.
-        *self.processors.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        Communicator::over(control, config.clone())
     }
 
     /// Poisons the group at every rank.
