@@ -39,6 +39,8 @@ TITLES = {
     "moe-rdma": {
         "cx7-decode": "ConnectX-7, decode",
         "cx7-prefill": "ConnectX-7, prefill",
+        "verbs-decode": "Weft over verbs on ConnectX-7, decode",
+        "verbs-prefill": "Weft over verbs on ConnectX-7, prefill",
         "efa-decode": "EFA, decode",
         "efa-prefill": "EFA, prefill",
         "constants": "Constants",

@@ -1,9 +1,12 @@
 """Reproductions: simulated figures beside the published ones, their scenario files and pages."""
 
+from __future__ import annotations
+
 import json
+from math import comb
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,11 +14,23 @@ from reproductions import dlrm, eflops, moe_rdma, pages
 from reproductions.command import Reproduction, run
 from reproductions.eflops.clusters import BIGRAPH, FAT_TREE
 from reproductions.eflops.columns import LARGE, MODELS, RANKS, Column
-from reproductions.moe_rdma.machines import OFI_HOST_S, PHASES, derive
+from reproductions.moe_rdma import verbs
+from reproductions.moe_rdma.machines import (
+    NODE,
+    OFI_HOST_S,
+    OPERATIONS,
+    PHASES,
+    PUBLISHED,
+    derive,
+)
 from reproductions.moe_rdma.machines import scenario as round_scenario
+from reproductions.moe_rdma.published import check
 from reproductions.report import deviation, markdown, read
 from weft.cli import main
 from weft.sim import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent
 ALWAYS = {"time_s", "max_link_load", "cpu_s", "constants"}
@@ -59,6 +74,10 @@ def test_the_scenario_files_of_moe_are_rounds_of_the_results() -> None:
         file = read("moe_rdma", "scenarios", f"{machine}.json")
         tokens = PHASES["decode"][1]
         assert round_scenario(machine, 16, tokens, about["constants"], 1) == file | {"links": 0}
+    found = pages.read("moe-rdma")
+    own = verbs.with_host(found["constants"]["cx7"]["constants"], found["verbs"]["host"])
+    file = read("moe_rdma", "scenarios", "cx7-verbs.json")
+    assert round_scenario("cx7", 16, tokens, own, 1, **verbs.RULES) == file | {"links": 0}
 
 
 @pytest.mark.timeout(240)
@@ -138,10 +157,24 @@ def test_moe_deviates_from_its_table_within_limits(
             "a copy for each rank is less than for each expert"
         )
     assert found["summary"]["cx7_deviation"]["worst"] < 0.1
+    # Two phases, 8 and 16 ranks, two operations. The posts of Weft's host lengthen a round.
+    over_verbs = found["verbs"]["rows"]
+    assert len(over_verbs) == 8
+    weft = {
+        (row["phase"], row["ep"], row["operation"]): row["weft_us"]
+        for row in rows
+        if row["machine"] == "cx7"
+    }
+    for row in over_verbs:
+        bare = weft[row["phase"], row["ep"], row["operation"]]
+        if row["ep"] == NODE:
+            assert row["verbs_us"] == pytest.approx(bare), "no write uses a NIC"
+        else:
+            assert bare < row["verbs_us"] < 1.1 * bare, row
     written = {path.name for path in out.iterdir()}
     assert written == {
         *("moe-rdma.md", "moe-rdma.json"),
-        *("moe-rdma-cx7.svg", "moe-rdma-efa.svg"),
+        *("moe-rdma-cx7.svg", "moe-rdma-efa.svg", "moe-rdma-verbs.svg"),
     }
     assert all(path.stat().st_size > 1000 for path in out.iterdir())
     assert json.loads((out / "moe-rdma.json").read_text(encoding="utf-8")) == json.loads(text)
@@ -167,6 +200,107 @@ def test_the_host_cost_over_ofi_is_the_measured_one() -> None:
     assert round(median(added) * 1e3) == round(OFI_HOST_S * 1e9)
 
 
+def test_every_published_cell_of_connectx_7_is_compared_with_weft_over_verbs() -> None:
+    rows = pages.read("moe-rdma")["verbs"]["rows"]
+    found = {(row["phase"], row["ep"], row["operation"]): row for row in rows}
+    assert len(found) == len(rows) == 16
+    cells = 0
+    for phase, (table, _) in PHASES.items():
+        for published in PUBLISHED[table]["rows"]:
+            for name in OPERATIONS:
+                row = found[phase, published["ep"], name]
+                for system in verbs.SYSTEMS:
+                    was = published[name].get(f"{system}_cx7")
+                    assert row[f"{system}_us"] == was
+                    cells += was is not None
+                    expected = None if was is None else pytest.approx(row["verbs_us"] / was - 1)
+                    assert row[f"{system}_deviation"] == expected
+    assert cells == 30, "two cells of pplx-garden are left out"
+
+
+def test_no_round_over_verbs_is_faster_than_its_bytes() -> None:
+    found = pages.read("moe-rdma")
+    constants = found["constants"]["cx7"]["constants"]
+    bandwidth, latency_us = constants["bytes_per_s"], constants["message_latency_s"] * 1e6
+    for row in found["verbs"]["rows"]:
+        ep, tokens = row["ep"], PHASES[row["phase"]][1]
+        # Share of ranks with any of a token's 8 different experts, of 256 / ep for each rank.
+        reached = 1 - comb(256 - 256 // ep, 8) / comb(256, 8)
+        rows = tokens * (ep - NODE) * reached
+        # float8 with 56 scales; bfloat16.
+        size = {"dispatch": 7168 + 56 * 4, "combine": 7168 * 2}[row["operation"]]
+        bound_us = rows * size / bandwidth * 1e6
+        # Records of a row are not in this bound.
+        assert bound_us * 0.98 <= row["nic_bound_us"] <= bound_us * 1.02 + 0.01, row
+        if ep > NODE:
+            assert bound_us * 0.98 + latency_us < row["verbs_us"] < 2.5 * (bound_us + latency_us)
+
+
+def test_the_host_costs_over_verbs_are_those_of_their_record() -> None:
+    host = pages.read("moe-rdma")["verbs"]["host"]
+    lines = (pages.RESULTS / "posting.jsonl").read_text(encoding="utf-8").splitlines()
+    (record,) = [each for each in map(json.loads, lines) if each["origin"]["at"] == host["at"]]
+    times = {case["operation"]: case["complete_ns_p50"] for case in record["outcomes"]}
+    write, part = times["write of a page of 14 KiB"], times["part of 8 pages"]
+    assert host["write_s"] == pytest.approx(write * 1e-9)
+    further = (part - write) / 7
+    assert host["row_s"] == pytest.approx((further * 31 + write) / 32 * 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "message"),
+    [
+        (None, "posting.jsonl: no record; run `make bench-posting`"),
+        ([], "last record: 'write of a page of 14 KiB' is missing"),
+        ([(verbs.WRITE, 1, 131.0)], "last record: 'part of 8 pages' is missing"),
+        ([(verbs.WRITE, 1, 0.0), (verbs.PART, 8, 280.0)], "0.0 ns.*expected positive times"),
+        ([(verbs.WRITE, 1, 300.0), (verbs.PART, 8, 280.0)], "the second greater"),
+    ],
+)
+def test_an_unusable_record_of_posts_is_named(
+    tmp_path: Path, outcomes: list[tuple[str, int, float]] | None, message: str
+) -> None:
+    path = tmp_path / "posting.jsonl"
+    names = ("operation", "requests", "complete_ns_p50")
+    cases = [dict(zip(names, case, strict=True)) for case in outcomes or ()]
+    path.write_text("" if outcomes is None else json.dumps({"outcomes": cases}) + "\n")
+    with pytest.raises(ValueError, match=message):
+        verbs.host(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.pop("source"), "decode, source None: expected a text"),
+        (lambda table: table.update(rows=[]), "decode, rows: expected at least one"),
+        (lambda table: table["rows"][1].update(ep=64), "row 2: ep 64: expected a new number"),
+        (lambda table: table["rows"][0].update(ep="64"), "row 1: ep '64': expected a new number"),
+        (lambda table: table["rows"][0].pop("combine"), "row 1: combine None: expected times of"),
+        (
+            lambda table: table["rows"][0]["combine"].update(pplx_cx8=1.0),
+            "row 1: combine: column 'pplx_cx8': expected one of pplx_cx7, pplx_efa, deepep_cx7",
+        ),
+        (
+            lambda table: table["rows"][2]["dispatch"].update(pplx_efa=-1),
+            "row 3: dispatch pplx_efa -1: expected microseconds",
+        ),
+        (
+            lambda table: table["rows"][2]["dispatch"].update(pplx_efa=float("nan")),
+            "row 3: dispatch pplx_efa nan: expected microseconds",
+        ),
+    ],
+)
+def test_an_invalid_published_row_is_named(
+    change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    table: dict[str, Any] = json.loads(json.dumps(PUBLISHED["moe_decode_128_tokens"]))
+    change(table)
+    with pytest.raises(ValueError, match=message):
+        check({"decode": table}, ["decode"], OPERATIONS)
+    with pytest.raises(ValueError, match="prefill: missing from the published tables"):
+        check({"decode": table}, ["prefill"], OPERATIONS)
+
+
 @pytest.mark.timeout(240)
 def test_the_gain_of_fusing_is_near_the_published_one() -> None:
     results = simulate(dlrm.changed({}, 0))["results"]
@@ -176,7 +310,7 @@ def test_the_gain_of_fusing_is_near_the_published_one() -> None:
 
 
 def test_pictures_of_the_pages_are_below_200_kb() -> None:
-    for name in ("moe-rdma-cx7.svg", "moe-rdma-efa.svg", "dlrm.svg"):
+    for name in ("moe-rdma-cx7.svg", "moe-rdma-efa.svg", "moe-rdma-verbs.svg", "dlrm.svg"):
         picture = ROOT / "docs" / "images" / name
         assert 1000 < picture.stat().st_size < 200_000
 

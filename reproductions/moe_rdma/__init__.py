@@ -5,7 +5,9 @@ measurements of single operations. The costs of a round on the GPUs are not publ
 fitted to the rows of one node, where no network takes part. So the rows of 16 ranks and more are
 predictions.
 
+- `published`: check of the published tables
 - `machines`: constants, derived and fitted; one round as a scenario
+- `verbs`: Weft over the provider verbs, with the host costs measured here
 - `sensitivity`: changes of the prediction with each constant and assumption
 - `scenarios`: a decode round of 16 ranks on each machine
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from reproductions.moe_rdma import verbs
 from reproductions.moe_rdma.machines import (
     MACHINES,
     NODE,
@@ -46,8 +49,6 @@ TITLE: Final = "MoE dispatch and combine over RDMA, simulated"
 
 #: Ranks of the table's rows.
 EP: Final = (8, 16, 32, 64)
-#: Private rows of Weft; the published benchmark has `PRIVATE_ROWS`.
-WEFT_PRIVATE_ROWS: Final = 32
 
 
 def reproduce(*, seed: int, quick: bool, progress: bool) -> dict[str, Any]:
@@ -61,7 +62,8 @@ def reproduce(*, seed: int, quick: bool, progress: bool) -> dict[str, Any]:
     eps = [ep for ep in EP if not quick or ep <= 16]
     # Fits and sensitivity take about as long as the table.
     total = len(MACHINES) * (2 * 3 * sum(eps) + 2 * 18 * sum(ep for ep in eps if 8 < ep <= 32))
-    total += 2 * sum(eps)
+    total += 4 * sum(eps)
+    costs = verbs.host()
     with Progress("ranks simulated", total, enabled=progress) as bar:
         runs = Runs(seed, bar)
         machines: dict[str, Any] = {}
@@ -80,18 +82,20 @@ def reproduce(*, seed: int, quick: bool, progress: bool) -> dict[str, Any]:
             for phase, (_, tokens) in PHASES.items():
                 for ep in eps:
                     rows += compare(runs, machine, phase, ep, tokens, constants, fitted, changes)
+        over_verbs = verbs.compare(runs, machines[verbs.MACHINE]["constants"], costs, eps)
         sensitivity = [] if quick else vary(runs, machines)
     return {
         "article": NAME,
         "sources": {
             name: PUBLISHED[name]["source"]
-            for name in ("moe_decode_128_tokens", "proxy_and_engine")
+            for name in ("moe_decode_128_tokens", "moe_prefill_4096_tokens", "proxy_and_engine")
         },
         "time_s": runs.time_s,
         "max_link_load": runs.max_link_load,
         "cpu_s": runs.cpu_s,
         "constants": machines,
         "rows": rows,
+        "verbs": {"host": costs, "rows": over_verbs},
         "sensitivity": sensitivity,
         "summary": summary(rows),
     }
@@ -116,9 +120,8 @@ def compare(
         own = constants | {"post_s": constants["post_s"] + OFI_HOST_S}
     predicted = runs.times(machine, ep, tokens, constants)
     with_fit = runs.times(machine, ep, tokens, fitted, **changes)
-    rules: dict[str, Any] = {"copies": "rank", "private_rows": WEFT_PRIVATE_ROWS}
-    weft = runs.times(machine, ep, tokens, constants, **rules)
-    over_ofi = runs.times(machine, ep, tokens, own, **rules) if own is not constants else None
+    weft = runs.times(machine, ep, tokens, constants, **verbs.RULES)
+    over_ofi = runs.times(machine, ep, tokens, own, **verbs.RULES) if own is not constants else None
     was = known(phase, machine, ep)
     return [
         {
@@ -191,7 +194,8 @@ def tables(found: dict[str, Any]) -> Iterator[Table]:
             ]
             columns = (*headers, "over ofi", "off") if is_efa else headers
             yield f"{title}, {phase}: {tokens} tokens of each rank, µs", columns, rows
-    yield "Constants", ("constant", *MACHINES.values(), "from"), constant_rows(found["constants"])
+    yield from verbs.tables(found["verbs"]["rows"])
+    yield "Constants", ("constant", *MACHINES.values(), "from"), constant_rows(found)
     if found["sensitivity"]:
         varied = ("machine", "what is varied, 32 ranks", *CHANGES.values())
         changes = [
@@ -216,8 +220,9 @@ FROM: Final = {
 }
 
 
-def constant_rows(machines: dict[str, Any]) -> list[tuple[object, ...]]:
+def constant_rows(found: dict[str, Any]) -> list[tuple[object, ...]]:
     """Each constant of each machine, with its source."""
+    machines, host = found["constants"], found["verbs"]["host"]
     rows: list[tuple[object, ...]] = []
     for name, source in FROM.items():
         scale = 1e-9 if name.endswith("bytes_per_s") else 1e6
@@ -235,6 +240,10 @@ def constant_rows(machines: dict[str, Any]) -> list[tuple[object, ...]]:
     rows.append(("private_rows", *private, source))
     source = "last column of EFA only: what Weft's host adds to a posting over ofi, µs; measured"
     rows.append(("ofi_host_s", "", f"{OFI_HOST_S * 1e6:.4g}", source))
+    source = "over verbs only: what Weft's host adds to a write, µs; measured on a null device"
+    rows.append(("verbs_write_s", f"{host['write_s'] * 1e6:.4g}", "", source))
+    source = "over verbs only: what Weft's host adds to each row of dispatch, µs; likewise"
+    rows.append(("verbs_row_s", f"{host['row_s'] * 1e6:.4g}", "", source))
     return rows
 
 
@@ -250,12 +259,30 @@ def notes(found: dict[str, Any]) -> list[str]:
                 f" {predicted['median']:.1%} off in the median, {predicted['worst']:.1%} at worst;"
                 f" fitted {fitted['median']:.1%} and {fitted['worst']:.1%}."
             )
+    bare = {
+        (row["phase"], row["ep"], row["operation"]): row["weft_us"]
+        for row in found["rows"]
+        if row["machine"] == verbs.MACHINE
+    }
+    added = [
+        row["verbs_us"] / bare[row["phase"], row["ep"], row["operation"]] - 1
+        for row in found["verbs"]["rows"]
+    ]
+    lines.append(
+        f"Host costs over verbs lengthen the operations of Weft's rules by {median(added):.1%} in"
+        f" the median, {max(added):.1%} at most."
+    )
+    host = found["verbs"]["host"]
+    lines.append(
+        f"Posts to a null device recorded at {host['at'][:16].replace('T', ' ')} UTC, commit"
+        f" {host['commit']}, {host['processor']}."
+    )
     lines.append(f"Simulated in {found['cpu_s']:.1f} s of one core.")
     return lines
 
 
 def pictures(found: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """Time by ranks, for each machine."""
+    """Time by ranks, for each machine and over verbs."""
     from weft.sim import plot
 
     for machine, title in MACHINES.items():
@@ -272,3 +299,4 @@ def pictures(found: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
                     marks.setdefault(name, []).append((row["ep"], row["published_us"]))
             plot.lines(each, series, title=f"{title}, {phase}", x="ranks", y="µs", published=marks)
         yield f"{NAME}-{machine}.svg", figure
+    yield f"{NAME}-verbs.svg", verbs.picture(found["verbs"]["rows"])

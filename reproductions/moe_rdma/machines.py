@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from reproductions.moe_rdma.published import check
 from reproductions.report import deviation, read
 from weft.sim import simulate
 from weft.units import parse_size
@@ -33,7 +34,6 @@ __all__ = [
     "known",
 ]
 
-PUBLISHED: Final[dict[str, Any]] = read("moe_rdma", "published.json")
 MACHINES: Final = {"cx7": "ConnectX-7", "efa": "EFA"}
 #: NICs of a GPU.
 NICS: Final = {"cx7": 1, "efa": 2}
@@ -42,6 +42,9 @@ PHASES: Final = {
     "prefill": ("moe_prefill_4096_tokens", 4096),
 }
 OPERATIONS: Final = ("dispatch", "combine")
+PUBLISHED: Final[dict[str, Any]] = check(
+    read("moe_rdma", "published.json"), [table for table, _ in PHASES.values()], OPERATIONS
+)
 NODE: Final = 8
 #: The default of the benchmark program that the table was made with.
 PRIVATE_ROWS: Final = 256
@@ -109,6 +112,8 @@ def scenario(
         "combine_end_s": constants["combine_s"] / 2,
         "staging_bytes_per_s": constants.get("staging_bytes_per_s"),
     }
+    if "post_row_s" in constants:
+        job["costs"]["post_row_s"] = constants["post_row_s"]
     job |= changes
     return found | {"links": 0}
 
@@ -128,6 +133,13 @@ class Runs:
         self, machine: str, ep: int, tokens: int, constants: Constants, **changes: Any
     ) -> dict[str, float]:
         """Median time of each operation over ranks, in microseconds."""
+        results = self.results(machine, ep, tokens, constants, **changes)
+        return {name: results[name]["p50_s"] * 1e6 for name in OPERATIONS}
+
+    def results(
+        self, machine: str, ep: int, tokens: int, constants: Constants, **changes: Any
+    ) -> dict[str, Any]:
+        """Results of a round: times of each operation in seconds, rows and their bytes."""
         spec = scenario(machine, ep, tokens, constants, self.seed, **changes)
         outcome = simulate(spec)
         self.cpu_s += outcome["cpu_s"]
@@ -135,15 +147,15 @@ class Runs:
         self.max_link_load = max(self.max_link_load, outcome["max_link_load"])
         self.flows += outcome["flows"]
         self.bar.advance(ep)
-        results = outcome["results"]
-        return {name: results[name]["p50_s"] * 1e6 for name in OPERATIONS}
+        results: dict[str, Any] = outcome["results"]
+        return results
 
 
-def known(phase: str, machine: str, ep: int) -> dict[str, float | None]:
+def known(phase: str, machine: str, ep: int, system: str = "pplx") -> dict[str, float | None]:
     """Published times of a row, in microseconds."""
     rows = PUBLISHED[PHASES[phase][0]]["rows"]
     row = next(row for row in rows if row["ep"] == ep)
-    return {name: row[name].get(f"pplx_{machine}") for name in OPERATIONS}
+    return {name: row[name].get(f"{system}_{machine}") for name in OPERATIONS}
 
 
 def fit_node(runs: Runs, machine: str, network: Constants) -> Constants:

@@ -158,6 +158,29 @@ fn rows_kept_by_a_rank_use_no_link() {
 }
 
 #[test]
+fn rows_for_a_nic_are_posted_one_by_one() {
+    // All 32 tokens of each of 8 ranks for experts 14 and 15, of rank 7: one write of 32 rows, the private ones.
+    let to_7 = json!({"kind": "trace", "layers": [[14, 15]]});
+    let job = [("rounds", json!(1)), ("token_routing", to_7), ("private_rows", json!(32))];
+    let outcome = |changes: &[(&str, Value)]| run(moe(&[&job[..], changes].concat()));
+    let posted_in = |row_s: f64| ("costs", json!({"post_row_s": row_s}));
+    let [plain, one, two] = [0.0, 1e-6, 2e-6].map(|row_s| outcome(&[posted_in(row_s)]));
+    let dispatch_s = |outcome: &Value| seconds(&outcome["results"]["dispatch"]["max_s"]);
+    close(dispatch_s(&two) - dispatch_s(&one), 32e-6);
+    // Replies are contiguous: the round takes no longer than its dispatch.
+    close(seconds(&two["time_s"]) - seconds(&one["time_s"]), 32e-6);
+    // The link into rank 7 takes the rows of the seven others: a bound that does not depend on the model.
+    let bytes = 7.0 * 32.0 * seconds(&plain["results"]["row_bytes"]);
+    let bound_s = LATENCY_S + 2e-6 + bytes / BANDWIDTH;
+    let found_s = dispatch_s(&plain);
+    assert!(found_s >= bound_s && found_s < bound_s + 2e-6, "{found_s} s, at least {bound_s} s");
+    // Within an NVLink domain no NIC posts.
+    let nvlink = ("nvlink", json!({"ranks": 8, "bytes_per_s": 1e9}));
+    let posted = outcome(&[nvlink.clone(), posted_in(1e-6)]);
+    assert_eq!(outcome(&[nvlink])["time_s"], posted["time_s"]);
+}
+
+#[test]
 fn a_late_rank_delays_all_others() {
     let mut spec = moe(&[("rounds", json!(1))]);
     let calm = seconds(&run(spec.clone())["time_s"]);
@@ -216,6 +239,7 @@ fn an_error_names_the_invalid_field() {
         (moe(&[("token_routing", json!({"kind": "trace", "layers": [[1, 99]]}))]), "99"),
         (moe(&[("token_routing", json!({"kind": "zipf", "exponent": -2.0}))]), "exponent"),
         (moe(&[("costs", json!({"route_s": -1.0}))]), "route_s"),
+        (moe(&[("costs", json!({"post_row_s": -1e-9}))]), "post_row_s"),
         (moe(&[("speed", json!(1))]), "speed"),
         (moe(&[("tokens", json!(99_999_999))]), "tokens times top_k"),
     ] {

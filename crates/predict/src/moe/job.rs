@@ -143,6 +143,8 @@ pub struct MoeCosts {
     pub dispatch_start_s: f64,
     /// Rate of copies of rows for NICs to the send buffer; absent: rows are sent in place.
     pub staging_bytes_per_s: Option<f64>,
+    /// Posting of each row of dispatch for a NIC, beside `post_s` of its write; replies are contiguous and have none.
+    pub post_row_s: f64,
     /// From the last header to the post of the remainder: computation of offsets.
     pub route_s: f64,
     /// From the last row to the end of dispatch.
@@ -179,6 +181,7 @@ impl MoeJob {
         let costs = &self.costs;
         let mut times = vec![
             ("costs.dispatch_start_s", costs.dispatch_start_s),
+            ("costs.post_row_s", costs.post_row_s),
             ("costs.route_s", costs.route_s),
             ("costs.dispatch_end_s", costs.dispatch_end_s),
             ("costs.experts_s", costs.experts_s),

@@ -130,7 +130,7 @@ impl MoeWorkload {
         rows.min(self.sizes.private_rows)
     }
 
-    /// Writes `bytes` to a peer: at once over NVLink, else after the NIC's post.
+    /// Writes `bytes` to a peer: at once over NVLink, else after the posts of the write and of its rows.
     pub(super) fn write(
         &mut self,
         world: &mut World,
@@ -145,8 +145,10 @@ impl MoeWorkload {
             return world.start_flow(path, bytes, path.latency_s, tag);
         }
         let now = world.now();
-        let post_s = world.constants().post_s * self.ranks[from as usize].slow;
-        let posted = world.post(self.job.endpoint(from, 0), now, post_s);
+        let rows = if kind == MoeEvent::Rows { bytes / self.sizes.row_bytes } else { 0 };
+        let post_s = world.constants().post_s + rows as f64 * self.job.costs.post_row_s;
+        let slow = self.ranks[from as usize].slow;
+        let posted = world.post(self.job.endpoint(from, 0), now, post_s * slow);
         // A header is one part, on the first NIC.
         let parts = if kind == MoeEvent::Header { 1 } else { u64::from(self.job.nics_per_rank) };
         for part in 0..parts {
