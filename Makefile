@@ -364,6 +364,12 @@ bench-rdma: rdma-kernel $(FABRIC_BENCH) ## Transfers over rxe beside perftest in
 	$(call step,Transfers between guests)
 	@$(RECORD) rdma $(BIN)/python -m lab.rdma bench --json --program $(FABRIC_BENCH) --perftest $(PERFTEST) --rounds $(or $(ROUNDS),30)
 
+.PHONY: soak-rdma
+soak-rdma: rdma-kernel $(FABRIC_BENCH) ## WRITES (100000) of each of two guests over links that lose frames (DROP=0.001), checked, recorded
+	$(call step,Checked writes between guests over links that lose frames)
+	@$(RECORD) rdma_soak $(BIN)/python -m lab.rdma soak --json --program $(FABRIC_BENCH) --writes $(or $(WRITES),100000) \
+		--drop $(or $(DROP),0.001)
+
 # On a machine with GPUs: WEFT_PYTHON can import weft and torch, without a build.
 .PHONY: gpu-test
 gpu-test: ## GPU tests with WEFT_PYTHON (python3)

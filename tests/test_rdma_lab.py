@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lab.errors import LabError
+from lab.rdma import soak
 from lab.rdma.check import devices, pingpong
 from lab.rdma.guest import Stream
 from lab.rdma.guests import address, guests, unavailable
@@ -87,6 +88,32 @@ def test_a_seed_selects_the_lost_frames() -> None:
     assert lost(1) == lost(1)
     assert lost(1) != lost(2)
     assert 5 < len(lost(1)) < 40
+
+
+def soaked(**changes: float) -> list[dict[str, float]]:
+    """Results of two ranks that are right, with changes of rank 1."""
+    right = {"writes": 100, "seconds": 2.0, "wrong_counts": 0, "wrong_writes": 0}
+    return [right, right | changes]
+
+
+def test_a_soak_with_a_wrong_figure_fails() -> None:
+    soak.check(soaked(), 100, 0.01, [3, 5])
+    soak.check(soaked(), 100, 0.0, [0, 0])
+    for results, dropped, message in (
+        (soaked(wrong_writes=1), [3, 5], "rank 1: wrong_writes 1: expected 0"),
+        (soaked(wrong_counts=2), [3, 5], "rank 1: wrong_counts 2: expected 0"),
+        (soaked(writes=99), [3, 5], "rank 1: 99 writes in 2 s: expected 100; allow more --seconds"),
+        (soaked(), [3, 0], "network 1: lost no frame: expected some; raise --drop"),
+    ):
+        with pytest.raises(LabError, match=message):
+            soak.check(results, 100, 0.01, dropped)
+
+
+@pytest.mark.parametrize("argument", ["writes", "seed", "limit_s"])
+def test_a_soak_with_an_argument_out_of_range_starts_no_guest(argument: str) -> None:
+    values = {"writes": 1, "seed": 0, "limit_s": 1} | {argument: -1}
+    with pytest.raises(LabError, match=r"-1: expected at least [01]"):
+        soak.soak(Path("weft-bench-fabric"), drop=0.0, **values)
 
 
 @contextlib.contextmanager

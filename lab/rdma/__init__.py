@@ -11,6 +11,8 @@ A guest is a user-mode Linux kernel: a process of the host with two NICs, each w
 - `kernel`: the guests' kernel, built once and cached; `kernel.config`: its options
 - `packages`: Debian packages that the lab needs
 - `check`: devices and a ping-pong between two guests
+- `fabric`: ranks of `weft-bench-fabric`, one in each of two guests
 - `bench`: transfers of Weft beside perftest
+- `soak`: counted writes over links that lose frames, checked byte for byte
 - `run`: command line
 """

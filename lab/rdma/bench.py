@@ -7,7 +7,6 @@ of a software NIC: only the ratio is a result.
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from functools import partial
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lab.errors import LabError
 from lab.rdma.check import gid_index, waiting_client
+from lab.rdma.fabric import MEMORY_MIB, ranks
 from lab.rdma.guests import address, guests
 
 if TYPE_CHECKING:
@@ -27,12 +27,8 @@ __all__ = ["SIZES", "bench"]
 
 #: Bytes of a message.
 SIZES: Final = (8, 4096, 65536, 1048576)
-#: Memory of a guest for the regions of `weft-bench-fabric`, in MiB.
-MEMORY_MIB: Final = 1536
 #: Seconds for one program.
 LIMIT: Final = 120.0
-#: Port of the rendezvous of Weft's ranks.
-PORT: Final = 7100
 #: Bytes that a bandwidth test of perftest moves.
 STREAM_BYTES: Final = 16 << 20
 
@@ -89,19 +85,7 @@ def weft(lab: Guests, program: Path) -> dict[tuple[str, int, str], float]:
     """Microseconds of a message of Weft by pattern and size, on the slower rank."""
     sizes = ",".join(map(str, SIZES))
     command = [str(program), "transfer", "--path=verbs", "--rounds=1", f"--sizes={sizes}"]
-    environment = {
-        "WEFT_WORLD_SIZE": "2",
-        "WEFT_ADDR": address(0),
-        "WEFT_PORT": str(PORT),
-        "WEFT_VERBS_DEVICES": "rxe0",
-        "WEFT_SECRET": "of these guests",
-    }
-    for guest in (0, 1):
-        # A rank binds the address of its own guest.
-        own = {"WEFT_RANK": str(guest), "WEFT_BIND": address(guest)}
-        lab.start({guest: command}, environment | own)
-    outcomes = lab.finish((0, 1), LIMIT)
-    samples = [json.loads(outcomes[guest].stdout) for guest in (0, 1)]
+    samples = ranks(lab, command, LIMIT, {"WEFT_VERBS_DEVICES": "rxe0"})
     found: dict[tuple[str, int, str], float] = {}
     for one, other in zip(*samples, strict=True):
         if one["wrong"] + other["wrong"]:

@@ -15,6 +15,7 @@ from lab.rdma.bench import bench
 from lab.rdma.check import check
 from lab.rdma.guests import guests, unavailable
 from lab.rdma.packages import GUEST, ensure
+from lab.rdma.soak import soak
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,8 @@ def perform(parsed: argparse.Namespace) -> int:
     if reason := unavailable():
         print(f"rdma-lab cannot run here: {reason}", file=sys.stderr)
         return UNAVAILABLE
-    return {"check": check_guests, "bench": measure, "run": run}[parsed.do](parsed)
+    commands = {"check": check_guests, "bench": measure, "soak": soak_guests, "run": run}
+    return commands[parsed.do](parsed)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,6 +64,41 @@ def parser() -> argparse.ArgumentParser:
         help="ib_write_lat and ib_write_bw with --write_with_imm",
     )
     option("--rounds", type=int, default=30, metavar="N", help="rounds (default %(default)s)")
+    soaking = add(
+        "soak",
+        parents=[json_option],
+        help="counted writes between two guests over links that lose frames, checked byte for byte",
+    )
+    option = soaking.add_argument
+    option("--program", type=Path, required=True, metavar="FILE", help="weft-bench-fabric")
+    option(
+        "--writes",
+        type=int,
+        default=100_000,
+        metavar="N",
+        help="least number of writes of each rank (default %(default)s)",
+    )
+    option(
+        "--drop",
+        type=float,
+        default=0.001,
+        metavar="P",
+        help="probability that a frame is lost (default %(default)s)",
+    )
+    option(
+        "--seed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="seed of sizes and of lost frames (default %(default)s)",
+    )
+    option(
+        "--seconds",
+        type=int,
+        default=1200,
+        metavar="SECONDS",
+        help="limit of the writes (default %(default)s)",
+    )
     running = add("run", parents=[json_option], help="a command in each guest at once")
     option = running.add_argument
     option("--count", type=int, default=2, metavar="N", help="guests (default %(default)s)")
@@ -136,6 +173,22 @@ def measure(parsed: argparse.Namespace) -> int:
             f"{line['pattern']} of {line['bytes']} B: Weft {line['weft_us']:.2f} us, perftest "
             f"{line['perftest_us']:.2f} us; ratio {line['ratio']:.2f}"
         )
+    return 0
+
+
+def soak_guests(parsed: argparse.Namespace) -> int:
+    """Check counted writes; a JSON line, or a line for each rank and network."""
+    found = soak(parsed.program.resolve(), parsed.writes, parsed.drop, parsed.seed, parsed.seconds)
+    if parsed.json:
+        print(json.dumps(found))
+        return 0
+    for rank, result in enumerate(found["ranks"]):
+        print(
+            f"rank {rank}: {result['writes']} writes, {result['bytes'] / 1e6:.1f} MB and"
+            f" {result['raises']} raises checked in {result['seconds']:.0f} s"
+        )
+    for network, frames in enumerate(found["networks"]):
+        print(f"network {network}: {frames['dropped']} frames lost of {frames['forwarded']}")
     return 0
 
 
