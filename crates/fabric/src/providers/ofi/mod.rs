@@ -115,13 +115,12 @@ impl OfiChoice {
     /// Choice by `WEFT_OFI_PROVIDER`, `WEFT_OFI_DOMAINS` (names with commas) and `WEFT_OFI_CHECK_SENDERS`
     /// (1 or unset).
     pub fn from_env() -> OfiChoice {
-        let get = |name| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
         let split = |names: String| names.split(',').map(|name| name.trim().to_owned()).collect();
-        let domains = get(DOMAINS).map_or_else(Vec::new, split);
+        let domains = variable(DOMAINS).map_or_else(Vec::new, split);
         OfiChoice {
-            provider: get(PROVIDER).map(|name| name.trim().to_owned()),
+            provider: variable(PROVIDER).map(|name| name.trim().to_owned()),
             domains,
-            checks_senders: get(CHECK_SENDERS).is_some_and(|value| value.trim() == "1"),
+            checks_senders: variable(CHECK_SENDERS).is_some_and(|value| value.trim() == "1"),
         }
     }
 
@@ -146,6 +145,7 @@ impl OfiChoice {
     pub fn check(&self) -> Result<()> {
         let bind = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let config = OfiConfig { bind, ..self.resolve(bind) };
+        refuse_cache(&config.provider, variable)?;
         let offers = info::offers(&config.provider, bind, 0).map_err(provider_error)?;
         select_offers(&config, offers).map(drop)
     }
@@ -175,6 +175,7 @@ impl OfiDevice {
                 return Err(provider_error(format!("{name} {value}: expected {least} to {most}")));
             }
         }
+        refuse_cache(&config.provider, variable)?;
         let wanted = device_capability() | if config.checks_senders { sys::FI_SOURCE } else { 0 };
         let offers = info::offers(&config.provider, config.bind, wanted).map_err(provider_error)?;
         let chosen = select_offers(&config, offers)?;
@@ -191,6 +192,25 @@ impl OfiDevice {
     pub fn domains(&self) -> impl Iterator<Item = String> {
         self.domains.iter().map(|domain| domain.info().domain_name())
     }
+}
+
+/// Value of an environment variable, unless it is empty.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
+/// Refuses a provider over verbs whose registrations libfabric caches: peers could write to released regions.
+fn refuse_cache(provider: &OfiProvider, variable: impl Fn(&str) -> Option<String>) -> Result<()> {
+    let is = |name: &str, value| variable(name).is_some_and(|found| found.trim() == value);
+    let has_cache = !is("FI_MR_CACHE_MAX_COUNT", "0") && !is("FI_MR_CACHE_MONITOR", "disabled");
+    if provider.name().starts_with("verbs") && has_cache {
+        return Err(provider_error(format!(
+            "provider {}: libfabric caches registrations, so a released region stays writable; set \
+             FI_MR_CACHE_MAX_COUNT=0 in the environment of all ranks",
+            provider.name()
+        )));
+    }
+    Ok(())
 }
 
 /// Capability for memory of CUDA devices, on a host with a driver for them.
@@ -332,4 +352,26 @@ pub fn offers(provider: &OfiProvider, bind: IpAddr) -> Result<Vec<Offer>, String
         reaches_devices: info.reaches_devices(),
     };
     Ok(found.iter().map(offer).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verbs_is_refused_while_libfabric_caches_registrations() {
+        let refusal = |provider, variables: &[(&str, &str)]| {
+            let value = |name: &str| {
+                let found = variables.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| (*value).to_owned())
+            };
+            refuse_cache(&OfiProvider::new(provider), value).err().map(|error| error.to_string())
+        };
+        let why = refusal("verbs;ofi_rxm", &[("FI_MR_CACHE_MAX_COUNT", "1024")]).unwrap();
+        assert!(why.contains("verbs;ofi_rxm") && why.contains("FI_MR_CACHE_MAX_COUNT=0"), "{why}");
+        assert!(refusal("verbs;ofi_rxm", &[]).is_some());
+        assert_eq!(refusal("verbs;ofi_rxm", &[("FI_MR_CACHE_MAX_COUNT", "0")]), None);
+        assert_eq!(refusal("verbs;ofi_rxm", &[("FI_MR_CACHE_MONITOR", "disabled")]), None);
+        assert_eq!(refusal("tcp;ofi_rxm", &[]), None);
+    }
 }
