@@ -188,7 +188,9 @@ def soak_guests(parsed: argparse.Namespace) -> int:
             f" {result['raises']} raises checked in {result['seconds']:.0f} s"
         )
     for network, frames in enumerate(found["networks"]):
-        print(f"network {network}: {frames['dropped']} frames lost of {frames['forwarded']}")
+        print(
+            f"network {network}: {frames['dropped']} frames lost, {frames['forwarded']} forwarded"
+        )
     return 0
 
 
