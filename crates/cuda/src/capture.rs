@@ -3,6 +3,7 @@
 use crate::driver::{Driver, call, driver};
 use crate::error::Result;
 use std::marker::PhantomData;
+use std::ops::Deref;
 
 const RELAXED: u32 = 2;
 
@@ -27,6 +28,31 @@ impl RelaxedCapture {
         let driver = driver()?;
         let earlier = exchange(driver, RELAXED)?;
         Ok(Self { driver, earlier, thread: PhantomData })
+    }
+}
+
+/// CUDA object whose drop is valid while another thread captures a graph.
+pub struct Relaxed<T>(Option<T>);
+
+impl<T> Relaxed<T> {
+    /// Owner of the object.
+    pub fn new(object: T) -> Self {
+        Self(Some(object))
+    }
+}
+
+impl<T> Deref for Relaxed<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("taken by the drop alone")
+    }
+}
+
+impl<T> Drop for Relaxed<T> {
+    fn drop(&mut self) {
+        let _relaxed = RelaxedCapture::new();
+        self.0.take();
     }
 }
 

@@ -11,7 +11,7 @@
 //! - [`Stream`], [`OwnedStream`], [`Event`], [`copy_async`], [`set_bytes_async`],
 //!   [`stream_write_value32`]: ordered work
 //! - [`Module`], [`Function`]: kernels
-//! - [`RelaxedCapture`]: calls of Weft's threads while PyTorch captures a graph
+//! - [`RelaxedCapture`], [`Relaxed`]: calls of Weft's threads while PyTorch captures a graph
 //! - [`nvrtc`]: compilation of source to cubin; [`nvml`]: MIG mode and NVLink
 //! - [`report`]: summary for `weft doctor`
 //!
@@ -32,7 +32,7 @@ pub mod nvrtc;
 pub mod report;
 mod stream;
 
-pub use capture::RelaxedCapture;
+pub use capture::{Relaxed, RelaxedCapture};
 pub use context::{Bound, Context};
 pub use device::Device;
 pub use driver::{Driver, driver};

@@ -10,8 +10,8 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use weft_cuda::{
-    Context, Driver, Event, OwnedStream, RegisteredMemory, RelaxedCapture, Stream, VirtualMemory,
-    copy_async, driver, set_bytes_async,
+    Context, Driver, Event, OwnedStream, RegisteredMemory, Relaxed, RelaxedCapture, Stream,
+    VirtualMemory, copy_async, driver, set_bytes_async,
 };
 
 /// GPUs that this process sees.
@@ -27,22 +27,6 @@ pub(super) struct Cuda {
 struct OnDevice<T> {
     device: u32,
     it: T,
-}
-
-/// CUDA object whose drop is valid while a graph is captured.
-struct Relaxed<T>(Option<T>);
-
-impl<T> Relaxed<T> {
-    fn new(it: T) -> Relaxed<T> {
-        Relaxed(Some(it))
-    }
-}
-
-impl<T> Drop for Relaxed<T> {
-    fn drop(&mut self) {
-        let _relaxed = RelaxedCapture::new();
-        self.0.take();
-    }
 }
 
 fn why(error: weft_cuda::Error) -> String {
