@@ -2,6 +2,7 @@
 
 use crate::driver::{Driver, call, driver};
 use crate::error::Result;
+use crate::memory::RdmaWrites;
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
 use std::ffi::{CStr, c_char};
 use std::fmt;
@@ -28,6 +29,7 @@ pub(crate) struct Properties {
     can_share_fds: bool,
     pub(crate) can_rdma_virtual: bool,
     can_export_dma_buf: bool,
+    rdma_writes: RdmaWrites,
 }
 
 impl Device {
@@ -91,6 +93,11 @@ impl Device {
     /// True if its memory can be exported as a dma-buf for NICs.
     pub fn can_export_dma_buf(self) -> bool {
         self.properties.can_export_dma_buf
+    }
+
+    /// Visibility of the writes of NICs into its memory.
+    pub fn rdma_writes(self) -> RdmaWrites {
+        self.properties.rdma_writes
     }
 
     /// True if the device can load from and store to the memory of `other`; always true for itself.
@@ -158,6 +165,12 @@ impl Driver {
         };
         // An attribute unknown to an older driver counts as unsupported.
         let can = |attribute| number(attribute).is_ok_and(|value| value != 0);
+        let rdma_writes = RdmaWrites::of_attributes(
+            number(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)
+                .unwrap_or_default(),
+            number(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)
+                .unwrap_or_default(),
+        );
         let name = text(&name);
         let major = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
@@ -181,6 +194,7 @@ impl Driver {
                 Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
             ),
             can_export_dma_buf: can(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
+            rdma_writes,
             can_rdma_virtual: can(
                 Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
             ),

@@ -7,7 +7,8 @@
 //! - [`Context`]: primary context of a device, shared with PyTorch
 //! - [`DeviceMemory`] and [`PeerMemory`] (by IPC handle), [`VirtualMemory`] (by file descriptor),
 //!   [`PinnedMemory`] and [`RegisteredMemory`] (of the host): memory, and its sharing between processes
-//! - [`DmaBuf`]: device memory for NICs; [`device_of`]: device of an address
+//! - [`DmaBuf`]: device memory for NICs; [`RdmaWrites`]: visibility of what they write there; [`device_of`]:
+//!   device of an address
 //! - [`Stream`], [`OwnedStream`], [`Event`], [`copy_async`], [`set_bytes_async`],
 //!   [`stream_write_value32`]: ordered work
 //! - [`Module`], [`Function`]: kernels
@@ -39,8 +40,8 @@ pub use driver::{Driver, driver};
 pub use error::{Error, Result};
 pub use event::{Event, stream_wait};
 pub use memory::{
-    DeviceMemory, DmaBuf, IpcHandle, PeerMemory, PinnedMemory, RegisteredMemory, VirtualMemory,
-    device_of, is_ipc_capable,
+    DeviceMemory, DmaBuf, IpcHandle, PeerMemory, PinnedMemory, RdmaWrites, RegisteredMemory,
+    VirtualMemory, device_of, is_ipc_capable,
 };
 pub use module::{Function, Module, Start};
 pub use stream::{

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use weft_cuda::{
     Context, Device, DeviceMemory, DmaBuf, Error, Event, Module, PeerMemory, PinnedMemory,
-    RelaxedCapture, Start, Stream, VirtualMemory, copy_async, device_of, driver, is_capturing,
-    nvrtc, set_bytes_async, stream_synchronize, stream_wait, stream_write_value32,
+    RdmaWrites, RelaxedCapture, Start, Stream, VirtualMemory, copy_async, device_of, driver,
+    is_capturing, nvrtc, set_bytes_async, stream_synchronize, stream_wait, stream_write_value32,
 };
 
 const MIB: usize = 1 << 20;
@@ -179,6 +179,15 @@ fn memory_is_exported_as_a_dma_buf_of_whole_pages() {
     assert_eq!((part.offset, part.bytes), (512, 16));
     assert!(matches!(DmaBuf::of(&context, memory.address(), 0), Err(Error::Size { .. })));
     assert!(DmaBuf::of(&context, memory.address(), 1 << 46).is_err());
+}
+
+#[test]
+fn writes_of_nics_are_flushed_where_the_platform_does_not_order_them() {
+    let Some(context) = context() else { return };
+    let visible = context.device().rdma_writes();
+    eprintln!("writes of NICs into memory of {}: {visible:?}", context.device());
+    let flushed = context.flush_rdma_writes();
+    assert!(flushed.is_ok() || visible == RdmaWrites::Unordered, "{visible:?}: {flushed:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod dma_buf;
 mod peer;
 mod pinned;
 mod pointer;
+mod rdma_writes;
 mod registered;
 mod shared;
 
@@ -13,6 +14,7 @@ pub use dma_buf::DmaBuf;
 pub use peer::{IpcHandle, PeerMemory};
 pub use pinned::PinnedMemory;
 pub use pointer::{device_of, is_ipc_capable};
+pub use rdma_writes::RdmaWrites;
 pub use registered::RegisteredMemory;
 pub use shared::VirtualMemory;
 
