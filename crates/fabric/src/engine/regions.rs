@@ -80,6 +80,8 @@ pub(super) struct LocalRegion {
     /// Links that cannot use it, a bit each; [`LocalRegion::RELEASED`] after its release. A released region
     /// is deregistered when no request in flight reads it.
     unusable: u32,
+    /// Reasons of those links, by index.
+    refusals: Vec<(u16, String)>,
 }
 
 impl LocalRegion {
@@ -101,13 +103,10 @@ impl LocalRegion {
         if self.unusable & (1 << link) == 0 {
             return Ok(());
         }
-        let provider = provider();
-        let detail = format!(
-            "it is device memory, which only the copy provider moves, and this peer is reached \
-             over {provider}: copy it to host memory first, or use copy for this peer \
-             (WEFT_PROVIDERS)"
-        );
-        Err(Error::Unusable { provider, key, detail })
+        let refusal = self.refusals.iter().find(|(refused, _)| *refused == link);
+        let why = refusal.map_or("memory of a device", |(_, why)| why);
+        let detail = format!("{why}; or use copy for this peer (WEFT_PROVIDERS)");
+        Err(Error::Unusable { provider: provider(), key, detail })
     }
 }
 
@@ -159,11 +158,12 @@ impl Engine {
         let memory = memory.into();
         let slot = self.regions.iter().position(Option::is_none).unwrap_or(self.regions.len());
         let key = RegionKey(slot as u32);
-        let unusable = self.register_with_links(key, &memory)?;
+        let refusals = self.register_with_links(key, &memory)?;
+        let unusable = refusals.iter().fold(0, |mask, (link, _)| mask | 1 << link);
         let length = memory.len() as u64;
         self.registered += 1;
         let serial = self.registered;
-        let local = LocalRegion { serial, _memory: memory.clone(), length, unusable };
+        let local = LocalRegion { serial, _memory: memory.clone(), length, unusable, refusals };
         if slot == self.regions.len() {
             self.regions.push(Some(local));
         } else {
@@ -172,23 +172,26 @@ impl Engine {
         Ok(Region { key, serial, memory })
     }
 
-    /// Registers memory with every link that can use it; returns a bit mask of the others.
-    fn register_with_links(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<u32> {
-        let (mut unusable, mut used) = (0, self.links.is_empty());
-        let mut refusal = None;
-        for (index, link) in self.links.iter_mut().enumerate() {
+    /// Registers memory with every link that can use it; returns the others by index, and their reasons.
+    fn register_with_links(
+        &mut self,
+        key: RegionKey,
+        memory: &Arc<Memory>,
+    ) -> Result<Vec<(u16, String)>> {
+        let (mut refusals, mut first) = (Vec::new(), None);
+        for (index, link) in (0..).zip(&mut self.links) {
             match link.register(key, memory) {
-                Ok(()) => used = true,
-                Err(error @ Error::Unusable { .. }) if memory.host().is_none() => {
-                    unusable |= 1 << index;
-                    refusal.get_or_insert(error);
+                Ok(()) => {}
+                Err(Error::Unusable { provider, key, detail }) if memory.host().is_none() => {
+                    refusals.push((index, detail.clone()));
+                    first.get_or_insert(Error::Unusable { provider, key, detail });
                 }
                 Err(error) => return Err(error),
             }
         }
-        match refusal {
-            Some(error) if !used => Err(error),
-            _ => Ok(unusable),
+        match first {
+            Some(error) if refusals.len() == self.links.len() => Err(error),
+            _ => Ok(refusals),
         }
     }
 

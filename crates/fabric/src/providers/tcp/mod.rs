@@ -269,8 +269,10 @@ impl Link for TcpLink {
 
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
         if memory.host().is_none() {
-            let detail =
-                format!("memory of {:?}: sockets transfer host memory only", memory.kind());
+            let detail = format!(
+                "memory of {:?}: sockets transfer host memory only; copy it to host memory first",
+                memory.kind()
+            );
             return Err(Error::Unusable { provider: ProviderKind::Tcp, key, detail });
         }
         self.regions.insert(key, memory.clone());
