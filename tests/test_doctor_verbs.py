@@ -44,15 +44,23 @@ def unusable(name: str, why: str, **changes: Any) -> VerbsPort:
 
 
 def libibverbs(*ports: VerbsPort, **changes: Any) -> VerbsReport:
-    found: VerbsReport = {"library": "/lib/libibverbs.so.1", "error": None, "ports": [*ports]}
+    found: VerbsReport = {
+        "library": "/lib/libibverbs.so.1",
+        "error": None,
+        "dma_buf": True,
+        "ports": [*ports],
+    }
     return {**found, **changes}  # type: ignore[typeddict-item]
 
 
 NONE: VerbsReport = {
     "library": None,
     "error": "libibverbs.so.1: cannot open it; install libibverbs (Debian: libibverbs1)",
+    "dma_buf": False,
     "ports": [],
 }
+#: A library before rdma-core 34.
+OLD = libibverbs(port("mlx5_0:1"), dma_buf=False)
 SLOT = Slot(width=16, max_width=16, speed=32.0, max_speed=32.0)
 NICS = tuple(
     Nic(rdma.Device(f"mlx5_{index}", f"/dev/infiniband/uverbs{index}"), SLOT, index)
@@ -70,7 +78,7 @@ COMPLETE = Host(
     peer_memory=(),
 )
 #: Rows that no host has.
-ALWAYS = ["RDMA relaxed ordering", "RDMA on-demand paging", "RDMA GPU memory"]
+ALWAYS = ["RDMA relaxed ordering", "RDMA on-demand paging"]
 
 
 def rows(found: list[Finding]) -> dict[str, Finding]:
@@ -87,7 +95,7 @@ def lacking(host: Host) -> list[str]:
     return [name for name, row in found.items() if not row.found and name not in ALWAYS]
 
 
-def test_a_complete_host_lacks_only_what_is_unknown_and_gpu_memory() -> None:
+def test_a_complete_host_lacks_only_what_is_unknown() -> None:
     assert lacking(COMPLETE) == []
     found = rows(verbs.findings(COMPLETE))
     assert found["libibverbs"].detail == "/lib/libibverbs.so.1"
@@ -99,7 +107,9 @@ def test_a_complete_host_lacks_only_what_is_unknown_and_gpu_memory() -> None:
     assert found["RDMA mlx5_1 PCIe"].detail == "x16, 32 GT/s, NUMA node 1"
     expected = "at most 504 Gb/s each way; ranks on NUMA node 1 are nearest"
     assert found["RDMA mlx5_1 PCIe"].follows == expected
-    assert "registers host memory only; the kernel has dma-buf" in found["RDMA GPU memory"].detail
+    gpu_memory = found["RDMA GPU memory"]
+    assert (gpu_memory.found, gpu_memory.detail) == (True, "dma-buf")
+    assert "simulated NICs only" in gpu_memory.follows
 
 
 @pytest.mark.parametrize(
@@ -127,7 +137,7 @@ def test_devices_of_efa_have_rows_of_their_own() -> None:
 
 def test_without_the_library_devices_are_listed_but_no_ports() -> None:
     host = replace(COMPLETE, verbs=NONE)
-    assert lacking(host) == ["libibverbs"]
+    assert lacking(host) == ["libibverbs", "RDMA GPU memory"]
     found = rows(verbs.findings(host))
     assert found["libibverbs"].follows == "install libibverbs (Debian: libibverbs1)"
     assert found["RDMA devices"].found
@@ -234,18 +244,22 @@ def test_a_slot_below_its_nic_is_explained(slot: Slot | None, detail: str, follo
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "is_found", "message"),
     [
-        ({"nvidia": False}, "no NVIDIA driver"),
-        ({"open_nvidia": False}, "the kernel has neither dma-buf nor nvidia_peermem"),
-        ({"open_nvidia": False, "peer_memory": ("nvidia_peermem",)}, "has nvidia_peermem"),
+        ({"nvidia": False}, False, "no NVIDIA driver"),
+        ({"open_nvidia": False}, False, "the kernel has neither dma-buf nor nvidia_peermem"),
+        ({"verbs": NONE}, False, "no libibverbs"),
+        ({"verbs": OLD}, False, "libibverbs has no ibv_reg_dmabuf_mr"),
+        ({"open_nvidia": False, "peer_memory": ("nvidia_peermem",)}, True, "nvidia_peermem"),
+        ({"verbs": OLD, "peer_memory": ("nv_peer_mem",)}, True, "nv_peer_mem"),
     ],
 )
-def test_gpu_memory_is_out_of_reach_and_what_is_missing_is_named(
-    changes: dict[str, Any], message: str
+def test_ways_to_gpu_memory_and_what_is_missing_are_named(
+    changes: dict[str, Any], is_found: bool, message: str
 ) -> None:
-    found = rows(verbs.findings(replace(COMPLETE, **changes)))
-    assert message in found["RDMA GPU memory"].detail
+    row = rows(verbs.findings(replace(COMPLETE, **changes)))["RDMA GPU memory"]
+    assert row.found == is_found
+    assert message in row.detail
 
 
 def test_a_host_is_read_from_its_files(tmp_path: Path) -> None:

@@ -1112,6 +1112,8 @@ class VerbsReport(TypedDict):
     library: str | None
     #: Reason that there is no library, or that its devices cannot be listed.
     error: str | None
+    #: True if it registers memory of GPUs by dma-buf.
+    dma_buf: bool
     ports: list[VerbsPort]
 
 def verbs_report() -> VerbsReport:

@@ -108,7 +108,8 @@ class Communicator(Group):
                 (`bytes`, `bytearray`, `mmap`). To Weft it is bytes. A source may be read-only. CPU
                 memory may be a destination too over tcp; over shm only memory of `alloc` can be
                 one. A tensor on a GPU is a source, toward peers that are reached over copy
-                (WEFT_PROVIDERS); a destination there is memory of `alloc(device=...)`.
+                (WEFT_PROVIDERS); a destination there is memory of `alloc(device=...)`. Over verbs
+                it may be both, where NICs can register it (docs/verbs.md).
 
         Kernels that write to a tensor on a GPU must have ended before each `write` from it:
         synchronise first (`torch.cuda.synchronize()`, or an event). Registering orders the

@@ -13,6 +13,8 @@ mod common;
 mod credits;
 #[path = "verbs/faults.rs"]
 mod faults;
+#[path = "verbs/gpu_memory.rs"]
+mod gpu_memory;
 #[path = "common/layouts.rs"]
 mod layouts;
 #[path = "verbs/links.rs"]

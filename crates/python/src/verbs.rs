@@ -9,13 +9,14 @@ use weft_fabric::providers::verbs::{self, PortReport};
 /// Loads the library if it is not loaded yet, and opens each device.
 #[pyfunction]
 pub fn verbs_report(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let (library, ports) = py.detach(|| {
+    let (library, dma_buf, ports) = py.detach(|| {
         // The row of the provider reports an invalid variable.
         let choice = VerbsChoice::from_env().unwrap_or_default();
-        (verbs::library(), verbs::ports(&choice))
+        (verbs::library(), verbs::registers_dma_bufs(), verbs::ports(&choice))
     });
     let answer = PyDict::new(py);
     answer.set_item("library", library.ok().map(|path| path.to_string_lossy().into_owned()))?;
+    answer.set_item("dma_buf", dma_buf)?;
     answer.set_item("error", ports.as_ref().err())?;
     let ports = ports.unwrap_or_default();
     let ports = ports.iter().map(|port| describe(py, port)).collect::<PyResult<Vec<_>>>();

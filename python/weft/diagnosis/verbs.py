@@ -275,17 +275,23 @@ def on_demand_paging() -> Finding:
 
 
 def gpu_memory(host: Host) -> Finding:
-    """Finding on access of the NICs to GPU memory, which the provider does not have."""
+    """Finding on access of the NICs to GPU memory."""
     name = "RDMA GPU memory"
     if not host.nvidia:
         return Finding(name, False, "no NVIDIA driver", "regions are in the CPU's memory only")
-    only = "the provider verbs registers host memory only"
-    follows = "copy data of GPUs to host memory, or use the provider ofi for it"
-    if not host.open_nvidia and not host.peer_memory:
-        detail = f"{only}; the kernel has neither dma-buf nor nvidia_peermem"
-        return Finding(name, False, detail, f"{follows}; `modprobe nvidia_peermem`")
-    how = "dma-buf" if host.open_nvidia else host.peer_memory[0]
-    return Finding(name, False, f"{only}; the kernel has {how}", follows)
+    by_dma_buf = host.open_nvidia and host.verbs["dma_buf"]
+    if by_dma_buf or host.peer_memory:
+        how = "dma-buf" if by_dma_buf else host.peer_memory[0]
+        follows = "NICs register memory of GPUs; tested with simulated NICs only: check results"
+        return Finding(name, True, how, follows)
+    if host.verbs["library"] is None:
+        return Finding(name, False, "no libibverbs", "the row libibverbs has the remedy")
+    follows = "`modprobe nvidia_peermem`; data of GPUs goes through host memory till then"
+    if host.open_nvidia:
+        detail = "the kernel has dma-buf, libibverbs has no ibv_reg_dmabuf_mr"
+        return Finding(name, False, detail, f"install rdma-core 34 or newer, or {follows}")
+    detail = "the kernel has neither dma-buf nor nvidia_peermem"
+    return Finding(name, False, detail, f"load NVIDIA's open kernel driver, or {follows}")
 
 
 def nic(infiniband: Path, root: Path) -> Nic:

@@ -50,6 +50,12 @@ pub fn membership(rank: Rank, size: u32) -> Membership {
 impl Links {
     /// Ranks without connections. Each has a region, key 0, full of its number and one.
     pub fn open(config: &VerbsConfig, nic: &TwinConfig, size: u32) -> Links {
+        Links::over(devices(config, nic, size))
+    }
+
+    /// [`Links::open`] over these devices.
+    pub fn over(devices: Vec<(Arc<TwinNic>, VerbsDevice)>) -> Links {
+        let size = devices.len() as u32;
         let open = |(rank, (nic, device)): (u32, (Arc<TwinNic>, VerbsDevice))| {
             let group = membership(Rank(rank), size);
             let lanes = group.lanes.clone();
@@ -60,7 +66,7 @@ impl Links {
             let granted = (0..size).map(|peer| lanes.issue(Rank(peer), 2).unwrap()).collect();
             End { nic, link, lanes, granted, memory, sink: Sink::default() }
         };
-        Links((0..).zip(devices(config, nic, size)).map(open).collect())
+        Links((0..).zip(devices).map(open).collect())
     }
 
     /// Connects all ranks, each on its thread, after `delay` has run there, and grants all regions to all.
@@ -96,9 +102,15 @@ impl Links {
                 });
             }
         });
+        self.grant(RegionKey(0));
+    }
+
+    /// Grants all of a region of [`BYTES`] at each rank to all peers.
+    pub fn grant(&mut self, key: RegionKey) {
+        let size = self.0.len();
         for (owner, writer) in (0..size).flat_map(|a| (0..size).map(move |b| (a, b))) {
             if owner != writer {
-                let (key, peer) = (RegionKey(0), Rank(owner as u32));
+                let peer = Rank(owner as u32);
                 let entry = self.0[owner].link.grant(key, Rank(writer as u32), 0..BYTES).unwrap();
                 let link = &mut self.0[writer].link;
                 until(soon(20), |limit| link.import(peer, key, BYTES, &entry, limit)).unwrap();

@@ -16,6 +16,10 @@ const NAME: &str = "libibverbs.so.1";
 /// Device of a list that libibverbs returned.
 pub type RawDevice = *mut c_void;
 
+/// `ibv_reg_dmabuf_mr`: domain, offset in the dma-buf, length, address, descriptor, access.
+pub type RegDmaBuf =
+    unsafe extern "C" fn(*mut sys::Pd, u64, usize, u64, c_int, c_int) -> *mut sys::Mr;
+
 /// Exported functions of the library. Those of the data path stand in the table of a context.
 pub struct Library {
     pub get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut RawDevice,
@@ -33,6 +37,8 @@ pub struct Library {
     pub dealloc_pd: unsafe extern "C" fn(*mut sys::Pd) -> c_int,
     pub reg_mr_iova2:
         unsafe extern "C" fn(*mut sys::Pd, *mut c_void, usize, u64, c_uint) -> *mut sys::Mr,
+    /// Since rdma-core 34.
+    pub reg_dmabuf_mr: Option<RegDmaBuf>,
     pub dereg_mr: unsafe extern "C" fn(*mut sys::Mr) -> c_int,
     pub create_comp_channel: unsafe extern "C" fn(*mut sys::Context) -> *mut sys::CompletionChannel,
     pub destroy_comp_channel: unsafe extern "C" fn(*mut sys::CompletionChannel) -> c_int,
@@ -132,6 +138,7 @@ fn load() -> Result<Library, String> {
             alloc_pd: function(handle, c"ibv_alloc_pd", None)?,
             dealloc_pd: function(handle, c"ibv_dealloc_pd", None)?,
             reg_mr_iova2: function(handle, c"ibv_reg_mr_iova2", None)?,
+            reg_dmabuf_mr: function(handle, c"ibv_reg_dmabuf_mr", None).ok(),
             dereg_mr: function(handle, c"ibv_dereg_mr", None)?,
             create_comp_channel: function(handle, c"ibv_create_comp_channel", None)?,
             destroy_comp_channel: function(handle, c"ibv_destroy_comp_channel", None)?,

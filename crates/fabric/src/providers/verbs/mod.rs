@@ -10,6 +10,7 @@
 //! destroys its queue pairs, after which no NIC accesses memory for it.
 //!
 //! - `library.rs`, `sys.rs`, `objects.rs`: libibverbs, its C layouts, its objects with owners
+//! - `gpu.rs`: memory of GPUs as NICs register it, and the flush of what they have written there
 //! - `nic.rs`: ports, their GIDs and limits, and the choice among them
 //! - `rail.rs`: one NIC of one group: completion queue, shared receives, keys
 //! - `pair.rs`: queue pair toward one peer, and its work requests in flight
@@ -17,6 +18,7 @@
 //! - `wire.rs`: addresses and introductions as bytes
 //! - `twin/`: NICs in this process, for tests without hardware
 
+mod gpu;
 mod library;
 mod link;
 mod names;
@@ -30,16 +32,22 @@ mod sys;
 mod twin;
 mod wire;
 
+#[doc(hidden)]
+pub use gpu::{Flush, Gpus};
 pub use library::PATH as LIBRARY_PATH;
 #[doc(hidden)]
 pub use sys::layout;
 #[doc(hidden)]
-pub use twin::{TwinChains, TwinConfig, TwinEvent, TwinFault, TwinNic, TwinPort, TwinStatistics};
+pub use twin::{
+    TwinChains, TwinConfig, TwinEvent, TwinFault, TwinGpuControls, TwinGpus, TwinNic, TwinPort,
+    TwinStatistics,
+};
 
 use crate::device::Device;
 use crate::error::Result;
 use crate::link::{Link, Membership};
 use crate::types::ProviderKind;
+use gpu::CudaGpus;
 use library::Library;
 use link::VerbsLink;
 use nic::Nic;
@@ -182,6 +190,7 @@ pub struct VerbsDevice {
     library: &'static Library,
     config: Arc<VerbsConfig>,
     nics: Vec<Nic>,
+    gpus: Arc<dyn Gpus>,
     /// NICs of this process in place of the host's.
     _twins: Vec<Arc<TwinNic>>,
 }
@@ -194,7 +203,8 @@ impl VerbsDevice {
     /// not active. No other provider takes its place.
     pub fn new(config: VerbsConfig) -> Result<VerbsDevice> {
         config.check()?;
-        VerbsDevice::with(Library::get().map_err(provider_error)?, config, Vec::new())
+        let library = Library::get().map_err(provider_error)?;
+        VerbsDevice::with(library, config, Arc::new(CudaGpus), Vec::new())
     }
 
     /// Device over simulated NICs, in place of [`VerbsConfig::devices`].
@@ -203,6 +213,20 @@ impl VerbsDevice {
     /// Those of [`VerbsDevice::new`].
     #[doc(hidden)]
     pub fn over(config: VerbsConfig, twins: &[Arc<TwinNic>]) -> Result<VerbsDevice> {
+        let gpus = TwinGpus::new(&Arc::default());
+        VerbsDevice::over_with_gpus(config, twins, Arc::new(gpus))
+    }
+
+    /// [`VerbsDevice::over`], with simulated GPUs or a wrapper around them.
+    ///
+    /// # Errors
+    /// Those of [`VerbsDevice::new`].
+    #[doc(hidden)]
+    pub fn over_with_gpus(
+        config: VerbsConfig,
+        twins: &[Arc<TwinNic>],
+        gpus: Arc<dyn Gpus>,
+    ) -> Result<VerbsDevice> {
         config.check()?;
         let ports = |twin: &Arc<TwinNic>| {
             let name = twin.name();
@@ -210,16 +234,17 @@ impl VerbsDevice {
         };
         let devices = twins.iter().flat_map(ports).collect();
         let config = VerbsConfig { devices, ..config };
-        VerbsDevice::with(twin::library(), config, twins.to_vec())
+        VerbsDevice::with(twin::library(), config, gpus, twins.to_vec())
     }
 
     fn with(
         library: &'static Library,
         config: VerbsConfig,
+        gpus: Arc<dyn Gpus>,
         twins: Vec<Arc<TwinNic>>,
     ) -> Result<VerbsDevice> {
         let nics = nic::select(library, &config).map_err(provider_error)?;
-        Ok(VerbsDevice { library, config: Arc::new(config), nics, _twins: twins })
+        Ok(VerbsDevice { library, config: Arc::new(config), nics, gpus, _twins: twins })
     }
 
     /// Names of the NICs in use, with their ports.
@@ -253,7 +278,8 @@ impl Device for VerbsDevice {
     }
 
     fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
-        Ok(Box::new(VerbsLink::open(self.library, &self.config, &self.nics, group)?))
+        let VerbsDevice { library, config, nics, gpus, .. } = self;
+        Ok(Box::new(VerbsLink::open(library, config, nics, gpus, group)?))
     }
 
     fn details(&self) -> Vec<(&'static str, String)> {
@@ -300,6 +326,11 @@ pub struct PortReport {
 /// Reason why it is missing.
 pub fn library() -> Result<std::path::PathBuf, String> {
     Ok(Library::get()?.path.clone())
+}
+
+/// True if the libibverbs of this process registers memory of GPUs by dma-buf (rdma-core 34).
+pub fn registers_dma_bufs() -> bool {
+    Library::get().is_ok_and(|library| library.reg_dmabuf_mr.is_some())
 }
 
 /// Ports of all RDMA devices of this host.

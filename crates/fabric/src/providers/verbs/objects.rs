@@ -1,5 +1,7 @@
 //! Objects of libibverbs with owners: each is destroyed on drop, before the object that it was made from.
 
+mod registration;
+
 use super::library::{Library, text};
 use super::sys;
 use crate::error::Error;
@@ -248,58 +250,8 @@ impl ProtectionDomain {
         Ok(ProtectionDomain { raw, context: context.clone() })
     }
 
-    /// Registers memory of the host under its own address.
-    ///
-    /// # Safety
-    /// The memory stays valid until the registration is dropped.
-    pub unsafe fn register(
-        self: &Arc<Self>,
-        address: u64,
-        length: usize,
-        access: c_uint,
-    ) -> Result<MemoryRegion> {
-        let start = address as *mut c_void;
-        // SAFETY: by the caller's contract.
-        let raw =
-            unsafe { (self.library().reg_mr_iova2)(self.raw(), start, length, address, access) };
-        let raw = NonNull::new(raw).ok_or_else(|| registration_failed(length))?;
-        Ok(MemoryRegion { raw, domain: self.clone() })
-    }
-
     fn library(&self) -> &'static Library {
         self.context.library
-    }
-}
-
-/// Error of a failed registration, with the usual remedy.
-#[cold]
-fn registration_failed(length: usize) -> String {
-    let error = io::Error::last_os_error();
-    let remedy = match error.raw_os_error() {
-        Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => {
-            "; raise the limit of locked memory (ulimit -l unlimited, or LimitMEMLOCK=infinity)"
-        }
-        _ => "",
-    };
-    format!("ibv_reg_mr of {length} bytes: {error}{remedy}")
-}
-
-impl MemoryRegion {
-    /// Key for work requests of this process.
-    #[inline(always)]
-    pub fn local_key(&self) -> u32 {
-        // SAFETY: it is registered.
-        unsafe { (*self.raw()).lkey }
-    }
-
-    /// Key for RDMA writes of peers.
-    pub fn remote_key(&self) -> u32 {
-        // SAFETY: it is registered.
-        unsafe { (*self.raw()).rkey }
-    }
-
-    fn library(&self) -> &'static Library {
-        self.domain.library()
     }
 }
 

@@ -107,6 +107,12 @@ impl Rail {
         Ok(std::mem::take(&mut self.unread))
     }
 
+    /// The first `count` of them.
+    #[inline(always)]
+    pub fn entries(&self, count: usize) -> &[sys::Completion] {
+        &self.entries[..count]
+    }
+
     #[inline(always)]
     pub fn entry(&self, index: usize) -> sys::Completion {
         self.entries[index]

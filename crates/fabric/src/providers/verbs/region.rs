@@ -1,9 +1,10 @@
 //! Region: memory of this engine and its registrations with each NIC.
 
 use super::super::granted_regions::RemoteMemory;
+use super::gpu::Gpus;
 use super::objects::{MemoryRegion, ProtectionDomain};
 use super::sys;
-use crate::memory::Memory;
+use crate::memory::{Memory, MemoryKind};
 use std::ffi::c_uint;
 use std::sync::Arc;
 
@@ -16,32 +17,40 @@ pub struct RegisteredRegion {
     /// Address of `memory`.
     address: u64,
     length: u64,
+    /// Ordinal of the GPU whose memory it is.
+    device: Option<u32>,
     memory: Arc<Memory>,
 }
 
 impl RegisteredRegion {
-    /// Region whose memory, of the host, can be a source.
+    /// Region whose memory can be a source.
     pub fn new<'a>(
         memory: &Arc<Memory>,
-        domains: impl Iterator<Item = &'a Arc<ProtectionDomain>>,
+        domains: impl Iterator<Item = &'a Arc<ProtectionDomain>> + Clone,
+        gpus: &dyn Gpus,
     ) -> Result<RegisteredRegion, String> {
-        let sources = registrations(memory, domains, 0)?;
+        let sources = registrations(memory, domains, gpus, 0)?;
         let (address, length) = (memory.address(), memory.len() as u64);
+        let device = match memory.kind() {
+            MemoryKind::Host => None,
+            MemoryKind::Device(device) => Some(device),
+        };
         let (destinations, memory) = (Vec::new(), memory.clone());
-        Ok(RegisteredRegion { sources, destinations, address, length, memory })
+        Ok(RegisteredRegion { sources, destinations, address, length, device, memory })
     }
 
     /// Registers it as a destination, with a key for each NIC. Writes into it may be reordered among each
-    /// other where the platform allows it; an arrival stays behind them.
+    /// other where the platform allows it; an arrival stays behind them, into a GPU with the flush of `gpu.rs`.
     pub fn targets<'a>(
         &mut self,
         domains: impl Iterator<Item = &'a Arc<ProtectionDomain>> + Clone,
+        gpus: &dyn Gpus,
     ) -> Result<Vec<RemoteMemory>, String> {
         let access = sys::IBV_ACCESS_LOCAL_WRITE
             | sys::IBV_ACCESS_REMOTE_WRITE
             | sys::IBV_ACCESS_RELAXED_ORDERING;
         if self.destinations.is_empty() {
-            self.destinations = registrations(&self.memory, domains.clone(), access)?;
+            self.destinations = registrations(&self.memory, domains.clone(), gpus, access)?;
         }
         if self.length == 0 {
             return Ok(domains.map(|_| RemoteMemory { base: self.address, key: 0 }).collect());
@@ -49,6 +58,22 @@ impl RegisteredRegion {
         let target =
             |it: &MemoryRegion| RemoteMemory { base: self.address, key: it.remote_key().into() };
         Ok(self.destinations.iter().map(target).collect())
+    }
+
+    /// Ordinal of the GPU whose memory it is.
+    pub fn device(&self) -> Option<u32> {
+        self.device
+    }
+
+    /// Ordinal of the GPU into whose memory peers may write by this region.
+    pub fn target_device(&self) -> Option<u32> {
+        self.device.filter(|_| !self.destinations.is_empty())
+    }
+
+    /// True if the CPU may copy from it.
+    #[inline(always)]
+    pub fn is_host_memory(&self) -> bool {
+        self.device.is_none()
     }
 
     /// Range of a slice for one NIC; `None` outside of the region.
@@ -64,14 +89,30 @@ impl RegisteredRegion {
 /// Registrations of non-empty memory with each NIC.
 fn registrations<'a>(
     memory: &Memory,
-    domains: impl Iterator<Item = &'a Arc<ProtectionDomain>>,
+    domains: impl Iterator<Item = &'a Arc<ProtectionDomain>> + Clone,
+    gpus: &dyn Gpus,
     access: c_uint,
 ) -> Result<Vec<MemoryRegion>, String> {
     if memory.is_empty() {
         return Ok(Vec::new());
     }
+    let address = memory.address();
     // SAFETY: the region keeps the memory until its registrations are dropped.
-    domains
-        .map(|domain| unsafe { domain.register(memory.address(), memory.len(), access) })
-        .collect()
+    let of_address =
+        |domain: &Arc<ProtectionDomain>| unsafe { domain.register(address, memory.len(), access) };
+    if memory.kind() == MemoryKind::Host {
+        return domains.map(of_address).collect();
+    }
+    let by_dma_buf = gpus.export(memory).and_then(|exported| {
+        let domains = domains.clone();
+        // SAFETY: as above.
+        domains.map(|it| unsafe { it.register_dma_buf(&exported, address, access) }).collect()
+    });
+    match by_dma_buf {
+        Err(why) if gpus.has_peer_memory() => {
+            let by_address: Result<_, String> = domains.map(of_address).collect();
+            by_address.map_err(|other| format!("{why}; by its address: {other}"))
+        }
+        registered => registered,
+    }
 }

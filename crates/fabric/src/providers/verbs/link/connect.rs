@@ -193,8 +193,8 @@ mod tests {
         let generation = Generation(0);
         let lanes = Arc::new(LaneTable::new(64, generation).unwrap());
         let group = Membership { rank: Rank(rank), size: 2, generation, lanes };
-        let VerbsDevice { library, config, nics, .. } = &device;
-        (VerbsLink::open(library, config, nics, group).unwrap(), twin)
+        let VerbsDevice { library, config, nics, gpus, .. } = &device;
+        (VerbsLink::open(library, config, nics, gpus, group).unwrap(), twin)
     }
 
     /// The answer arrives after the last poll and before the reset.

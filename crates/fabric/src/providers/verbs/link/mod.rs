@@ -7,6 +7,7 @@
 use super::super::control_lanes::ControlLanes;
 use super::super::granted_regions::GrantEntry;
 use super::super::presence::{Departures, PeerState};
+use super::gpu::{FlushedGpus, Gpus};
 use super::library::Library;
 use super::names;
 use super::nic::Nic;
@@ -21,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::id_map::{PeerMap, RegionMap};
 use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, WorkRequest};
 use crate::local::WaitLimit;
-use crate::memory::{Memory, MemoryKind};
+use crate::memory::Memory;
 use crate::types::{ProviderKind, RegionKey, Time, TrafficClass};
 use events::report_lost;
 use post::{ChainTemplate, PostError};
@@ -49,6 +50,9 @@ pub struct VerbsLink {
     peers: PeerMap<VerbsPeer>,
     regions: RegionMap<RegisteredRegion>,
     rails: Vec<Rail>,
+    gpus: Arc<dyn Gpus>,
+    /// GPUs whose memory peers may write.
+    flushed_gpus: FlushedGpus,
     config: Arc<VerbsConfig>,
     group: Membership,
     address: VerbsAddress,
@@ -67,6 +71,7 @@ impl VerbsLink {
         library: &'static Library,
         config: &Arc<VerbsConfig>,
         nics: &[Nic],
+        gpus: &Arc<dyn Gpus>,
         group: Membership,
     ) -> Result<VerbsLink> {
         let lanes = group.lanes.words().capacity();
@@ -104,6 +109,8 @@ impl VerbsLink {
             peers: PeerMap::default(),
             regions: RegionMap::default(),
             rails,
+            gpus: gpus.clone(),
+            flushed_gpus: FlushedGpus::default(),
             config: config.clone(),
             group,
             address,
@@ -212,13 +219,8 @@ impl Link for VerbsLink {
 
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
         let refuse = |detail| Error::Unusable { provider: ProviderKind::Verbs, key, detail };
-        if memory.kind() != MemoryKind::Host {
-            let place = memory.kind();
-            return Err(refuse(format!(
-                "its memory is {place:?}: verbs registers memory of the host; use provider ofi for devices"
-            )));
-        }
-        let region = RegisteredRegion::new(memory, self.rails.iter().map(Rail::domain));
+        let domains = self.rails.iter().map(Rail::domain);
+        let region = RegisteredRegion::new(memory, domains, &*self.gpus);
         self.regions.insert(key, region.map_err(refuse)?);
         Ok(())
     }
@@ -226,8 +228,11 @@ impl Link for VerbsLink {
     fn grant(&mut self, key: RegionKey, _peer: Rank, range: Range<u64>) -> Result<Vec<u8>> {
         let unknown = || Error::Unknown { what: "region", number: key.0.into() };
         let region = self.regions.get_mut(key).ok_or_else(unknown)?;
-        let targets = region.targets(self.rails.iter().map(Rail::domain));
         let refuse = |detail| Error::Unusable { provider: ProviderKind::Verbs, key, detail };
+        if let Some(device) = region.device() {
+            self.flushed_gpus.add(&*self.gpus, device).map_err(refuse)?;
+        }
+        let targets = region.targets(self.rails.iter().map(Rail::domain), &*self.gpus);
         let targets = targets.map_err(refuse)?;
         Ok(GrantEntry { begin: range.start, end: range.end, targets }.encode())
     }
@@ -253,7 +258,12 @@ impl Link for VerbsLink {
     }
 
     fn deregister(&mut self, key: RegionKey) {
-        self.regions.remove(key);
+        let region = self.regions.remove(key);
+        if region.is_some_and(|region| region.target_device().is_some()) {
+            let VerbsLink { regions, flushed_gpus, .. } = self;
+            let is_target = |device| regions.values().any(|it| it.target_device() == Some(device));
+            flushed_gpus.retain(is_target);
+        }
     }
 
     fn remove_remote(&mut self, peer: Rank, key: RegionKey) {

@@ -82,10 +82,10 @@ impl ChainTemplate {
         if !peer.pairs[pair].has_room(requests as u32) {
             return Ok(None);
         }
-        let mut length = 0;
+        let (mut length, mut is_host_memory) = (0, true);
         for page in work.pages.iter().filter(|page| page.length > 0) {
-            self.write(length, page, peer, (rail, remote_rail), regions)
-                .map_err(PostError::Page)?;
+            let region = self.write(length, page, peer, (rail, remote_rail), regions);
+            is_host_memory &= region.map_err(PostError::Page)?.is_host_memory();
             length += 1;
         }
         let pair = &mut peer.pairs[pair];
@@ -100,7 +100,8 @@ impl ChainTemplate {
         if length == 0 {
             self.post_signal(pair, immediate, chain_use)?;
         } else {
-            let inlined = length == 1 && self.ranges[0].length <= pair.max_inline();
+            let inlined =
+                length == 1 && is_host_memory && self.ranges[0].length <= pair.max_inline();
             // SAFETY: the ranges lie in registered regions, whose memory the engine keeps until the part has
             // ended; a fence drops the pair.
             unsafe { self.post_chain(length, pair, immediate, inlined, chain_use)? };
@@ -108,28 +109,28 @@ impl ChainTemplate {
         Ok(Some(1 + u32::from(ahead.is_some())))
     }
 
-    /// Fills in the request of one page.
+    /// Fills in the request of one page; returns the region of its source.
     #[inline(always)]
-    fn write(
+    fn write<'a>(
         &mut self,
         index: usize,
         page: &Page,
         peer: &mut VerbsPeer,
         (rail, remote_rail): (usize, usize),
-        regions: &RegionMap<RegisteredRegion>,
-    ) -> Result<(), String> {
+        regions: &'a RegionMap<RegisteredRegion>,
+    ) -> Result<&'a RegisteredRegion, String> {
         let Page { source, source_offset, destination, destination_offset, length } = *page;
         let region = regions.get(source);
         let range = region.and_then(|region| region.source(rail, source_offset, length));
         let target = peer.granted.destination(remote_rail, destination, destination_offset, length);
-        let (Some(range), Some(target)) = (range, target) else {
+        let (Some(region), Some(range), Some(target)) = (region, range, target) else {
             return Err(refusal(page, peer, range.is_some()));
         };
         let request = &mut self.requests[index];
         request.remote_addr = target.base;
         request.rkey = target.key as u32;
         self.ranges[index] = range;
-        Ok(())
+        Ok(region)
     }
 
     /// Posts an empty write.

@@ -7,7 +7,7 @@ use super::network::network;
 use super::objects::{
     ack_cq_events, alloc_pd, create_comp_channel, create_cq, create_qp, create_srq, dealloc_pd,
     dereg_mr, destroy_comp_channel, destroy_cq, destroy_qp, destroy_srq, get_cq_event, modify_qp,
-    reg_mr_iova2,
+    reg_dmabuf_mr, reg_mr_iova2,
 };
 use super::queues::{OpenContext, clear, close, new_descriptor};
 use super::{NicInfo, event_text, set_error, status_text};
@@ -32,6 +32,7 @@ pub fn library() -> &'static Library {
         alloc_pd,
         dealloc_pd,
         reg_mr_iova2,
+        reg_dmabuf_mr: Some(reg_dmabuf_mr),
         dereg_mr,
         create_comp_channel,
         destroy_comp_channel,

@@ -1,7 +1,7 @@
 //! Data path of the twin: the functions in the table of its contexts.
 
 use super::super::sys;
-use super::network::network;
+use super::network::{Network, network};
 use super::pair::{ERROR, Request, Source};
 use super::{NicInfo, null};
 use std::ffi::c_int;
@@ -106,7 +106,7 @@ unsafe fn post_live(
     let mut bytes = 0;
     while result == 0 && !next.is_null() {
         // SAFETY: by the caller's contract.
-        let request = unsafe { copy_of(&*next, max_ranges, max_inline) };
+        let request = unsafe { copy_of(&network, &*next, max_ranges, max_inline) };
         bytes += request.as_ref().map_or(0, |request| request.length);
         result = match request.and_then(|request| network.enqueue(number, request)) {
             Ok(()) => 0,
@@ -132,6 +132,7 @@ unsafe fn post_live(
 /// # Safety
 /// Its ranges are readable if it is inline.
 unsafe fn copy_of(
+    network: &Network,
     request: &sys::SendRequest,
     max_ranges: c_int,
     max_inline: u64,
@@ -152,6 +153,9 @@ unsafe fn copy_of(
         Source::Ranges(ranges)
     } else if length > max_inline {
         return Err(libc::ENOMEM);
+    } else if ranges.iter().any(|range| network.gpu_memory_at(range.addr).is_some()) {
+        // The copy would end this process.
+        return Err(libc::EFAULT);
     } else {
         let mut bytes = Vec::with_capacity(length as usize);
         for range in ranges {

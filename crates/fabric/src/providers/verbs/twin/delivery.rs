@@ -7,6 +7,7 @@
 
 use super::super::sys;
 use super::TwinFault;
+use super::gpus::{GpuId, WithheldWrite};
 use super::network::Network;
 use super::pair::{ERROR, Request, Sequence, Source, TwinPair};
 use super::queues::Entry;
@@ -19,6 +20,14 @@ enum Attempt {
     NotReady,
     Lost,
     Failed { status: c_uint, vendor: u32 },
+}
+
+/// Range of registered memory.
+struct Place {
+    /// Address in this process.
+    address: u64,
+    /// GPU whose flush makes writes visible.
+    flushed_gpu: Option<GpuId>,
 }
 
 impl Network {
@@ -110,13 +119,7 @@ impl Network {
             Some(TwinFault::LoseAcknowledgement) | None => {}
         }
         let Some(pair) = self.pairs.get(&number) else { return PROTECTION };
-        if let Source::Ranges(ranges) = &request.source
-            && !ranges.iter().all(|range| {
-                self.permits(range.lkey, pair.domain, range.addr, range.length.into(), 0)
-            })
-        {
-            return PROTECTION;
-        }
+        let Some(source) = self.pieces(pair, &request.source) else { return PROTECTION };
         let (packet, target) = (pair.next_packet(), pair.remote);
         let remote = self.pairs.get(&target).filter(|remote| remote.is_receiving());
         let Some(remote) = remote.filter(|remote| self.is_addressed(pair, remote)) else {
@@ -130,9 +133,9 @@ impl Network {
         let (receives, queue, domain) = (remote.receives, remote.receive_queue, remote.domain);
         let may_write = remote.access & sys::IBV_ACCESS_REMOTE_WRITE != 0;
         let wanted = sys::IBV_ACCESS_REMOTE_WRITE;
-        let is_permitted = request.length == 0
-            || may_write && self.permits(key, domain, remote_address, request.length, wanted);
-        if !is_permitted {
+        let place = self.place(key, domain, remote_address, request.length, wanted);
+        let place = place.filter(|_| may_write);
+        if request.length > 0 && place.is_none() {
             self.reject(target);
             return Attempt::Failed { status: sys::IBV_WC_REM_ACCESS_ERR, vendor: 0x88 };
         }
@@ -147,7 +150,9 @@ impl Network {
                 return Attempt::NotReady;
             }
         }
-        copy(&request.source, remote_address);
+        if let Some(place) = place {
+            self.write(&source, place, key);
+        }
         if let Some(remote) = self.pairs.get_mut(&target) {
             remote.accept(request.length);
         }
@@ -166,13 +171,54 @@ impl Network {
         Attempt::Done
     }
 
-    /// True if a key permits an access to a range within a protection domain.
-    fn permits(&self, key: u32, domain: u32, begin: u64, length: u64, access: c_uint) -> bool {
-        let Some(region) = self.regions.get(&key) else { return false };
-        let offset = begin.checked_sub(region.begin);
-        let end = offset.and_then(|offset| offset.checked_add(length));
-        let is_inside = end.is_some_and(|end| end <= region.length);
-        is_inside && region.domain == domain && region.access & access == access
+    /// Bytes of a request, by address and length; `None` if a key does not permit them.
+    fn pieces(&self, pair: &TwinPair, source: &Source) -> Option<Vec<(u64, u64)>> {
+        let piece = |range: &sys::Sge| {
+            let length = range.length.into();
+            Some((self.place(range.lkey, pair.domain, range.addr, length, 0)?.address, length))
+        };
+        match source {
+            Source::Inline(bytes) => Some(vec![(bytes.as_ptr() as u64, bytes.len() as u64)]),
+            Source::Ranges(ranges) => ranges.iter().map(piece).collect(),
+        }
+    }
+
+    /// Place of a range within a protection domain; `None` if its key does not permit the access.
+    fn place(
+        &self,
+        key: u32,
+        domain: u32,
+        begin: u64,
+        length: u64,
+        access: c_uint,
+    ) -> Option<Place> {
+        let region = self.regions.get(&key)?;
+        let offset = begin.checked_sub(region.begin)?;
+        let is_inside = offset.checked_add(length)? <= region.length;
+        let is_permitted = is_inside && region.domain == domain && region.access & access == access;
+        let (address, flushed_gpu) = (region.address + offset, region.flushed_gpu);
+        is_permitted.then_some(Place { address, flushed_gpu })
+    }
+
+    /// Writes the bytes of a request to a place that its key permits, or withholds them.
+    fn write(&mut self, source: &[(u64, u64)], place: Place, key: u32) {
+        let Place { address: mut to, flushed_gpu } = place;
+        for &(from, length) in source {
+            let copy = |from: u64, to: u64| {
+                // SAFETY: both ranges are registered, so their owners keep them; a slice of a region that is
+                // written at the same time has no defined contents, as with a NIC.
+                unsafe { std::ptr::copy(from as *const u8, to as *mut u8, length as usize) };
+            };
+            match flushed_gpu {
+                None => copy(from, to),
+                Some(gpu) => {
+                    let mut bytes = vec![0; length as usize];
+                    copy(from, bytes.as_mut_ptr() as u64);
+                    self.withheld.push(WithheldWrite { gpu, key, to, bytes });
+                }
+            }
+            to += length;
+        }
     }
 
     /// True if the route of a queue pair leads to the port of another.
@@ -228,20 +274,4 @@ fn sent(number: u32, request: &Request, status: c_uint, vendor_err: u32) -> Entr
     let completion =
         sys::Completion { wr_id, status, vendor_err, qp_num, ..sys::Completion::default() };
     Entry { completion, reclaims: Some(request.index) }
-}
-
-/// Copies the bytes of a request to an address that its key permits.
-fn copy(source: &Source, mut to: u64) {
-    let mut copy = |from: *const u8, length: usize| {
-        // SAFETY: both ranges are registered, so their owners keep them; a slice of a region that is
-        // written at the same time has no defined contents, as with a NIC.
-        unsafe { std::ptr::copy(from, to as *mut u8, length) };
-        to += length as u64;
-    };
-    match source {
-        Source::Inline(bytes) => copy(bytes.as_ptr(), bytes.len()),
-        Source::Ranges(ranges) => {
-            ranges.iter().for_each(|range| copy(range.addr as *const u8, range.length as usize));
-        }
-    }
 }

@@ -7,11 +7,13 @@
 //! - `calls.rs`, `objects.rs`, `data_path.rs`: the functions
 //! - `network.rs`, `pair.rs`, `queues.rs`: objects behind their handles
 //! - `delivery.rs`: the way of a write
+//! - `gpus.rs`: GPUs, which see writes after a flush
 //! - `null.rs`: the null device, for benchmarks of posting
 
 mod calls;
 mod data_path;
 mod delivery;
+mod gpus;
 mod network;
 mod null;
 mod objects;
@@ -20,6 +22,7 @@ mod queues;
 
 use super::library::Library;
 use super::sys;
+pub use gpus::{TwinGpuControls, TwinGpus};
 use network::{NicRecord, network};
 use std::ffi::{CString, c_int, c_uint};
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! Network of the twin: all objects of all NICs of the process under one lock.
 
 use super::super::sys;
+use super::gpus::{GpuId, GpuMemory, WithheldWrite};
 use super::pair::{Request, TwinPair};
 use super::queues::{CompletionEntries, Entry, OpenContext, Receives, notify};
 use super::{NicInfo, TwinFault};
@@ -29,9 +30,13 @@ pub struct NicRecord {
 pub struct RegisteredRange {
     pub context: u32,
     pub domain: u32,
+    /// Address of the first byte in work requests, and in this process.
     pub begin: u64,
+    pub address: u64,
     pub length: u64,
     pub access: c_uint,
+    /// GPU whose flush makes writes visible.
+    pub flushed_gpu: Option<GpuId>,
 }
 
 #[derive(Default)]
@@ -42,6 +47,10 @@ pub struct Network {
     pub domains: HashMap<u32, u32>,
     /// By key, which is local and remote.
     pub regions: HashMap<u32, RegisteredRange>,
+    /// By address.
+    pub gpu_memory: BTreeMap<u64, GpuMemory>,
+    /// In the order of their arrival.
+    pub withheld: Vec<WithheldWrite>,
     /// Handles of the queues with an unread event, by descriptor.
     pub channels: HashMap<c_int, VecDeque<usize>>,
     pub queues: HashMap<u32, CompletionEntries>,

@@ -3,11 +3,13 @@
 use super::super::sys;
 use super::calls::opened;
 use super::data_path::refused;
+use super::gpus::{GpuMemory, exported_pages};
 use super::network::{RegisteredRange, network};
 use super::null::NullQueue;
 use super::pair::TwinPair;
 use super::queues::{CompletionEntries, Receives, clear, close, new_descriptor};
 use super::set_error;
+use rustix::fd::BorrowedFd;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -41,10 +43,51 @@ pub unsafe extern "C" fn reg_mr_iova2(
     domain: *mut sys::Pd,
     addr: *mut c_void,
     length: usize,
-    _address: u64,
+    begin: u64,
     access: c_uint,
 ) -> *mut sys::Mr {
+    let address = addr.expose_provenance() as u64;
+    let is_out_of_reach =
+        network().gpu_memory_at(address).is_some_and(|memory| !memory.has_peer_memory());
+    if is_out_of_reach {
+        return refused(libc::EFAULT);
+    }
     // SAFETY: a live domain.
+    unsafe { register(domain, (begin, address), length, access) }
+}
+
+/// The offset of address and dma-buf in a page must be equal, as the kernel demands.
+pub unsafe extern "C" fn reg_dmabuf_mr(
+    domain: *mut sys::Pd,
+    offset: u64,
+    length: usize,
+    begin: u64,
+    descriptor: c_int,
+    access: c_int,
+) -> *mut sys::Mr {
+    const PAGE: u64 = 4096;
+    // SAFETY: the caller lends an open descriptor.
+    let pages = exported_pages(unsafe { BorrowedFd::borrow_raw(descriptor) });
+    let Some((first, exported)) = pages else { return refused(libc::EINVAL) };
+    let is_inside = offset.checked_add(length as u64).is_some_and(|end| end <= exported);
+    if !is_inside || offset % PAGE != begin % PAGE {
+        return refused(libc::EINVAL);
+    }
+    // SAFETY: a live domain.
+    unsafe { register(domain, (begin, first + offset), length, access as c_uint) }
+}
+
+/// Registers memory by its first address in work requests, and in this process.
+///
+/// # Safety
+/// The domain is live.
+unsafe fn register(
+    domain: *mut sys::Pd,
+    (begin, address): (u64, u64),
+    length: usize,
+    access: c_uint,
+) -> *mut sys::Mr {
+    // SAFETY: by the caller's contract.
     let (context, number) = unsafe { ((*domain).context, (*domain).handle) };
     let may_not =
         access & sys::IBV_ACCESS_REMOTE_WRITE != 0 && access & sys::IBV_ACCESS_LOCAL_WRITE == 0;
@@ -55,17 +98,28 @@ pub unsafe extern "C" fn reg_mr_iova2(
     let key = network.issue();
     // SAFETY: the domain's context lives.
     let (_, opened) = unsafe { opened(context) };
-    let (begin, end) = (addr.expose_provenance() as u64, length as u64);
-    let range = RegisteredRange { context: opened, domain: number, begin, length: end, access };
+    let flushed_gpu = network.gpu_memory_at(address).and_then(GpuMemory::flushed_gpu);
+    let range = RegisteredRange {
+        context: opened,
+        domain: number,
+        begin,
+        address,
+        length: length as u64,
+        access,
+        flushed_gpu,
+    };
     network.regions.insert(key, range);
-    let (handle, lkey, rkey) = (key, key, key);
+    let (addr, handle, lkey, rkey) = (begin as *mut c_void, key, key, key);
     Box::into_raw(Box::new(sys::Mr { context, pd: domain, addr, length, handle, lkey, rkey }))
 }
 
+/// Withheld writes of the region are lost.
 pub unsafe extern "C" fn dereg_mr(region: *mut sys::Mr) -> c_int {
     // SAFETY: a live region, which is freed once.
     let region = unsafe { Box::from_raw(region) };
-    network().regions.remove(&region.lkey);
+    let mut network = network();
+    network.regions.remove(&region.lkey);
+    network.withheld.retain(|write| write.key != region.lkey);
     0
 }
 
