@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ def until_lost(started: str, limit: float = 60.0) -> dict[str, Any]:
 
 
 class Ring:
-    """Writes of each rank to the next one, between arrays that are private memory of the process."""
+    """Writes of each rank to the next one, between arrays in private memory of the processes."""
 
     def __init__(self, communicator: weft.Communicator) -> None:
         rank, size = communicator.rank, communicator.world_size
@@ -86,8 +85,11 @@ class Ring:
 
 
 def load(requests: Connection, ring: Ring) -> None:
-    """Loop of a data loader's worker: a batch for each request, and the error of a call of Weft."""
-    calls: tuple[Callable[[], Any], ...] = (ring.communicator.barrier, weft.init)
+    """Loop of a data loader's worker: a batch for each request, and the errors of calls of Weft.
+
+    It also writes to its copies of the registered arrays.
+    """
+    calls: list[Any] = [ring.communicator.barrier, weft.init]
     for number in iter(requests.recv, None):
         errors = []
         for call in calls:
@@ -95,14 +97,15 @@ def load(requests: Connection, ring: Ring) -> None:
                 call()
             except weft.errors.ForkError as error:
                 errors.append(type(error).__name__)
+        ring.source[:] = ring.inbox[:] = number
         requests.send((np.full(1000, number), errors))
 
 
 def fork_loaders(rounds: int = 20) -> dict[str, Any]:
-    """Writes before, while and after each rank has workers of a data loader, forked after `weft.init()`.
+    """Writes beside and after workers of a data loader that each rank has forked.
 
-    Of four workers one is killed and one returns; one exits like a program and one at once. All but the
-    second are alive while their parent writes.
+    Two serve batches while their parent writes; one of them is killed, the other returns. Of two
+    others one exits like a program at once, and one without handlers after the batches.
 
     Returns:
         Provider, rounds with wrong bytes, errors in the workers, and their exit codes.
@@ -110,6 +113,11 @@ def fork_loaders(rounds: int = 20) -> dict[str, Any]:
     with weft.init() as communicator:
         ring = Ring(communicator)
         ring.turn(rounds)
+        child = os.fork()
+        if child == 0:
+            # Handlers of the exit run, and the block closes the communicator.
+            sys.exit(7)
+        exits = [exit_of(child)]
         fork = multiprocessing.get_context("fork")
         pipes, workers = [], []
         for _ in range(2):
@@ -117,13 +125,9 @@ def fork_loaders(rounds: int = 20) -> dict[str, Any]:
             workers.append(fork.Process(target=load, args=(theirs, ring)))
             workers[-1].start()
             pipes.append(ours)
-        children = [os.fork()]
-        if children[0] == 0:
-            # Handlers of the exit run, and the block closes the communicator.
-            sys.exit(7)
         reader, writer = os.pipe()
-        children.append(os.fork())
-        if children[1] == 0:
+        child = os.fork()
+        if child == 0:
             os.read(reader, 1)
             os._exit(8)
         errors = []
@@ -135,12 +139,10 @@ def fork_loaders(rounds: int = 20) -> dict[str, Any]:
                 batch, raised = pipe.recv()
                 assert (batch == number).all(), batch
                 errors += raised
-        exits = [exit_of(children[0])]
-        ring.turn(rounds)
         os.kill(workers[0].pid or 0, signal.SIGKILL)
         pipes[1].send(None)
         os.write(writer, b".")
-        exits.append(exit_of(children[1]))
+        exits.append(exit_of(child))
         for worker in workers:
             worker.join(20)
             exits.append(f"exit {worker.exitcode}")

@@ -4,7 +4,7 @@
 //! library, and without it the loader's default path is searched.
 
 use super::super::dynamic_library::{function, open, path_of};
-use super::sys;
+use super::{fork, sys};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -63,6 +63,8 @@ pub struct Library {
     pub destroy_qp: unsafe extern "C" fn(*mut sys::Qp) -> c_int,
     pub wc_status_str: unsafe extern "C" fn(c_uint) -> *const c_char,
     pub event_type_str: unsafe extern "C" fn(c_uint) -> *const c_char,
+    /// The kernel copies registered pages for forked children.
+    pub copies_at_fork: bool,
     /// File that it was loaded from.
     pub path: PathBuf,
 }
@@ -115,17 +117,12 @@ fn load() -> Result<Library, String> {
     // SAFETY: the library is libibverbs, whose functions have these types since `IBVERBS_1.1` (those with
     // newer symbols: since these exist), and is never unloaded.
     unsafe {
-        // Fork safety: memory registered here stays that of the parent. Kernels since 5.12 copy such pages
-        // at a fork, and the call has no effect.
-        let fork_init: unsafe extern "C" fn() -> c_int = function(handle, c"ibv_fork_init", None)?;
-        let result = fork_init();
-        if result != 0 {
-            let why = std::io::Error::from_raw_os_error(result);
-            log::warn!("ibv_fork_init: {why}; forked processes must not touch registered memory");
-        }
-        let path = path_of(fork_init as *const c_void, NAME);
+        let copies_at_fork = fork::prepare(handle)?;
+        let get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut RawDevice =
+            function(handle, c"ibv_get_device_list", None)?;
+        let path = path_of(get_device_list as *const c_void, NAME);
         Ok(Library {
-            get_device_list: function(handle, c"ibv_get_device_list", None)?,
+            get_device_list,
             free_device_list: function(handle, c"ibv_free_device_list", None)?,
             get_device_name: function(handle, c"ibv_get_device_name", None)?,
             open_device: function(handle, c"ibv_open_device", None)?,
@@ -153,6 +150,7 @@ fn load() -> Result<Library, String> {
             destroy_qp: function(handle, c"ibv_destroy_qp", None)?,
             wc_status_str: function(handle, c"ibv_wc_status_str", None)?,
             event_type_str: function(handle, c"ibv_event_type_str", None)?,
+            copies_at_fork,
             path,
         })
     }

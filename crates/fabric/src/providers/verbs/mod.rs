@@ -10,6 +10,7 @@
 //! destroys its queue pairs, after which no NIC accesses memory for it.
 //!
 //! - `library.rs`, `sys.rs`, `objects.rs`: libibverbs, its C layouts, its objects with owners
+//! - `fork.rs`: registered memory of a process that forks
 //! - `gpu.rs`: memory of GPUs as NICs register it, and the flush of what they have written there
 //! - `nic.rs`: ports, their GIDs and limits, and the choice among them
 //! - `rail.rs`: one NIC of one group: completion queue, shared receives, keys
@@ -18,6 +19,7 @@
 //! - `wire.rs`: addresses and introductions as bytes
 //! - `twin/`: NICs in this process, for tests without hardware
 
+mod fork;
 mod gpu;
 mod library;
 mod link;

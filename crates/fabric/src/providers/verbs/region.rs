@@ -1,6 +1,7 @@
 //! Region: memory of this engine and its registrations with each NIC.
 
 use super::super::granted_regions::RemoteMemory;
+use super::fork;
 use super::gpu::Gpus;
 use super::objects::{MemoryRegion, ProtectionDomain};
 use super::sys;
@@ -101,7 +102,11 @@ fn registrations<'a>(
     let of_address =
         |domain: &Arc<ProtectionDomain>| unsafe { domain.register(address, memory.len(), access) };
     if memory.kind() == MemoryKind::Host {
-        return domains.map(of_address).collect();
+        let registered: Vec<MemoryRegion> = domains.map(of_address).collect::<Result<_, _>>()?;
+        if let Some(first) = registered.first() {
+            fork::keep_in_children(first.library(), address, memory.len());
+        }
+        return Ok(registered);
     }
     let by_dma_buf = gpus.export(memory).and_then(|exported| {
         let domains = domains.clone();

@@ -84,7 +84,7 @@ impl MemoryRegion {
         unsafe { (*self.raw()).rkey }
     }
 
-    pub(super) fn library(&self) -> &'static Library {
+    pub fn library(&self) -> &'static Library {
         self.domain.library()
     }
 }

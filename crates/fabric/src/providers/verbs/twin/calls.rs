@@ -47,6 +47,7 @@ pub fn library() -> &'static Library {
         destroy_qp,
         wc_status_str,
         event_type_str,
+        copies_at_fork: false,
         path: PathBuf::from("twin"),
     });
     &LIBRARY
