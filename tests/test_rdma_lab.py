@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lab.errors import LabError
-from lab.rdma import soak
+from lab.rdma import bench, soak
 from lab.rdma.check import devices, pingpong
 from lab.rdma.guest import Stream
-from lab.rdma.guests import address, guests, unavailable
+from lab.rdma.guests import Guests, Outcome, address, guests, unavailable
 from lab.rdma.kernel import CONFIG, options
 from lab.rdma.packages import ensure
 from lab.rdma.run import main
@@ -28,8 +28,6 @@ from lab.rdma.switch import LIMIT, Switch, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from lab.rdma.guests import Guests
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "lab.rdma"]
@@ -114,6 +112,29 @@ def test_a_soak_with_an_argument_out_of_range_starts_no_guest(argument: str) -> 
     values = {"writes": 1, "seed": 0, "limit_s": 1} | {argument: -1}
     with pytest.raises(LabError, match=r"-1: expected at least [01]"):
         soak.soak(Path("weft-bench-fabric"), drop=0.0, **values)
+
+
+class Printing(Guests):
+    """Guests whose commands print these lines in turn."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__([], [], Path())
+        self.lines = list(lines)
+
+    def run(self, *_arguments: object, **_options: object) -> dict[int, Outcome]:
+        line = self.lines.pop(0)
+        return {guest: Outcome(guest, "ib_write_bw", 0, line, "") for guest in (0, 1)}
+
+
+def test_perftest_runs_again_until_it_has_a_figure() -> None:
+    none, some = " 64 16 0.000000 0.000000 0.0", " 64 16 0.002000 0.001000 0.1"
+    lab = Printing(none, " 64 16 inf inf inf", some, some)
+    assert bench.result(lab, ["ib_write_bw"], 64, 3) == 0.001
+    assert len(lab.lines) == 1
+    with pytest.raises(LabError, match="ib_write_bw, 64 bytes: no figure in 10 runs; repeat on"):
+        bench.result(Printing(*[none] * 10), ["ib_write_bw"], 64, 3)
+    with pytest.raises(LabError, match="expected a line of 64 bytes"):
+        bench.result(Printing(" 65 16 1.0 1.0 1.0"), ["ib_write_bw"], 64, 3)
 
 
 @contextlib.contextmanager
