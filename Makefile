@@ -360,7 +360,7 @@ rdma-lab: rdma-kernel $(STAMPS)/native ## Tests over rxe devices (Soft-RoCE) bet
 	@TEST_RDMA_LAB=1 $(BIN)/python -m pytest -q tests/test_rdma_lab.py tests/test_rdma_ofi.py tests/test_rdma_verbs.py
 
 .PHONY: bench-rdma
-bench-rdma: rdma-kernel $(FABRIC_BENCH) ## Transfers over rxe beside perftest in PERFTEST (folder), recorded
+bench-rdma: rdma-kernel $(FABRIC_BENCH) ## Transfers over rxe beside perftest in PERFTEST (folder), and UCX and libfabric in PATH, recorded
 	$(call step,Transfers between guests)
 	@$(RECORD) rdma $(BIN)/python -m lab.rdma bench --json --program $(FABRIC_BENCH) --perftest $(PERFTEST) --rounds $(or $(ROUNDS),30)
 

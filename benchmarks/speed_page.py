@@ -309,17 +309,28 @@ def last_outcomes(path: Path) -> list[dict[str, Any]]:
 
 
 def rdma(results: Path) -> str:
-    """Table of the last run of transfers between guests."""
-    rows = [
-        [
-            f"{case['pattern']}, {size(case['bytes'])}",
-            f"{number(case['weft_us'])} µs",
-            f"{number(case['perftest_us'])} µs",
-            f"{case['ratio']:.2f}",
-        ]
-        for case in last_outcomes(results / "rdma.jsonl")
+    """Table of the last run of transfers between guests, with the libraries that it measured."""
+    cases = last_outcomes(results / "rdma.jsonl")
+    if not cases:
+        return NOT_MEASURED
+    others = [
+        (title, name, ratio)
+        for title, name, ratio in (
+            ("perftest", "perftest_us", "ratio"),
+            ("UCX", "ucx_us", "ucx_ratio"),
+            ("libfabric", "libfabric_us", "libfabric_ratio"),
+        )
+        if any(name in case for case in cases)
     ]
-    return markdown(["", "Weft", "perftest", "ratio"], rows) if rows else NOT_MEASURED
+    rows = []
+    for case in cases:
+        row = [f"{case['pattern']}, {size(case['bytes'])}", f"{number(case['weft_us'])} µs"]
+        for _, name, ratio in others:
+            measured = name in case
+            row += [f"{number(case[name])} µs", f"{case[ratio]:.2f}"] if measured else ["", ""]
+        rows.append(row)
+    headers = [header for title, _, _ in others for header in (title, "ratio")]
+    return markdown(["", "Weft", *headers], rows)
 
 
 def posting(results: Path) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lab.errors import LabError
-from lab.rdma import bench, soak
+from lab.rdma import bench, peers, soak
 from lab.rdma.check import devices, pingpong
 from lab.rdma.guest import Stream
 from lab.rdma.guests import Guests, Outcome, address, guests, unavailable
@@ -135,6 +135,42 @@ def test_perftest_runs_again_until_it_has_a_figure() -> None:
         bench.result(Printing(*[none] * 10), ["ib_write_bw"], 64, 3)
     with pytest.raises(LabError, match="expected a line of 64 bytes"):
         bench.result(Printing(" 65 16 1.0 1.0 1.0"), ["ib_write_bw"], 64, 3)
+
+
+def test_records_have_the_ratios_of_the_libraries_that_were_measured() -> None:
+    times = {
+        ("ping-pong", 8, "weft"): [2.0, 4.0, 8.0],
+        ("ping-pong", 8, "perftest"): [4.0, 4.0, 4.0],
+        ("ping-pong", 8, "libfabric"): [8.0, 8.0, 8.0],
+        ("stream", 8, "weft"): [1.0],
+        ("stream", 8, "perftest"): [0.5],
+    }
+    measured = {"rounds": 3, "weft_us": 4.0, "perftest_us": 4.0, "ratio": 1.0}
+    own = {"benchmark": "rdma_lab", "bytes": 8}
+    assert bench.records(times) == [
+        own | {"pattern": "ping-pong", "libfabric_us": 8.0, "libfabric_ratio": 2.0} | measured,
+        own | {"pattern": "stream", "rounds": 1, "weft_us": 1.0, "perftest_us": 0.5, "ratio": 0.5},
+    ]
+
+
+def test_peers_are_found_in_path_and_missing_ones_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "fi_pingpong"
+    program.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lines: list[str] = []
+    found = peers.installed(lines.append)
+    assert [(peer.name, path) for peer, path in found] == [("libfabric", str(program))]
+    assert lines == ["ucx is skipped: no ucx_perftest in PATH (package ucx-utils)"]
+
+
+def test_a_figure_of_a_peer_is_read_from_the_last_line() -> None:
+    text = "bytes #sent usec/xfer\n4k 200 66.5\n"
+    assert peers.figure(text, "fi_pingpong", 3, 2) == 66.5
+    for wrong, column in ((text, 0), ("", 2), (text + "error\n", 2), ("4k 200 -nan\n", 2)):
+        with pytest.raises(LabError, match=r"fi_pingpong: expected a number in column \d of 3"):
+            peers.figure(wrong, "fi_pingpong", 3, column)
 
 
 @contextlib.contextmanager

@@ -65,6 +65,31 @@ def test_losses_and_missing_peers_are_shown(table: ModuleType, tmp_path: Path) -
     assert table.TABLES["moe"](tmp_path) == table.NOT_MEASURED
 
 
+def test_transfers_between_guests_have_columns_of_the_measured_libraries(
+    table: ModuleType, tmp_path: Path
+) -> None:
+    assert table.rdma(tmp_path) == table.NOT_MEASURED
+    case = {"pattern": "ping-pong", "bytes": 8, "weft_us": 20, "perftest_us": 10, "ratio": 0.5}
+    stream = case | {"pattern": "stream"}
+    ucx = {"ucx_us": 30, "ucx_ratio": 1.5}
+
+    def rows(*outcomes: dict[str, Any]) -> list[str]:
+        text = json.dumps({"outcomes": outcomes}) + "\n"
+        tmp_path.joinpath("rdma.jsonl").write_text(text, encoding="utf-8")
+        lines: list[str] = table.rdma(tmp_path).splitlines()
+        return [lines[0], *lines[2:]]
+
+    assert rows(case) == [
+        "|  | Weft | perftest | ratio |",
+        "| ping-pong, 8 B | 20.0 µs | 10.0 µs | 0.50 |",
+    ]
+    assert rows(case | ucx, stream) == [
+        "|  | Weft | perftest | ratio | UCX | ratio |",
+        "| ping-pong, 8 B | 20.0 µs | 10.0 µs | 0.50 | 30.0 µs | 1.50 |",
+        "| stream, 8 B | 20.0 µs | 10.0 µs | 0.50 |  |  |",
+    ]
+
+
 def test_more_instructions_than_tolerated_are_a_regression(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,8 @@ A guest is a user-mode Linux kernel: a process of the host with two NICs, each w
 - `packages`: Debian packages that the lab needs
 - `check`: devices and a ping-pong between two guests
 - `fabric`: ranks of `weft-bench-fabric`, one in each of two guests
-- `bench`: transfers of Weft beside perftest
+- `bench`: transfers of Weft beside perftest, UCX and libfabric
+- `peers`: UCX and libfabric, where their programs are installed
 - `soak`: counted writes over links that lose frames, checked byte for byte
 - `run`: command line
 """

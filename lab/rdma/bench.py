@@ -1,8 +1,8 @@
-"""Transfers between two guests over rxe: Weft beside perftest, interleaved in one run.
+"""Transfers between two guests over rxe: Weft beside perftest, UCX and libfabric, interleaved.
 
-Both poll, one process in each guest of one processor. A round runs each of them once for every
+All poll, one process in each guest of one processor. A round runs each of them once for every
 size, each of them first in turn; figures are medians over rounds. Times between guests are those
-of a software NIC: only the ratio is a result.
+of a software NIC: only the ratios are results.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from lab.errors import LabError
 from lab.rdma.check import gid_index, waiting_client
 from lab.rdma.fabric import MEMORY_MIB, ranks
 from lab.rdma.guests import address, guests
+from lab.rdma.peers import LIMIT, MESSAGES, PEERS, Times, installed, messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,38 +25,39 @@ if TYPE_CHECKING:
 
     from lab.rdma.guests import Guests
 
-__all__ = ["SIZES", "bench"]
+__all__ = ["RATIOS", "SIZES", "bench", "records"]
 
 #: Bytes of a message.
 SIZES: Final = (8, 4096, 65536, 1048576)
+#: Ratio of each other library in a record.
+RATIOS: Final = {"perftest": "ratio"} | {peer.name: f"{peer.name}_ratio" for peer in PEERS}
 #: Most runs of a program of perftest for one figure.
 TRIES: Final = 10
-#: Seconds for one program.
-LIMIT: Final = 120.0
-#: Bytes that a bandwidth test of perftest moves.
-STREAM_BYTES: Final = 16 << 20
 
 
 def bench(
     program: Path, perftest: Path, rounds: int, report: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Measure both; a record for each pattern and size.
+    """Measure Weft, perftest and the installed peers; a record for each pattern and size.
 
     Args:
         program: `weft-bench-fabric`.
         perftest: folder of `ib_write_lat` and `ib_write_bw` that have `--write_with_imm`.
         rounds: measured rounds; medians of 30 are comparable.
-        report: takes a line on the progress of each round.
+        report: takes a line on the progress of each round, and on each missing peer.
 
     Raises:
         LabError: if a program fails.
     """
     found: dict[tuple[str, int, str], list[float]] = {}
+    others = installed(report)
     with guests(count=2, memory_mib=MEMORY_MIB) as lab:
         index = gid_index(lab, 0, 0)
+        sides = [partial(weft, lab, program), partial(reference, lab, perftest, index)]
+        sides += [partial(each.measure, lab, path, SIZES, index) for each, path in others]
         for number in range(rounds):
-            sides = [partial(weft, lab, program), partial(peer, lab, perftest, index)]
-            for measure in sides if number % 2 == 0 else reversed(sides):
+            first = number % len(sides)
+            for measure in sides[first:] + sides[:first]:
                 for key, us in measure().items():
                     found.setdefault(key, []).append(us)
             report(f"round {number + 1} of {rounds}")
@@ -63,33 +65,38 @@ def bench(
 
 
 def records(found: dict[tuple[str, int, str], list[float]]) -> list[dict[str, Any]]:
-    """Medians of the rounds; the ratio is the time of perftest's message divided by Weft's."""
+    """Medians of the rounds; a ratio is the time of another library's message divided by Weft's."""
     lines = []
     for pattern, size, side in found:
         if side != "weft":
             continue
-        ours, theirs = (found[pattern, size, each] for each in ("weft", "perftest"))
-        ratios = [peer / own for own, peer in zip(ours, theirs, strict=True)]
-        lines.append(
-            {
-                "benchmark": "rdma_lab",
-                "pattern": pattern,
-                "bytes": size,
-                "rounds": len(ours),
-                "weft_us": round(statistics.median(ours), 3),
-                "perftest_us": round(statistics.median(theirs), 3),
-                "ratio": round(statistics.median(ratios), 3),
+        ours = found[pattern, size, side]
+        line: dict[str, Any] = {
+            "benchmark": "rdma_lab",
+            "pattern": pattern,
+            "bytes": size,
+            "rounds": len(ours),
+            "weft_us": round(statistics.median(ours), 3),
+        }
+        for name, ratio in RATIOS.items():
+            if (pattern, size, name) not in found:
+                continue
+            theirs = found[pattern, size, name]
+            ratios = [other / own for own, other in zip(ours, theirs, strict=True)]
+            line |= {
+                f"{name}_us": round(statistics.median(theirs), 3),
+                ratio: round(statistics.median(ratios), 3),
             }
-        )
+        lines.append(line)
     return lines
 
 
-def weft(lab: Guests, program: Path) -> dict[tuple[str, int, str], float]:
+def weft(lab: Guests, program: Path) -> Times:
     """Microseconds of a message of Weft by pattern and size, on the slower rank."""
     sizes = ",".join(map(str, SIZES))
     command = [str(program), "transfer", "--path=verbs", "--rounds=1", f"--sizes={sizes}"]
     samples = ranks(lab, command, LIMIT, {"WEFT_VERBS_DEVICES": "rxe0"})
-    found: dict[tuple[str, int, str], float] = {}
+    found: Times = {}
     for one, other in zip(*samples, strict=True):
         if one["wrong"] + other["wrong"]:
             raise LabError(f"weft: messages of {one['bytes']} bytes: wrong bytes")
@@ -100,16 +107,16 @@ def weft(lab: Guests, program: Path) -> dict[tuple[str, int, str], float]:
     return found
 
 
-def peer(lab: Guests, perftest: Path, index: int) -> dict[tuple[str, int, str], float]:
+def reference(lab: Guests, perftest: Path, index: int) -> Times:
     """Microseconds of a message of perftest by pattern and size."""
-    found: dict[tuple[str, int, str], float] = {}
+    found: Times = {}
     for size in SIZES:
         common = ["-d", "rxe0", "-x", str(index), "-s", str(size), "--write_with_imm", "-F"]
-        lat = [str(perftest / "ib_write_lat"), *common, "-n", "200"]
+        lat = [str(perftest / "ib_write_lat"), *common, "-n", str(MESSAGES)]
         # bytes, iterations, least, most, typical, ...
         found["ping-pong", size, "perftest"] = result(lab, lat, size, 4)
-        count = max(16, min(2000, STREAM_BYTES // size))
-        stream = [str(perftest / "ib_write_bw"), *common, "-n", str(count), "--report_gbits"]
+        stream = [str(perftest / "ib_write_bw"), *common, "-n", str(messages(size))]
+        stream += ["--report_gbits"]
         # bytes, iterations, peak, average, ...
         found["stream", size, "perftest"] = size * 8 / (result(lab, stream, size, 3) * 1000)
     return found

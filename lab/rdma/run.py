@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.program import UNAVAILABLE, guarded
 from lab.rdma import kernel
-from lab.rdma.bench import bench
+from lab.rdma.bench import RATIOS, bench
 from lab.rdma.check import check
 from lab.rdma.guests import guests, unavailable
 from lab.rdma.packages import GUEST, ensure
@@ -52,7 +52,10 @@ def parser() -> argparse.ArgumentParser:
     add("kernel", parents=[json_option], help="build of the guests' kernel into the cache")
     add("check", parents=[json_option], help="devices of two guests and a ping-pong between them")
     measuring = add(
-        "bench", parents=[json_option], help="transfers of Weft beside perftest between two guests"
+        "bench",
+        parents=[json_option],
+        help="transfers between two guests: Weft beside perftest, and beside ucx_perftest and"
+        " fi_pingpong if they are in PATH",
     )
     option = measuring.add_argument
     option("--program", type=Path, required=True, metavar="FILE", help="weft-bench-fabric")
@@ -169,9 +172,14 @@ def measure(parsed: argparse.Namespace) -> int:
         if parsed.json:
             print(json.dumps(line))
             continue
+        others = [
+            f"{name} {line[f'{name}_us']:.2f} us, ratio {line[key]:.2f}"
+            for name, key in RATIOS.items()
+            if key in line
+        ]
         print(
-            f"{line['pattern']} of {line['bytes']} B: Weft {line['weft_us']:.2f} us, perftest "
-            f"{line['perftest_us']:.2f} us; ratio {line['ratio']:.2f}"
+            f"{line['pattern']} of {line['bytes']} B: Weft {line['weft_us']:.2f} us;"
+            f" {'; '.join(others)}"
         )
     return 0
 
