@@ -108,7 +108,7 @@ impl Engine {
         let id = admitted.map(|()| {
             let (id, request) = self.requests.open(RequestTag::CALLER, Request::SEVERAL);
             request.call_at_end(done);
-            self.post_admitted(id, counter, &round_of, &mut parts, writes)
+            self.post_admitted(id, counter, &round_of, &mut parts[..writes.len()], writes)
         });
         self.parts = parts;
         id
@@ -284,7 +284,7 @@ impl Engine {
         self.request(link, destination, class, piggyback, pages, tag)
     }
 
-    /// Validates every write of a scatter. Fills `parts`; those of one part carry their link.
+    /// Validates every write of a scatter. Fills the first of `parts`; those of one part carry their link.
     #[inline(never)]
     fn admit_all(
         &mut self,
@@ -294,22 +294,23 @@ impl Engine {
         parts: &mut Vec<ScatterPart>,
     ) -> Result<()> {
         let Engine { peers, regions, counters, lanes, .. } = self;
-        parts.clear();
-        parts.reserve(writes.len());
-        for (index, PeerWrite { peer, pages }) in writes.iter().enumerate() {
-            let round = round_of(index);
-            let ends = counters::get(counters, counter);
+        if parts.len() < writes.len() {
+            parts.resize(writes.len(), ScatterPart::EMPTY);
+        }
+        let mut ends = counters::get(counters, counter);
+        for (index, (write, part)) in writes.iter().zip(parts).enumerate() {
+            let (PeerWrite { peer, pages }, round) = (write, round_of(index));
+            let ends = ends.as_deref_mut();
             let Some(target) = WriteTarget::admit(peers, ends, regions, lanes, *peer, pages, round)
             else {
                 return Err(self.refused(*peer, counter, round, pages));
             };
-            let mut part = ScatterPart { peer: *peer, ..ScatterPart::EMPTY };
+            (part.peer, part.link) = (*peer, ScatterPart::NO_LINK);
             if let [page] = *pages
                 && page.length <= target.path.single_bytes
             {
                 (part.link, part.page) = (target.path.link, *page);
             }
-            parts.push(part);
         }
         Ok(())
     }
