@@ -60,8 +60,25 @@ impl GrantEntry {
 pub struct GrantedRegions {
     /// In the order of their keys.
     entries: Vec<(RegionKey, GrantEntry)>,
-    /// Index of the last region found.
-    recent: usize,
+    recent: RecentGrant,
+}
+
+/// The last region found, beside the other state of its peer in memory.
+struct RecentGrant {
+    key: RegionKey,
+    begin: u64,
+    end: u64,
+    /// Its target through NIC 0.
+    first: RemoteMemory,
+    index: usize,
+}
+
+impl Default for RecentGrant {
+    /// No region: no slice lies in its range.
+    fn default() -> RecentGrant {
+        let (key, first) = (RegionKey(u32::MAX), RemoteMemory { base: 0, key: 0 });
+        RecentGrant { key, begin: u64::MAX, end: 0, first, index: usize::MAX }
+    }
 }
 
 impl GrantedRegions {
@@ -70,6 +87,7 @@ impl GrantedRegions {
         if entry.targets.len() < nics {
             return None;
         }
+        self.recent = RecentGrant::default();
         match self.entries.binary_search_by_key(&key, |(key, _)| *key) {
             Ok(place) => self.entries[place].1 = entry,
             Err(place) => self.entries.insert(place, (key, entry)),
@@ -79,6 +97,7 @@ impl GrantedRegions {
 
     pub fn remove(&mut self, key: RegionKey) {
         self.entries.retain(|(known, _)| *known != key);
+        self.recent = RecentGrant::default();
     }
 
     /// Address and key of a slice of a region through one NIC; `None` outside of the grant.
@@ -90,29 +109,36 @@ impl GrantedRegions {
         offset: u64,
         length: u64,
     ) -> Option<RemoteMemory> {
-        let entry = match self.entries.get(self.recent) {
-            Some((recent, entry)) if *recent == key => entry,
-            _ => self.find(key)?,
-        };
-        if offset < entry.begin || offset.checked_add(length)? > entry.end {
+        if self.recent.key != key {
+            self.find(key)?;
+        }
+        let RecentGrant { begin, end, first, index, .. } = self.recent;
+        if offset < begin || offset.checked_add(length)? > end {
             return None;
         }
-        let RemoteMemory { base, key } = *entry.targets.get(nic)?;
+        let RemoteMemory { base, key } = match nic {
+            0 => first,
+            _ => *self.entries.get(index)?.1.targets.get(nic)?,
+        };
         Some(RemoteMemory { base: base.wrapping_add(offset), key })
     }
 
+    /// Makes a region the recent one.
     #[inline(never)]
-    fn find(&mut self, key: RegionKey) -> Option<&GrantEntry> {
-        self.recent = self.entries.binary_search_by_key(&key, |(key, _)| *key).ok()?;
-        Some(&self.entries[self.recent].1)
+    fn find(&mut self, key: RegionKey) -> Option<()> {
+        let index = self.entries.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+        let GrantEntry { begin, end, ref targets } = self.entries[index].1;
+        self.recent = RecentGrant { key, begin, end, first: *targets.first()?, index };
+        Some(())
     }
 
     /// Reason why [`GrantedRegions::destination`] is `None`.
     #[cold]
     pub fn refusal(&mut self, key: RegionKey, offset: u64, length: u64) -> String {
-        let Some(&GrantEntry { begin, end, .. }) = self.find(key) else {
+        if self.find(key).is_none() {
             return format!("region {} was not granted", key.0);
-        };
+        }
+        let RecentGrant { begin, end, .. } = self.recent;
         let key = key.0;
         format!(
             "bytes {offset} to {offset}+{length} of region {key}: outside of the grant, {begin} to {end}"
