@@ -14,11 +14,12 @@
 //! - `gpu.rs`: memory of GPUs as NICs register it, and the flush of what they have written there
 //! - `nic.rs`: ports, their GIDs and limits, and the choice among them
 //! - `rail.rs`: one NIC of one group: completion queue, shared receives, keys
-//! - `pair.rs`: queue pair toward one peer, and its work requests in flight
+//! - `pair.rs`, `chains.rs`: queue pair toward one peer, and its work requests in flight
 //! - `link/`, `peer.rs`, `region.rs`: one group's use of the device
 //! - `wire.rs`: addresses and introductions as bytes
 //! - `twin/`: NICs in this process, for tests without hardware
 
+mod chains;
 mod fork;
 mod gpu;
 mod library;

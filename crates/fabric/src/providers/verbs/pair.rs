@@ -4,12 +4,12 @@
 //! completion, that of its last request.
 
 use super::VerbsConfig;
+use super::chains::{Chain, ChainUse, Chains};
 use super::names::LaneNames;
 use super::nic::Nic;
 use super::objects::{ProtectionDomain, QueuePair, Queues, Result};
 use super::sys;
 use super::wire::{PairAddress, PortAddress};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use weft_control::Rank;
 
@@ -24,21 +24,6 @@ const RETRIES: u8 = 7;
 /// Pause before a write to a receiver that is not ready is retried, as libibverbs numbers it: 0.64 ms.
 const NOT_READY_PAUSE: u8 = 12;
 
-/// Use of a chain in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChainUse {
-    /// Part that the engine posted.
-    Part { token: u64, is_bulk: bool },
-    /// Control message of the link.
-    Control,
-}
-
-struct Chain {
-    chain_use: ChainUse,
-    /// Work requests.
-    length: u32,
-}
-
 /// Queue pair toward one peer.
 pub struct Pair {
     queue_pair: QueuePair,
@@ -50,7 +35,7 @@ pub struct Pair {
     pub received: LaneNames,
     /// Identity of its completions: the peer, and the number of its resets.
     id: RequestId,
-    in_flight: VecDeque<Chain>,
+    in_flight: Chains,
     /// Work requests that its send queue has room for.
     free: u32,
     capacity: u32,
@@ -112,7 +97,7 @@ impl Pair {
             sent: LaneNames::new(),
             received: LaneNames::new(),
             id: RequestId { peer, resets: 0 },
-            in_flight: VecDeque::with_capacity(capacity as usize),
+            in_flight: Chains::new(capacity),
             free: capacity,
             capacity,
             max_inline,
@@ -220,7 +205,7 @@ impl Pair {
         // SAFETY: by the caller's contract.
         unsafe { self.queue_pair.post(first) }?;
         self.free -= length;
-        self.in_flight.push_back(Chain { chain_use, length });
+        self.in_flight.push(Chain { chain_use, length });
         Ok(())
     }
 
@@ -231,11 +216,7 @@ impl Pair {
         if id != self.id {
             return None;
         }
-        let Chain { chain_use, length } = self.in_flight.pop_front()?;
-        if self.in_flight.is_empty() {
-            // Back to the first place, which is in the cache.
-            self.in_flight.clear();
-        }
+        let Chain { chain_use, length } = self.in_flight.pop()?;
         self.free += length;
         Some(chain_use)
     }
@@ -246,7 +227,7 @@ impl Pair {
 
     /// Uses of all chains in flight, oldest first, which no longer complete one by one.
     pub fn abandon(&mut self) -> impl Iterator<Item = ChainUse> {
-        self.in_flight.drain(..).map(|chain| chain.chain_use)
+        std::iter::from_fn(|| self.in_flight.pop()).map(|chain| chain.chain_use)
     }
 
     /// True for a completion since the last reset.

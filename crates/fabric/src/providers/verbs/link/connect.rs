@@ -10,8 +10,9 @@
 //!    ends have received one packet, and the queue pair goes on behind it.
 
 use super::super::super::control_lanes::ControlLanes;
+use super::super::chains::ChainUse;
 use super::super::objects::provider_error;
-use super::super::pair::{ChainUse, Path};
+use super::super::pair::Path;
 use super::super::peer::VerbsPeer;
 use super::super::wire::{VerbsAddress, VerbsIntroduction};
 use super::events::report_lost;

@@ -1,8 +1,9 @@
 //! Events of a link's queues: arrivals, completions, losses, and the close of the link.
 
 use super::super::super::presence::PeerState;
+use super::super::chains::ChainUse;
 use super::super::objects::AsyncEvent;
-use super::super::pair::{ChainUse, RequestId};
+use super::super::pair::RequestId;
 use super::super::peer::VerbsPeer;
 use super::super::rail::{BATCH, Rail};
 use super::super::sys;

@@ -4,7 +4,8 @@
 //! rides on it once both lanes have names; before, it precedes the part as a message of its own.
 
 use super::super::MAX_PAGES;
-use super::super::pair::{ChainUse, Pair};
+use super::super::chains::ChainUse;
+use super::super::pair::Pair;
 use super::super::peer::VerbsPeer;
 use super::super::region::RegisteredRegion;
 use super::super::sys::{self, SendRequest, Sge};
