@@ -174,8 +174,15 @@ mod tests {
             assert_eq!(granted.destination(0, key, offset, length), None);
         }
         assert_eq!(granted.destination(0, RegionKey(4), 4096, 8), None);
-        granted.remove(key);
+        let second = granted.destination(1, key, 4096, 8).unwrap();
+        assert_eq!(second, RemoteMemory { base: 4096, key: u64::MAX });
+        granted.import(key, GrantEntry { end: 4100, ..entry() }, 2).unwrap();
         assert_eq!(granted.destination(0, key, 4096, 8), None);
+        assert_eq!(granted.destination(0, key, 4096, 4), Some(first));
+        granted.remove(key);
+        assert_eq!(granted.destination(0, key, 4096, 4), None);
+        let (none, nowhere) = (RegionKey(u32::MAX), u64::MAX);
+        assert_eq!(GrantedRegions::default().destination(0, none, nowhere, 0), None);
     }
 
     proptest! {
