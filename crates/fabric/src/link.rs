@@ -180,6 +180,23 @@ pub struct ScatterStatus {
     pub failed: Option<String>,
 }
 
+impl ScatterStatus {
+    /// Adds the outcome of the next part; false if it was not accepted.
+    #[inline(always)]
+    pub fn add(&mut self, posted: std::result::Result<PostStatus, String>) -> bool {
+        match posted {
+            Ok(PostStatus::Full) => return false,
+            Ok(status) => self.in_flight += u32::from(status == PostStatus::InFlight),
+            Err(why) => {
+                self.failed = Some(why);
+                return false;
+            }
+        }
+        self.taken += 1;
+        true
+    }
+}
+
 /// A peer's region that this process maps, and the peer's doorbell. Stores need no post and no lock; the peer and
 /// this rank agree on their places and order ([`crate::Mailboxes`]).
 #[derive(Clone, Debug)]
@@ -345,16 +362,9 @@ pub trait Link: Send {
     fn post_scatter(&mut self, scatter: &Scatter<'_>, sink: &mut Sink) -> ScatterStatus {
         let mut posted = ScatterStatus::default();
         for part in scatter.parts {
-            match self.post(&scatter.work(part), sink) {
-                Ok(PostStatus::Done) => {}
-                Ok(PostStatus::InFlight) => posted.in_flight += 1,
-                Ok(PostStatus::Full) => break,
-                Err(why) => {
-                    posted.failed = Some(why);
-                    break;
-                }
+            if !posted.add(self.post(&scatter.work(part), sink)) {
+                break;
             }
-            posted.taken += 1;
         }
         posted
     }

@@ -9,6 +9,9 @@ use crate::lane_table::LaneTable;
 use crate::unconsumed::{ConsumedArrivals, SentArrivals};
 use weft_control::Rank;
 
+/// Bulk parts in flight toward one peer, behind which a latency-critical part may wait.
+const MAX_BULK: u32 = 16;
+
 pub struct VerbsPeer {
     pub rank: Rank,
     pub state: PeerState,
@@ -73,6 +76,19 @@ impl VerbsPeer {
         self.outgoing.may_send(count, || lanes.value(consumed))
     }
 
+    /// True if its queue has room for `count` more arrivals, 1 or 2, and bulk parts do not exceed their limit.
+    #[inline(always)]
+    pub fn may_post(&mut self, count: u32, is_bulk: bool, lanes: &LaneTable) -> bool {
+        self.may_send(count, lanes) && (!is_bulk || self.bulk < MAX_BULK)
+    }
+
+    /// Counts a posted part, with its arrivals.
+    #[inline(always)]
+    pub fn posted(&mut self, arrivals: u32, is_bulk: bool) {
+        self.outgoing.send(arrivals);
+        self.bulk += u32::from(is_bulk);
+    }
+
     /// True once its greeting has arrived.
     pub fn has_greeted(&self, lanes: &LaneTable) -> bool {
         lanes.value(self.local.presence.id()) >= 1
@@ -96,12 +112,17 @@ impl VerbsPeer {
     /// Index of the pair for the next part: round-robin, so that stripes spread.
     #[inline(always)]
     pub fn next_pair(&mut self) -> usize {
-        if self.pairs.len() <= 1 {
-            return 0;
-        }
         let pair = self.next;
-        self.next = (pair + 1) % self.pairs.len();
+        if self.pairs.len() > 1 {
+            self.next = (pair + 1) % self.pairs.len();
+        }
         pair
+    }
+
+    /// The pair that [`VerbsPeer::next_pair`] will return, and the regions that it writes to.
+    #[inline(always)]
+    pub fn coming_pair(&mut self) -> Option<(&mut Pair, &mut GrantedRegions)> {
+        Some((self.pairs.get_mut(self.next)?, &mut self.granted))
     }
 
     /// Its pair on one NIC of this end.

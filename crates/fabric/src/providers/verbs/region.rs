@@ -9,6 +9,33 @@ use crate::memory::{Memory, MemoryKind};
 use std::ffi::c_uint;
 use std::sync::Arc;
 
+/// Source memory of a region, as registered with one NIC.
+#[derive(Clone, Copy)]
+pub struct Source {
+    address: u64,
+    length: u64,
+    key: u32,
+    /// False for memory of a device.
+    pub is_host_memory: bool,
+}
+
+impl Source {
+    /// Source without bytes.
+    pub const EMPTY: Source = Source { address: 0, length: 0, key: 0, is_host_memory: true };
+
+    /// Range of a slice; `None` outside of the region.
+    #[inline(always)]
+    pub fn range(&self, offset: u64, length: u64) -> Option<sys::Sge> {
+        let end = offset.checked_add(length)?;
+        let range = sys::Sge {
+            addr: self.address.wrapping_add(offset),
+            length: length as u32,
+            lkey: self.key,
+        };
+        (end <= self.length).then_some(range)
+    }
+}
+
 pub struct RegisteredRegion {
     // Drop order: registrations before the memory.
     /// Source registrations by NIC; empty for an empty region.
@@ -77,13 +104,12 @@ impl RegisteredRegion {
         self.device.is_none()
     }
 
-    /// Range of a slice for one NIC; `None` outside of the region.
+    /// The region as a source for one NIC.
     #[inline(always)]
-    pub fn source(&self, nic: usize, offset: u64, length: u64) -> Option<sys::Sge> {
-        let end = offset.checked_add(length)?;
+    pub fn source(&self, nic: usize) -> Source {
         let key = self.sources.get(nic).map_or(0, MemoryRegion::local_key);
-        let range = sys::Sge { addr: self.address + offset, length: length as u32, lkey: key };
-        (end <= self.length).then_some(range)
+        let (address, length, is_host_memory) = (self.address, self.length, self.is_host_memory());
+        Source { address, length, key, is_host_memory }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! - `connect.rs`: queue pairs of the peers, and greetings
 //! - `events.rs`: arrivals and the bound on unconsumed ones, completions, asynchronous events, losses
-//! - `post.rs`: post of one part as a chain of work requests
+//! - `page.rs`, `post.rs`: posts of a page as one work request, and of a part as a chain of them
 
 use super::super::control_lanes::ControlLanes;
 use super::super::granted_regions::GrantEntry;
@@ -20,11 +20,15 @@ use super::wire::{PortAddress, VerbsAddress, VerbsIntroduction};
 use super::{MAX_PAGES, VerbsConfig};
 use crate::error::{Error, Result};
 use crate::id_map::{PeerMap, RegionMap};
-use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, WorkRequest};
+use crate::link::{
+    Introduction, Link, Membership, PostStatus, RouteRule, Scatter, ScatterStatus, Sink,
+    WorkRequest,
+};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::types::{ProviderKind, RegionKey, Time, TrafficClass};
 use events::report_lost;
+use page::PageTemplate;
 use post::{ChainTemplate, PostError};
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -33,14 +37,15 @@ use weft_control::Rank;
 
 mod connect;
 mod events;
+mod page;
 mod post;
+#[cfg(test)]
+mod tests;
 
 /// Control arrivals of a peer: three reports, two greetings, a farewell.
 const CONTROL_ARRIVALS: u32 = CONTROL_REQUESTS;
 /// Fewest unconsumed arrivals of a peer.
 const MIN_UNCONSUMED: u32 = 4;
-/// Bulk parts in flight toward one peer, behind which a latency-critical part may wait.
-const MAX_BULK: u32 = 16;
 /// Polls of completion queues between two looks at asynchronous events.
 const POLLS_PER_EVENT: u32 = 1024;
 
@@ -59,6 +64,8 @@ pub struct VerbsLink {
     sizes: QueueSizes,
     /// Work requests of the next part.
     template: ChainTemplate,
+    /// Work request of the next page of a scatter.
+    page: PageTemplate,
     /// Ranks with unsent reports of consumption.
     reports_due: Vec<u32>,
     departures: Departures,
@@ -116,6 +123,7 @@ impl VerbsLink {
             address,
             sizes,
             template: ChainTemplate::new(),
+            page: PageTemplate::new(),
             reports_due: Vec::new(),
             departures: Departures::default(),
             polls_left: POLLS_PER_EVENT,
@@ -280,24 +288,41 @@ impl Link for VerbsLink {
         }
         let is_bulk = work.class == TrafficClass::Bulk;
         let most_arrivals = 1 + u32::from(work.piggyback.is_some());
-        if !peer.may_send(most_arrivals, &group.lanes) || is_bulk && peer.bulk >= MAX_BULK {
+        if !peer.may_post(most_arrivals, is_bulk, &group.lanes) {
             return Ok(PostStatus::Full);
         }
         let pair = peer.next_pair();
         match template.post(work, peer, pair, regions) {
             Ok(Some(arrivals)) => {
-                peer.outgoing.send(arrivals);
-                peer.bulk += u32::from(is_bulk);
+                peer.posted(arrivals, is_bulk);
                 Ok(PostStatus::InFlight)
             }
             Ok(None) => Ok(PostStatus::Full),
             Err(PostError::Page(why)) => Err(why),
             Err(PostError::Provider(error)) => {
-                peer.parked.push(work.token);
-                let why = super::objects::check("ibv_post_send", error).err().unwrap_or_default();
-                let name = rails[peer.pairs[pair].rail].nic.name();
-                report_lost(peer, format!("{name}: {why}"), sink);
-                Ok(PostStatus::InFlight)
+                Ok(post_failed(peer, pair, rails, work.token, error, sink))
+            }
+        }
+    }
+
+    fn post_scatter(&mut self, scatter: &Scatter<'_>, sink: &mut Sink) -> ScatterStatus {
+        let mut posted = ScatterStatus::default();
+        self.page.discard_source();
+        loop {
+            let VerbsLink { rails, regions, peers, group, page, .. } = self;
+            let run = page.post_run(scatter, posted.taken, peers, regions, &group.lanes);
+            posted.taken += run.posted;
+            posted.in_flight += run.posted as u32;
+            let Some(part) = scatter.parts.get(posted.taken) else { return posted };
+            let outcome = match (run.error, peers.get_mut(part.peer)) {
+                (Some(error), Some(peer)) => {
+                    let pair = peer.next_pair();
+                    Ok(post_failed(peer, pair, rails, scatter.token(part), error, sink))
+                }
+                _ => self.post(&scatter.work(part), sink),
+            };
+            if !posted.add(outcome) {
+                return posted;
             }
         }
     }
@@ -351,6 +376,23 @@ impl Link for VerbsLink {
         let why = "the peer was fenced before the part was complete";
         peer.parked.drain(..).for_each(|token| sink.failed(token, why));
     }
+}
+
+/// Loses a peer on whose pair a post has failed; the part waits for the fence.
+#[cold]
+fn post_failed(
+    peer: &mut VerbsPeer,
+    pair: usize,
+    rails: &[Rail],
+    token: u64,
+    error: i32,
+    sink: &mut Sink,
+) -> PostStatus {
+    peer.parked.push(token);
+    let why = super::objects::check("ibv_post_send", error).err().unwrap_or_default();
+    let name = rails[peer.pairs[pair].rail].nic.name();
+    report_lost(peer, format!("{name}: {why}"), sink);
+    PostStatus::InFlight
 }
 
 /// Random sequence number of a first packet.

@@ -122,7 +122,7 @@ impl ChainTemplate {
     ) -> Result<&'a RegisteredRegion, String> {
         let Page { source, source_offset, destination, destination_offset, length } = *page;
         let region = regions.get(source);
-        let range = region.and_then(|region| region.source(rail, source_offset, length));
+        let range = region.and_then(|region| region.source(rail).range(source_offset, length));
         let target = peer.granted.destination(remote_rail, destination, destination_offset, length);
         let (Some(region), Some(range), Some(target)) = (region, range, target) else {
             return Err(refusal(page, peer, range.is_some()));
