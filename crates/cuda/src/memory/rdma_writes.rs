@@ -38,7 +38,7 @@ impl RdmaWrites {
 
 impl Context {
     /// Waits until the writes of NICs into memory of the device that completed before this call are visible to all
-    /// devices. The driver bounds the wait.
+    /// devices. The driver's call has no deadline.
     ///
     /// # Errors
     ///

@@ -89,8 +89,11 @@ impl FlushedGpus {
 
     /// Makes visible what arrivals among these completions have written. An empty arrival has no payload.
     #[inline(always)]
-    pub fn flush(&self, completions: &[sys::Completion]) -> Result<(), String> {
-        if self.0.is_empty() { Ok(()) } else { self.flush_arrived(completions) }
+    pub fn flush<'a>(
+        &self,
+        completions: impl FnOnce() -> &'a [sys::Completion],
+    ) -> Result<(), String> {
+        if self.0.is_empty() { Ok(()) } else { self.flush_arrived(completions()) }
     }
 
     #[inline(never)]

@@ -41,7 +41,7 @@ impl VerbsLink {
                 Ok(count) => count,
                 Err(why) => return self.lose_rail(index, &why, sink),
             };
-            if let Err(why) = self.flushed_gpus.flush(self.rails[index].entries(count)) {
+            if let Err(why) = self.flushed_gpus.flush(|| self.rails[index].entries(count)) {
                 return self.lose_rail(index, &why, sink);
             }
             for entry in 0..count {
