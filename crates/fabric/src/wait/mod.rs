@@ -34,8 +34,13 @@ pub struct WaitOptions<'a> {
 /// Checks of the awaited lanes between two polls of a spinning wait: some microseconds. A poll costs more
 /// than the latency of a peer's store.
 const SPIN_CHECKS: u32 = 100;
-/// Polls of a spinning wait between two reads of the clock and of the other end conditions.
+/// Polls of a spinning wait between two reads of the clock and of the other end conditions: at first and at
+/// least, and at most. They double while they take less than `CLOCK_INTERVAL`.
 const POLLS: u32 = 16;
+const MOST_POLLS: u32 = 256;
+/// Time between two reads of the clock, which takes some tens of nanoseconds, or a system call where the kernel
+/// has no vDSO for it.
+const CLOCK_INTERVAL: Duration = Duration::from_micros(10);
 /// Pause instructions between two checks: each load takes the cache line away from the peer that stores to
 /// it.
 const PAUSES: u32 = 2;
@@ -146,9 +151,13 @@ fn poll_until<T, E: From<Error>>(
     let mut idle_since = begin;
     let mut checked = None;
     let mut left_since = None;
+    let (mut polls, mut last) = (POLLS, begin);
     loop {
         let ticket = access.ticket();
         let now = first.take().unwrap_or_else(clock::now);
+        polls = if now.since(last) < CLOCK_INTERVAL { 2 * polls } else { polls / 2 };
+        polls = polls.clamp(POLLS, MOST_POLLS);
+        last = now;
         access.closed()?;
         let outcome = access.with(|engine| {
             let mut events = std::mem::take(engine.event_buffer());
@@ -211,7 +220,7 @@ fn poll_until<T, E: From<Error>>(
             continue;
         }
         if spins_on {
-            match spin(access, spins, now, &mut step) {
+            match spin(access, spins, polls, now, &mut step) {
                 StepOutcome::Ended(result) => return result,
                 StepOutcome::Busy => idle_since = now,
                 StepOutcome::Idle => {}
@@ -226,12 +235,13 @@ fn poll_until<T, E: From<Error>>(
 fn spin<T, E>(
     access: &mut impl EngineAccess,
     spins: bool,
+    polls: u32,
     now: Time,
     step: &mut impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
 ) -> StepOutcome<T, E> {
     access.spin(|engine, callers| {
         if spins && !engine.is_raised_by_stores() {
-            return poll_again(engine, callers, now, step);
+            return poll_again(engine, callers, polls, now, step);
         }
         let checks = if spins { SPIN_CHECKS } else { 0 };
         match check_step(engine, checks, callers, step).transpose() {
@@ -241,16 +251,17 @@ fn spin<T, E>(
     })
 }
 
-/// Polls up to `POLLS` times for a wait without a driver, until `step` returns a value; yields to
+/// Polls up to `polls` times for a wait without a driver, until `step` returns a value; yields to
 /// `callers`.
 fn poll_again<T, E>(
     engine: &mut Engine,
     callers: Option<&AtomicU32>,
+    polls: u32,
     now: Time,
     step: &mut impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
 ) -> StepOutcome<T, E> {
     let mut outcome = StepOutcome::Idle;
-    for _ in 0..POLLS {
+    for _ in 0..polls {
         if engine.progress_at(now) {
             outcome = StepOutcome::Busy;
             if let Some(result) = step(engine, &[]).transpose() {
