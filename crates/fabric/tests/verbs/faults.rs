@@ -45,7 +45,8 @@ fn the_first_error_of_a_chain_is_the_only_cause_and_names_status_code_and_queue_
     let pair = nic.pair_toward(&links.0[1].nic).unwrap();
     assert_eq!(peer, Rank(1));
     let expected = format!(
-        "{}:1: an RDMA write of queue pair {pair} failed: local protection error (vendor code 0x51)",
+        "{}:1: an RDMA write of queue pair {pair}, in a part of 3 work requests, failed: \
+         local protection error (vendor code 0x51)",
         nic.name()
     );
     assert_eq!(why, expected);

@@ -53,6 +53,11 @@ impl Chains {
         self.added = self.added.wrapping_add(1);
     }
 
+    /// The oldest chain.
+    pub fn oldest(&self) -> Option<Chain> {
+        (!self.is_empty()).then(|| self.slots[self.slot(self.taken)])
+    }
+
     /// Takes the oldest chain.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<Chain> {
@@ -96,7 +101,10 @@ mod tests {
                         chains.push(Chain { chain_use, length });
                         queue.push_back(Chain { chain_use, length });
                     }
-                    _ => prop_assert_eq!(chains.pop(), queue.pop_front()),
+                    _ => {
+                        prop_assert_eq!(chains.oldest(), queue.front().copied());
+                        prop_assert_eq!(chains.pop(), queue.pop_front());
+                    }
                 }
                 prop_assert_eq!(chains.is_empty(), queue.is_empty());
             }

@@ -221,6 +221,11 @@ impl Pair {
         Some(chain_use)
     }
 
+    /// The oldest chain in flight: that of a first error.
+    pub fn oldest(&self) -> Option<Chain> {
+        self.in_flight.oldest()
+    }
+
     pub fn has_in_flight(&self) -> bool {
         !self.in_flight.is_empty()
     }

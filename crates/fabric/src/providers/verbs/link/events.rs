@@ -69,7 +69,7 @@ impl VerbsLink {
         let Some(pair) = peer.pair_on(index) else { return };
         if completion.status != sys::IBV_WC_SUCCESS {
             if pair.is_current(id) {
-                fail(peer, &self.rails[index], completion, sink);
+                fail(peer, (index, &self.rails[index]), completion, sink);
             }
             return;
         }
@@ -188,11 +188,22 @@ impl VerbsLink {
 /// Handles the first error of a queue pair, which is in an error state then: its parts wait for the fence,
 /// since the control plane may report an orderly leave. Requests that it flushes name no other cause.
 #[cold]
-fn fail(peer: &mut VerbsPeer, rail: &Rail, completion: &sys::Completion, sink: &mut Sink) {
+fn fail(
+    peer: &mut VerbsPeer,
+    (index, rail): (usize, &Rail),
+    completion: &sys::Completion,
+    sink: &mut Sink,
+) {
     let status = rail.library().status(completion.status);
     let (name, number) = (rail.nic.name(), completion.qp_num);
+    let chain = peer.pair_on(index).and_then(|pair| pair.oldest());
+    let of = match chain.map(|chain| (chain.chain_use, chain.length)) {
+        Some((ChainUse::Part { .. }, 1)) => "a part of one work request".into(),
+        Some((ChainUse::Part { .. }, length)) => format!("a part of {length} work requests"),
+        Some((ChainUse::Control, _)) | None => "a control message".into(),
+    };
     let why = format!(
-        "{name}: an RDMA write of queue pair {number} failed: {status} (vendor code {:#x})",
+        "{name}: an RDMA write of queue pair {number}, in {of}, failed: {status} (vendor code {:#x})",
         completion.vendor_err
     );
     report_lost(peer, why, sink);
