@@ -14,7 +14,7 @@ fn beside(lane: Lane) -> Lane {
 /// Posts a part of one page from rank 0 to rank 1 with a credit on it.
 fn post_with_credit(links: &mut Links, token: u64) {
     let lane = links.0[1].granted[0];
-    let posted = links.post_carrying(0, 1, token, 1, lane, Some(beside(lane)));
+    let posted = links.post_to(0, 1, token, 1, lane, Some(beside(lane)));
     assert_eq!(posted, PostStatus::InFlight);
 }
 
@@ -42,7 +42,7 @@ fn credits_keep_the_bound_on_unconsumed_arrivals() {
     post_with_credit(&mut links, 1);
     links.post(0, 1, 2, 1);
     let lane = links.0[1].granted[0];
-    let posted = links.post_carrying(0, 1, 3, 1, lane, Some(beside(lane)));
+    let posted = links.post_to(0, 1, 3, 1, lane, Some(beside(lane)));
     assert_eq!(posted, PostStatus::Full);
     links.settle();
     links.settle();

@@ -128,7 +128,7 @@ fn a_refused_post_loses_its_peer_and_its_part_ends_with_the_fence() {
 fn an_arrival_on_a_lane_granted_to_another_peer_is_dropped_and_counted() {
     let mut links = Links::connected(&config(), 3);
     let lane = links.0[0].granted[1];
-    links.post_to(2, 0, 1, 1, lane);
+    links.post_to(2, 0, 1, 1, lane, None);
     links.settle();
     assert_eq!((links.raised(0, 1), links.raised(0, 2)), (0, 0));
     assert_eq!(links.0[0].lanes.dropped().ungranted.load(Relaxed), 1);

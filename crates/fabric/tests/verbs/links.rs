@@ -128,22 +128,11 @@ impl Links {
     /// Posts a write of pages of 100 bytes, or a signal without any, that raises the lane of its writer.
     pub fn post(&mut self, from: u32, to: u32, token: u64, pages: u64) -> PostStatus {
         let lane = self.0[to as usize].granted[from as usize];
-        self.post_to(from, to, token, pages, lane)
+        self.post_to(from, to, token, pages, lane, None)
     }
 
+    /// [`Links::post`] to any lane, with a credit on it or without.
     pub fn post_to(
-        &mut self,
-        from: u32,
-        to: u32,
-        token: u64,
-        pages: u64,
-        lane: Lane,
-    ) -> PostStatus {
-        self.post_carrying(from, to, token, pages, lane, None)
-    }
-
-    /// Posts a write that carries a credit.
-    pub fn post_carrying(
         &mut self,
         from: u32,
         to: u32,

@@ -95,9 +95,10 @@ impl VerbsLink {
         let sender = rail.peer_of(completion.qp_num);
         let peer = sender.and_then(|sender| self.peers.get_mut(sender));
         let Some(peer) = peer.filter(|peer| peer.state != PeerState::Fenced) else { return };
-        let Some(pair) = peer.pairs.iter_mut().find(|pair| pair.rail == index) else { return };
+        let local = peer.local;
+        let Some(pair) = peer.pair_on(index) else { return };
         let (lane, rider) = pair.received.lanes(u32::from_be(completion.imm_data));
-        let is_control = peer.local.contains(lane);
+        let is_control = local.contains(lane);
         if rider.is_none() && !is_control {
             pair.received.enter(lane);
         }
