@@ -244,7 +244,7 @@ def test_the_host_costs_over_verbs_are_those_of_their_record() -> None:
     write, part = times["write of a page of 14 KiB"], times["part of 8 pages"]
     assert host["write_s"] == pytest.approx(write * 1e-9)
     further = (part - write) / 7
-    assert host["row_s"] == pytest.approx((further * 31 + write) / 32 * 1e-9)
+    assert host["row_s"] == pytest.approx((further * 127 + write) / 128 * 1e-9)
 
 
 @pytest.mark.parametrize(

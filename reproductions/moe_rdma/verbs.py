@@ -37,7 +37,7 @@ POSTING: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "posting
 WRITE: Final = "write of a page of 14 KiB"
 PART: Final = "part of 8 pages"
 #: Most work requests of a part of the provider verbs.
-PART_REQUESTS: Final = 32
+PART_REQUESTS: Final = 128
 SYSTEMS: Final = {"pplx": "pplx-garden", "deepep": "DeepEP"}
 
 
