@@ -238,3 +238,11 @@ def test_a_graph_that_is_replayed_after_the_end_leaves_no_numbers() -> None:
             graph.replay()
     group.synchronise()
     assert all(bool((each.view(torch.uint8) == 0xFF).all()) for each in vectors)
+
+
+def test_replays_with_delays_give_right_sums(kind: str) -> None:
+    from gpu import collective_replays as replays
+
+    ranks, count = (3, 3) if kind == "twin" else (2, 500)
+    outcome = replays.play(ranks, count, 4, kind)
+    assert not replays.failed(outcome), outcome
