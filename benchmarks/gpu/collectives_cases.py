@@ -11,8 +11,8 @@ OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 #: Bytes of the whole output of all_gather, of the whole input of the others, as in nccl-tests.
 SIZES: Final = (1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20)
 #: Numbers of multiprocessors of a sweep, and its operations and sizes.
-SWEPT_SMS: Final = (8, 16, 20, 24, 32, 48)
-SWEPT_OPERATIONS: Final = OPERATIONS[:3]
+SWEPT_SMS: Final = (8, 16, 20, 24, 32, 48, 64)
+SWEPT_OPERATIONS: Final = OPERATIONS
 SWEPT_SIZES: Final = SIZES[4:]
 #: Longest vector on the twin, where a CPU moves the bytes.
 TWIN_BYTES: Final = 64 << 10
