@@ -8,7 +8,7 @@ use weft_gpu::MemoryLocation;
 pub struct DeviceConfig {
     /// Device, or the CPU for a twin.
     pub location: MemoryLocation,
-    /// Largest number of multiprocessors of a call; by default [`DeviceConfig::USUAL_SMS`], or fewer if ranks share a GPU.
+    /// Largest number of multiprocessors of a call; by default [`DeviceConfig::usual_sms`], or fewer if ranks share a GPU.
     pub num_sms: Option<u32>,
     /// Limit of a wait for a peer on the device.
     pub skew_timeout: Duration,
@@ -17,8 +17,15 @@ pub struct DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// Multiprocessors of a call by default.
-    pub const USUAL_SMS: u32 = 32;
     /// Blocks of a twin by default.
     pub const TWIN_BLOCKS: u32 = 2;
+
+    /// Multiprocessors of a call by default. Long messages of four ranks are faster with each further one, those of two
+    /// are not; the memory of more than eight ranks is not doubled for them.
+    pub const fn usual_sms(ranks: u32) -> u32 {
+        match ranks {
+            3..=8 => 64,
+            _ => 32,
+        }
+    }
 }

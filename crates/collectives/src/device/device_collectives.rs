@@ -402,7 +402,7 @@ fn most_blocks(config: &DeviceConfig, domain: &Domain) -> Result<u32, DeviceErro
         let (what, given, limit) = ("num_sms", given.into(), sms.into());
         return Err(DeviceError::TooLarge { what, given, limit });
     }
-    let usual = config.num_sms.unwrap_or(DeviceConfig::USUAL_SMS);
+    let usual = config.num_sms.unwrap_or(DeviceConfig::usual_sms(domain.ranks()));
     Ok(usual.min((sms / domain.sharing().max(1)).max(1)))
 }
 

@@ -316,8 +316,8 @@ fn choose(
     }
 }
 
-/// Length of a message from which fewer blocks are faster, in bytes, and their number in an all-reduce and in the other
-/// operations, by chunks: measured on two GPUs (`benchmarks/results/gpu_collectives.jsonl`).
+/// Length of a message between two ranks from which fewer blocks are faster, in bytes, and their number in an all-reduce
+/// and in the other operations, by chunks: measured on two GPUs (`benchmarks/results/gpu_collectives.jsonl`).
 const LONG_MESSAGE: u64 = 8 << 20;
 const LONG_ALL_REDUCE_BLOCKS: u32 = 20;
 const LONG_BLOCKS: u32 = 24;
@@ -325,12 +325,17 @@ const LONG_BLOCKS: u32 = 24;
 const LONG_DIRECT_MESSAGE: u64 = 1 << 20;
 const LONG_DIRECT_BLOCKS: u32 = 16;
 
+/// Blocks of direct reductions of more than two ranks, which are not faster with more: measured on four GPUs.
+const DIRECT_REDUCTION_BLOCKS: u32 = 32;
+
 /// Most blocks of a call whose messages have `message` bytes.
-fn usual_blocks(kernel: Kernel, message: u64) -> u32 {
-    let (long, usual) = match kernel {
-        Kernel::ExchangeDirect => (LONG_DIRECT_MESSAGE, LONG_DIRECT_BLOCKS),
-        Kernel::ExchangeChunks | Kernel::ReduceChunks => (LONG_MESSAGE, LONG_BLOCKS),
-        Kernel::AllReduceChunks => (LONG_MESSAGE, LONG_ALL_REDUCE_BLOCKS),
+fn usual_blocks(kernel: Kernel, ranks: u32, message: u64) -> u32 {
+    let (long, usual) = match (kernel, ranks) {
+        (Kernel::ReduceDirect | Kernel::AllReduceDirect, 3..) => (0, DIRECT_REDUCTION_BLOCKS),
+        (_, 3..) => return u32::MAX,
+        (Kernel::ExchangeDirect, _) => (LONG_DIRECT_MESSAGE, LONG_DIRECT_BLOCKS),
+        (Kernel::ExchangeChunks | Kernel::ReduceChunks, _) => (LONG_MESSAGE, LONG_BLOCKS),
+        (Kernel::AllReduceChunks, _) => (LONG_MESSAGE, LONG_ALL_REDUCE_BLOCKS),
         _ => return u32::MAX,
     };
     if message >= long { usual } else { u32::MAX }
@@ -361,7 +366,7 @@ fn chunks(
     let all_reduce = matches!(kernel, Kernel::AllReduceChunks | Kernel::AllReduceDirect);
     let message = if all_reduce { longest.div_ceil(layout.ranks.into()) } else { longest };
     let limit = match requested.num_sms {
-        None => limit.min(usual_blocks(kernel, message)),
+        None => limit.min(usual_blocks(kernel, layout.ranks, message)),
         Some(_) => limit,
     };
     // A chunk takes about a microsecond whatever its length: each block has few long ones.
