@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-__all__ = ["CASES", "OPERATIONS", "SIZES", "Case", "choose", "small"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["CASES", "OPERATIONS", "SIZES", "Case", "choose", "named", "small"]
 
 OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 #: Bytes of the whole output of all_gather, of the whole input of the others, as in nccl-tests.
@@ -16,6 +19,18 @@ SWEPT_OPERATIONS: Final = OPERATIONS
 SWEPT_SIZES: Final = SIZES[4:]
 #: Longest vector on the twin, where a CPU moves the bytes.
 TWIN_BYTES: Final = 64 << 10
+
+
+class HasName(Protocol):
+    """A case of any benchmark."""
+
+    @property
+    def name(self) -> str:
+        """Name."""
+        ...
+
+
+Named = TypeVar("Named", bound=HasName)
 
 
 @dataclass(frozen=True)
@@ -108,11 +123,20 @@ def choose(names: str | None) -> list[Case]:
     """
     if names is None:
         return [case for case in CASES if case.kind != "sweep"]
-    chosen: dict[str, Case] = {}
+    return named(names, CASES)
+
+
+def named(names: str, cases: Sequence[Named]) -> list[Named]:
+    """Cases by full names or first words, with commas.
+
+    Raises:
+        ValueError: if a name matches no case.
+    """
+    chosen: dict[str, Named] = {}
     for name in (word.strip() for word in names.split(",")):
-        found = [case for case in CASES if f"{case.name} ".startswith(f"{name} ")]
+        found = [case for case in cases if f"{case.name} ".startswith(f"{name} ")]
         if not found:
-            known = ", ".join(dict.fromkeys(case.name.split(" ")[0] for case in CASES))
+            known = ", ".join(dict.fromkeys(case.name.split(" ")[0] for case in cases))
             raise ValueError(f"--cases {name!r}: no such case; expected {known}, or a full name")
         chosen |= {case.name: case for case in found}
     return list(chosen.values())
