@@ -1,4 +1,6 @@
-"""Maker of the tables in docs/gpu-collectives.md, from results/gpu_collectives.jsonl.
+"""Maker of the tables in docs/gpu-collectives.md.
+
+They are made from results/gpu_collectives.jsonl and results/gpu_training.jsonl.
 
 Columns of an earlier day on a machine of the same kind are from `reference/gpu_collectives.json`.
 """
@@ -12,6 +14,7 @@ from typing import Any
 from speed_page import NOT_MEASURED, markdown, number, size
 
 RESULTS = Path(__file__).parent / "results" / "gpu_collectives.jsonl"
+TRAINING = Path(__file__).parent / "results" / "gpu_training.jsonl"
 REFERENCE = Path(__file__).parent / "reference" / "gpu_collectives.json"
 #: Sides in the order of columns, with their headers.
 SIDES = {
@@ -36,7 +39,14 @@ Line = dict[str, Any]
 def blocks(_page: str = "gpu-collectives") -> dict[str, str]:
     """Tables by name."""
     last = latest(RESULTS)
-    return {"where": where(last), "times": times(last), "sms": sms(last)}
+    steps = latest_steps(TRAINING)
+    return {
+        "where": where(last),
+        "times": times(last),
+        "sms": sms(last),
+        "steps-where": where(steps),
+        "steps": step_times(steps),
+    }
 
 
 def latest(results: Path) -> dict[str, Line]:
@@ -49,6 +59,17 @@ def latest(results: Path) -> dict[str, Line]:
         if record["kind"] in KINDS
         and record["status"] == "ok"
         and record["origin"]["device"] == "cuda"
+    }
+
+
+def latest_steps(results: Path) -> dict[str, Line]:
+    """The last successful record on GPUs of each case of training and number of ranks."""
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    records = [json.loads(line) for line in lines]
+    return {
+        f"{record['case']}, {record['origin']['ranks']} GPUs": record
+        for record in records
+        if record["status"] == "ok" and record["origin"]["device"] == "cuda"
     }
 
 
@@ -90,6 +111,24 @@ def time(side: Line | None) -> str:
     if side is None or side["status"] != "ok":
         return ""
     return f"{number(side['time']['slowest_p50_us'])} / {number(side['time']['slowest_p99_us'])}"
+
+
+def step_times(last: dict[str, Line]) -> str:
+    """Milliseconds of a step at the slowest rank, by case and side."""
+    shown = ("weft", "weft symmetric", "nccl", "torch one_shot")
+    rows = []
+    for case, record in last.items():
+        sides = record["result"]["sides"]
+        ms = {
+            name: [sides[name]["time"][key] / 1000 for key in ("slowest_p50_us", "slowest_p99_us")]
+            for name in shown
+            if name in sides and sides[name]["status"] == "ok"
+        }
+        cells = [" / ".join(map(number, ms.get(name, ()))) for name in shown]
+        peers = [values[0] for name, values in ms.items() if name not in OWN]
+        own = [values[0] for name, values in ms.items() if name in OWN]
+        rows.append([case, *cells, f"{min(peers) / min(own):.3f}" if peers and own else ""])
+    return markdown(["case", *(SIDES[name] for name in shown), "best peer / Weft"], rows)
 
 
 def sms(last: dict[str, Line]) -> str:

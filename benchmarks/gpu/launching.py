@@ -156,7 +156,7 @@ def run_groups(cases: Sequence[Any], task: dict[str, Any], program: Program) -> 
         if failure.case == waiting[0].name:
             key = program.excludes(failure.case, failure.side)
         if key:
-            print(f"{waiting[0].name}: {key} is left out from here on", file=sys.stderr)
+            print(f"{waiting[0].name}: {failure.side} is left out", file=sys.stderr)
             excluded[key] = f"{waiting[0].name}: {failure.reason}"
         else:
             keep(waiting[0], failure.origin, "failed", failure.reason)

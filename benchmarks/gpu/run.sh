@@ -5,14 +5,15 @@
 #     benchmarks/gpu/run.sh test [ARGUMENTS OF PYTEST]
 #     benchmarks/gpu/run.sh bench [--budget SECONDS] [--cases NAMES] [--ranks N] [--record FILE]
 #     benchmarks/gpu/run.sh collectives [--budget SECONDS] [--cases NAMES | --sweep] [--ranks N]
+#     benchmarks/gpu/run.sh training [--budget SECONDS] [--cases NAMES] [--ranks N]
 #
 # A failed case of a benchmark is recorded as failed, and the other cases run.
 set -euo pipefail
 what=${1:-}
 case $what in
-test | bench | collectives) shift ;;
+test | bench | collectives | training) shift ;;
 *)
-    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac
@@ -60,5 +61,8 @@ bench)
     ;;
 collectives)
     exec "$python" benchmarks/gpu/collectives.py "$@"
+    ;;
+training)
+    exec "$python" benchmarks/gpu/training.py "$@"
     ;;
 esac

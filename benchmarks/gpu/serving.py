@@ -30,7 +30,7 @@ START_SECONDS: Final = 90.0
 END_SECONDS: Final = 20.0
 
 #: Result, status and reason of a case.
-Summary = tuple[dict[str, Any], str, str | None]
+Summary = tuple[dict[str, Any] | None, str, str | None]
 
 
 class Benchmark(NamedTuple):

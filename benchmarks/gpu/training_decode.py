@@ -1,0 +1,164 @@
+"""Decoding by tensor-parallel layers of Llama's shape: one token of each sequence, two all-reduces.
+
+Attention over a cache of keys and values, and a gated MLP; their weights are random and split over
+the ranks by heads and by columns. RMS norms have no weights, and there is no rotary embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from training_cases import Case
+    from training_context import Context
+    from training_sides import Group
+
+__all__ = ["Decoder", "Decoding"]
+
+#: Kernels of attention, the same on all sides.
+ATTENTION: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A rank's part of a layer; `heads` are of the cache, `group` of the queries of each."""
+
+    #: [heads * (group + 2) * head, hidden]: queries, keys, values.
+    attention: Any
+    #: [hidden, heads * group * head]
+    attention_out: Any
+    #: [2 * inner / ranks, hidden]: gates, values.
+    mlp: Any
+    #: [hidden, inner / ranks]
+    mlp_out: Any
+    #: [tokens, heads, cache, head]; the last place is that of the current token.
+    keys: Any
+    values: Any
+
+    def attend(self, states: Any) -> Any:
+        """Input of `attention_out`, of states [tokens, hidden]."""
+        tokens, heads, _, head = self.keys.shape
+        made = states @ self.attention.t()
+        queries, keys, values = made.split(
+            [made.shape[1] - 2 * heads * head, heads * head, heads * head], 1
+        )
+        self.keys[:, :, -1] = keys.view(tokens, heads, head)
+        self.values[:, :, -1] = values.view(tokens, heads, head)
+        # The queries that share a head of the cache are rows of one product.
+        grouped = queries.view(tokens, heads, -1, head)
+        found = functional.scaled_dot_product_attention(grouped, self.keys, self.values)
+        return found.reshape(tokens, -1)
+
+    def feed(self, states: Any) -> Any:
+        """Input of `mlp_out`, of states [tokens, hidden]."""
+        gates, values = (states @ self.mlp.t()).chunk(2, 1)
+        return functional.silu(gates) * values
+
+
+def make_layer(context: Context, case: Case, rank: int, number: int) -> Layer:
+    """A rank's part of a layer: a function of both numbers, on any rank."""
+    shape, ranks, device = case.shape, context.ranks, context.device.name
+    source = torch.Generator(device).manual_seed(1000 * (number + 1) + rank)
+    hidden, inner, head = shape["hidden"], shape["inner"] // ranks, shape["head"]
+    heads, group = shape["kv_heads"] // ranks, hidden // head // shape["kv_heads"]
+
+    def normal(*size: int, terms: int = 1) -> Any:
+        made = torch.randn(size, dtype=torch.bfloat16, device=device, generator=source)
+        return made.mul_(terms**-0.5)
+
+    cache = (shape["tokens"], heads, shape["cache"], head)
+    return Layer(
+        normal(heads * (group + 2) * head, hidden, terms=hidden),
+        normal(hidden, heads * group * head, terms=hidden),
+        normal(2 * inner, hidden, terms=hidden),
+        normal(hidden, inner, terms=shape["inner"]),
+        normal(*cache),
+        normal(*cache),
+    )
+
+
+def norm(states: Any) -> Any:
+    """RMS norm."""
+    return functional.rms_norm(states, states.shape[1:], eps=1e-5)
+
+
+class Decoder:
+    """Layers of this rank, input, and the output that all sides must have."""
+
+    def __init__(self, context: Context, case: Case) -> None:
+        self.context, self.case = context, case
+        shape, device = case.shape, context.device.name
+        self.layers = [
+            make_layer(context, case, context.rank, number) for number in range(shape["layers"])
+        ]
+        source = torch.Generator(device).manual_seed(7)
+        size = (shape["tokens"], shape["hidden"])
+        self.input = torch.randn(size, dtype=torch.bfloat16, device=device, generator=source)
+        with torch.no_grad():
+            self.output = self.reference().float()
+
+    def run(self, add: Callable[[int, Any, Any], Any]) -> Any:
+        """Output of all layers.
+
+        Args:
+            add: sum over all ranks of a product, [tokens, hidden]: of its number, and of its input
+                and weights on this rank.
+        """
+        states = self.input
+        with torch.no_grad(), sdpa_kernel(ATTENTION):
+            for number, layer in enumerate(self.layers):
+                attended = layer.attend(norm(states))
+                states = states + add(2 * number, attended, layer.attention_out)
+                fed = layer.feed(norm(states))
+                states = states + add(2 * number + 1, fed, layer.mlp_out)
+        return states
+
+    def reference(self) -> Any:
+        """Output by this rank alone, with sums in float32."""
+        states = self.input
+        with sdpa_kernel(ATTENTION):
+            for number in range(len(self.layers)):
+                parts = [
+                    make_layer(self.context, self.case, rank, number)
+                    for rank in range(self.context.ranks)
+                ]
+                given = norm(states)
+                products = [part.attend(given) @ part.attention_out.t() for part in parts]
+                states = states + torch.stack(products).float().sum(0).bfloat16()
+                given = norm(states)
+                products = [part.feed(given) @ part.mlp_out.t() for part in parts]
+                states = states + torch.stack(products).float().sum(0).bfloat16()
+        return states
+
+
+class Decoding:
+    """The graph of a step on one side."""
+
+    def __init__(self, context: Context, case: Case, side: Group, data: Decoder) -> None:
+        self.data = data
+        size = (case.shape["tokens"], case.shape["hidden"])
+        self.output = torch.empty_like(data.input)
+        # A sum may be read while the next one is made.
+        buffers = side.buffers(2, size)
+
+        def add(number: int, given: Any, weights: Any) -> Any:
+            buffer = buffers[number % 2]
+            torch.mm(given, weights.t(), out=buffer)
+            return side.all_reduce(buffer)
+
+        def work() -> None:
+            self.output.copy_(data.run(add))
+
+        self.step = context.device.capture(work)
+
+    def facts(self) -> dict[str, Any]:
+        """Error of the last step's output: its norm over that of the reference."""
+        difference = self.output.float() - self.data.output
+        return {"error": (difference.norm() / self.data.output.norm()).item()}
