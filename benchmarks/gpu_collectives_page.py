@@ -38,19 +38,22 @@ Line = dict[str, Any]
 
 def blocks(_page: str = "gpu-collectives") -> dict[str, str]:
     """Tables by name."""
-    last = latest(RESULTS)
+    two, four = latest(RESULTS, 2), latest(RESULTS, 4)
     steps = latest_steps(TRAINING)
     return {
-        "where": where(last),
-        "times": times(last),
-        "sms": sms(last),
+        "where": where(two),
+        "times": times(two),
+        "sms": sms(two),
+        "where-4": where(four),
+        "times-4": times(four),
+        "sms-4": sms(four, beside=False),
         "steps-where": where(steps),
         "steps": step_times(steps),
     }
 
 
-def latest(results: Path) -> dict[str, Line]:
-    """The last successful record on GPUs of each case that is shown."""
+def latest(results: Path, ranks: int) -> dict[str, Line]:
+    """The last successful record on GPUs of each case that is shown, with `ranks` ranks."""
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
     records = [json.loads(line) for line in lines]
     return {
@@ -59,6 +62,7 @@ def latest(results: Path) -> dict[str, Line]:
         if record["kind"] in KINDS
         and record["status"] == "ok"
         and record["origin"]["device"] == "cuda"
+        and record["origin"]["ranks"] == ranks
     }
 
 
@@ -131,8 +135,8 @@ def step_times(last: dict[str, Line]) -> str:
     return markdown(["case", *(SIDES[name] for name in shown), "best peer / Weft"], rows)
 
 
-def sms(last: dict[str, Line]) -> str:
-    """Times by number of multiprocessors and kind of memory, beside NCCL's of another day."""
+def sms(last: dict[str, Line], *, beside: bool = True) -> str:
+    """Times by number of multiprocessors and kind of memory, `beside` NCCL's of another day."""
     reference = json.loads(REFERENCE.read_text(encoding="utf-8"))
     nccl = {
         (operation, count): number(us)
@@ -148,8 +152,8 @@ def sms(last: dict[str, Line]) -> str:
         for memory, prefix in SWEPT.items():
             sides = [record["result"]["sides"].get(f"{prefix} {point} SMs") for point in points]
             cells = [median(side) for side in sides]
-            rows.append([case, memory, *cells, nccl.get((operation, count), "")])
-    return markdown(["case", "memory", *map(str, points), "NCCL, 2026-11-22"], rows)
+            rows.append([case, memory, *cells, *([nccl.get((operation, count), "")] * beside)])
+    return markdown(["case", "memory", *map(str, points), *["NCCL, 2026-11-22"] * beside], rows)
 
 
 def median(side: Line | None) -> str:

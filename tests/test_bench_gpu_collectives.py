@@ -126,6 +126,7 @@ def record(kind: str, sides: dict[str, float], **workload: Any) -> str:
     }
     times["torch one_shot"] = {"status": "failed"}
     origin = {"device": "cuda", "gpus": ["A"], "commit": kind, "at": "2026-11-26", "versions": {}}
+    origin["ranks"] = workload.pop("ranks", 2)
     made = {"case": f"{kind} 1M", "kind": kind, "status": "ok", "origin": origin}
     made["workload"] = {"operation": "all_reduce", "bytes": 1 << 20} | workload
     return json.dumps(made | {"result": {"sides": times}})
@@ -140,6 +141,8 @@ def test_tables_show_both_kinds_of_memory(
         record("collective", collective),
         record("sweep", swept, num_sms=[8, 16]),
         record("sms", {}),
+        record("collective", collective, ranks=4),
+        record("sweep", swept, num_sms=[8], ranks=4),
     ]
     monkeypatch.setattr(page, "RESULTS", tmp_path / "lines.jsonl")
     (tmp_path / "lines.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -152,6 +155,11 @@ def test_tables_show_both_kinds_of_memory(
         "| --- | ---: | ---: | ---: | ---: |",
         "| all-reduce 1 MiB | ordinary | 21.0 | 16.0 | 17.0 |",
         "| all-reduce 1 MiB | symmetric | 9.00 |  | 17.0 |",
+    ]
+    assert blocks["times-4"] == blocks["times"]
+    assert blocks["sms-4"].splitlines()[2:] == [
+        "| all-reduce 1 MiB | ordinary | 21.0 |",
+        "| all-reduce 1 MiB | symmetric | 9.00 |",
     ]
     assert "commit sweep" in blocks["where"]
     assert "commit sms" not in blocks["where"]
