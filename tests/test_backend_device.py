@@ -48,12 +48,12 @@ def test_rejected_arguments_are_named_before_any_kernel() -> None:
             "integer dtype",
             "TypeError: all_reduce with ReduceOp.AVG on bool on a GPU: expected an integer or "
             "floating-point dtype",
-            "TypeError: all_reduce with ReduceOp.MAX on complex64 on a GPU: expected SUM or AVG; "
-            "pass torch.view_as_real(tensor)",
+            "TypeError: all_reduce with ReduceOp.MAX on complex64 on a GPU: expected SUM, AVG or "
+            "PREMUL_SUM; pass torch.view_as_real(tensor)",
             "TypeError: all_reduce with ReduceOp.SUM on float8_e4m3fn on a GPU: expected bool, an "
             "integer dtype, float16, bfloat16, float32 or float64; cast the tensor",
-            "TypeError: all_reduce with ReduceOp.PREMUL_SUM on float32 on a GPU: expected SUM, "
-            "AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR; multiply the tensor before a SUM",
+            "TypeError: all_reduce with ReduceOp.PREMUL_SUM on bool on a GPU: expected a "
+            "floating-point or complex dtype",
             "ValueError: all_gather_into_tensor: input and output overlap: expected memory of "
             "their own, or this rank's part of the longer one as the other",
             "ValueError: all_to_all_single: input and output overlap: expected memory of their own",
@@ -72,6 +72,12 @@ def test_more_dtypes_than_on_the_cpu() -> None:
         assert found["float8"] == [2.0, 2.0]
         assert found["parameter"] == [2.0, 2.0]
         assert found["negated"] == [-1.0, -1.0]
+
+
+def test_sums_of_products_with_a_factor_have_the_bits_of_the_cpu() -> None:
+    for found in results("factors", 2):
+        assert [name for name, same in found.items() if not same] == []
+        assert len(found) == 20
 
 
 def test_coalesced_and_asynchronous_operations_have_works() -> None:

@@ -83,7 +83,7 @@ def rejected() -> list[str]:
         lambda: distributed.all_reduce(ones > 0, ReduceOp.AVG),
         lambda: all_reduce_(ones.to(torch.complex64), "max"),
         lambda: distributed.all_reduce(ones.to(torch.float8_e4m3fn)),
-        lambda: distributed.all_reduce(ones, distributed._make_nccl_premul_sum(2.0)),
+        lambda: distributed.all_reduce(ones > 0, distributed._make_nccl_premul_sum(2.0)),
         lambda: distributed.all_gather_into_tensor(buffer, buffer[1:3]),
         lambda: distributed.all_to_all_single(buffer, buffer),
         lambda: distributed.all_to_all_single(
@@ -125,6 +125,55 @@ def dtypes() -> dict[str, Any]:
     results = [torch.empty(1) for _ in range(2)]
     distributed.all_gather(results, negated)
     found["negated"] = [each.item() for each in results]
+    distributed.destroy_process_group()
+    return found
+
+
+def factors() -> dict[str, bool]:
+    """By case: true if sums of products with a factor have the bits of the group on the CPU."""
+    rank, ranks = begin()
+    # The same operations without the twin.
+    device.kind = "cuda"
+    host = distributed.new_group()
+    device.kind = "twin"
+    random = torch.Generator().manual_seed(rank)
+    half = distributed._make_nccl_premul_sum(1 / 3)
+    found: dict[str, bool] = {}
+    for dtype in (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    ):
+        given = torch.randn(ranks * 301, generator=random, dtype=torch.float64).to(dtype) * 9
+        given[:3] = torch.tensor([torch.inf, torch.nan, -0.0]).to(dtype)
+        for factor in (1 / 3, torch.tensor(0.1), torch.tensor([0.1], dtype=torch.float64)):
+            op = distributed._make_nccl_premul_sum(factor)
+            for name, group in (("twin", None), ("cpu", host)):
+                whole, part = given.clone(), torch.empty(301, dtype=dtype)
+                distributed.all_reduce(whole, op, group=group)
+                distributed.reduce_scatter_tensor(part, given, op, group=group)
+                rooted, kept = given.clone(), given.clone()
+                distributed.reduce(rooted, 1, op, group=group)
+                results = [whole, part, rooted]
+                bits = [torch.view_as_real(each) if dtype.is_complex else each for each in results]
+                codes = torch.cat([each.reshape(-1).view(torch.uint8) for each in bits])
+                if name == "twin":
+                    expected = codes
+            found[f"{dtype} {factor}"] = torch.equal(codes, expected)
+            unchanged = torch.equal(given.view(torch.uint8), kept.view(torch.uint8))
+            assert rank == 1 or torch.equal(rooted.view(torch.uint8), kept.view(torch.uint8))
+            assert unchanged
+    grid = torch.arange(6.0).reshape(2, 3)
+    distributed.all_reduce(grid.t(), half)
+    found["transposed"] = torch.allclose(grid, torch.arange(6.0).reshape(2, 3) * ranks / 3)
+    empty = torch.empty(0)
+    distributed.all_reduce(empty, half)
+    scalar = torch.tensor(3.0)
+    distributed.all_reduce(scalar, half, async_op=True).wait()
+    found["scalar"] = scalar.item() == ranks
     distributed.destroy_process_group()
     return found
 

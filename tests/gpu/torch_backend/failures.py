@@ -28,7 +28,7 @@ def errors(at: Context) -> dict[str, str]:
         "send": message(lambda: distributed.send(ones, 1 - at.rank)),
         "recv": message(lambda: distributed.recv(ones, 1 - at.rank)),
         "factor": message(
-            lambda: distributed.all_reduce(ones, distributed._make_nccl_premul_sum(2.0))
+            lambda: distributed.all_reduce(ones.int(), distributed._make_nccl_premul_sum(2.0))
         ),
         "mixed": message(lambda: distributed.all_gather_into_tensor(torch.ones(4), ones)),
         "device": message(lambda: distributed.all_reduce(elsewhere)),

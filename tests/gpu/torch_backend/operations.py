@@ -95,6 +95,47 @@ def reductions(at: Context) -> int:
     return compared
 
 
+def factors(at: Context) -> int:
+    """Sums of products with a factor, of a host and of the device; the number of compared cases."""
+    compared = 0
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        for size in (1, 130, 40_001):
+            whole = [values(dtype, size * at.ranks, 5 * rank) for rank in range(at.ranks)]
+            # The arithmetic of the table on the CPU: float32, or float64 for that dtype.
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            factor = torch.tensor(1 / 3, dtype=torch.float64)
+            products = [(each.to(wide) * factor.to(wide)).to(dtype) for each in whole]
+            expected = reduced("SUM", products)
+            part = expected.chunk(at.ranks)[at.rank]
+            mine = whole[at.rank].to(at.device)
+            for given in (1 / 3, factor, factor.to(at.device)):
+                op = distributed._make_nccl_premul_sum(given)
+                result = mine.clone()
+                distributed.all_reduce(result, op)
+                same("all_reduce PREMUL_SUM", result, expected)
+                result = mine.clone()
+                distributed.reduce(result, 1, op)
+                same("reduce PREMUL_SUM", result, expected if at.rank == 1 else mine.cpu())
+                result = torch.empty_like(part, device=at.device)
+                distributed.reduce_scatter_tensor(result, mine, op, async_op=True).wait()
+                same("reduce_scatter_tensor PREMUL_SUM", result, part)
+                compared += 3
+    if at.on_gpu:
+        number = torch.full((), 0.25, device=at.device)
+        value, given = torch.empty(500, device=at.device), torch.empty(500, device=at.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            value.copy_(given)
+            distributed.all_reduce(value, distributed._make_nccl_premul_sum(number))
+        for step in range(3):
+            given.fill_(4.0 * (at.rank + step))
+            number.fill_(0.25 * (step + 1))
+            graph.replay()
+            same("captured PREMUL_SUM", value, torch.full((500,), (step + 1.0) * (1 + 2 * step)))
+        at.synchronise()
+    return compared
+
+
 def movements(at: Context) -> int:
     """All operations without arithmetic, of several dtypes and lengths; compared cases."""
     compared = 0

@@ -5,6 +5,7 @@
 
 #include "submission.hpp"
 
+#include <ATen/ScalarOps.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -62,7 +63,8 @@ inline DeviceArithmetic device_arithmetic(const char* name, at::ScalarType dtype
       {at::kFloat, "float32"}, {at::kDouble, "float64"}};
   static const std::map<ReduceOp::RedOpType, const char*> reductions{
       {ReduceOp::SUM, "sum"}, {ReduceOp::AVG, "sum"},  {ReduceOp::PRODUCT, "product"}, {ReduceOp::MIN, "min"},
-      {ReduceOp::MAX, "max"}, {ReduceOp::BAND, "and"}, {ReduceOp::BOR, "or"},          {ReduceOp::BXOR, "xor"}};
+      {ReduceOp::MAX, "max"}, {ReduceOp::BAND, "and"}, {ReduceOp::BOR, "or"},          {ReduceOp::BXOR, "xor"},
+      {ReduceOp::PREMUL_SUM, "sum"}};
   ReduceOp::RedOpType kind = op.op_;
   auto reject = [&](const char* expected) {
     C10_THROW_ERROR(
@@ -71,11 +73,11 @@ inline DeviceArithmetic device_arithmetic(const char* name, at::ScalarType dtype
   };
   auto reduction = reductions.find(kind);
   if (reduction == reductions.end()) {
-    reject("SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR; multiply the tensor before a SUM");
+    reject("SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM");
   }
   bool is_complex = at::isComplexType(dtype);
   if (is_complex && !is_linear(op)) {
-    reject("SUM or AVG; pass torch.view_as_real(tensor)");
+    reject("SUM, AVG or PREMUL_SUM; pass torch.view_as_real(tensor)");
   }
   auto real = is_complex ? c10::toRealValueType(dtype) : dtype;
   auto element = elements.find(real);
@@ -89,7 +91,34 @@ inline DeviceArithmetic device_arithmetic(const char* name, at::ScalarType dtype
   if (kind == ReduceOp::AVG && real == at::kBool) {
     reject("an integer or floating-point dtype");
   }
+  if (kind == ReduceOp::PREMUL_SUM && !at::isFloatingType(real)) {
+    reject("a floating-point or complex dtype");
+  }
   return {element->second, reduction->second, kind == ReduceOp::AVG, is_complex ? 2 : 1};
+}
+
+// Writes `tensor` times the factor of PREMUL_SUM to `product`, which has its shape and dtype and may be itself, on the
+// current stream. The factor is rounded to float32 and the product computed there, in float64 for that dtype, and rounded
+// to the dtype: as the table does on the CPU. A factor on the GPU stays there, so that captures have it.
+inline void multiply_by_factor(const char* name, const at::Tensor& tensor, const at::Tensor& product, const ReduceOp& op) {
+  auto given = static_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK_VALUE(given != nullptr, name, " with ReduceOp.PREMUL_SUM: expected a factor");
+  bool is_complex = tensor.is_complex();
+  auto in = (is_complex ? at::view_as_real(tensor) : tensor).view({-1});
+  auto out = (is_complex ? at::view_as_real(product) : product).view({-1});
+  const auto& factor = given->tensor_factor;
+  if (!factor.defined() || (factor.is_cpu() && !tensor.is_cpu())) {
+    auto value = factor.defined() ? factor.item<double>() : given->double_factor;
+    at::mul_out(out, in, at::native::wrapped_scalar_tensor(value));
+    return;
+  }
+  TORCH_CHECK_TYPE(
+      factor.device() == tensor.device() && !factor.is_complex(),
+      name, " with ReduceOp.PREMUL_SUM: factor of ", name_of(factor.scalar_type()), " on ", factor.device(),
+      ": expected a real one on cpu or ", tensor.device());
+  // Of one dimension, so that the dtype of the factor is that of the arithmetic.
+  auto wide = in.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::mul_out(out, in, factor.detach().reshape({1}).to(wide));
 }
 
 // Handle of an operation on a GPU: its end on the stream of the call.
@@ -265,14 +294,26 @@ class DeviceSubmission {
     bool is_scattered = kind == WEFT_REDUCE_SCATTER;
     check_overlap(in, out, is_scattered ? rank_ * static_cast<int64_t>(out.nbytes()) : 0, true);
     auto count = (is_scattered ? elements / ranks_ : elements) * arithmetic.parts;
-    run(is_scattered ? "reduce_scatter" : "all_reduce", in, out, arithmetic.element, count, 0, &arithmetic);
+    auto from = in;
+    if (op.op_ == ReduceOp::PREMUL_SUM) {
+      // All ranks multiply in place or none does, so that their tensors are symmetric alike.
+      from = in.data_ptr() == out.data_ptr() && !is_scattered ? out : at::empty_like(in);
+      multiply_by_factor(name_, in, from, op);
+    }
+    run(is_scattered ? "reduce_scatter" : "all_reduce", from, out, arithmetic.element, count, 0, &arithmetic);
   }
 
   // Reduction of `tensor` into that of the root.
   void reduce_to(const at::Tensor& tensor, int64_t root, const ReduceOp& op) {
     auto arithmetic = device_arithmetic(name_, tensor.scalar_type(), op);
     auto memory = root == rank_ ? in_place(tensor) : input(tensor);
-    run("reduce", memory, memory, arithmetic.element, memory.numel() * arithmetic.parts, root, &arithmetic);
+    auto from = memory;
+    if (op.op_ == ReduceOp::PREMUL_SUM) {
+      // Not in place at the root either: all ranks pass symmetric tensors, or none does.
+      from = at::empty_like(memory);
+      multiply_by_factor(name_, memory, from, op);
+    }
+    run("reduce", from, memory, arithmetic.element, memory.numel() * arithmetic.parts, root, &arithmetic);
   }
 
   void move(uint32_t kind, const at::Tensor& in, const at::Tensor& out, int64_t elements, int64_t root = 0) {
