@@ -50,10 +50,11 @@ def test_rejected_arguments_are_named_before_any_kernel() -> None:
             "floating-point dtype",
             "TypeError: all_reduce with ReduceOp.MAX on complex64 on a GPU: expected SUM, AVG or "
             "PREMUL_SUM; pass torch.view_as_real(tensor)",
-            "TypeError: all_reduce with ReduceOp.SUM on float8_e4m3fn on a GPU: expected bool, an "
-            "integer dtype, float16, bfloat16, float32 or float64; cast the tensor",
-            "TypeError: all_reduce with ReduceOp.PREMUL_SUM on bool on a GPU: expected a "
-            "floating-point or complex dtype",
+            "TypeError: all_reduce with ReduceOp.SUM on float8_e4m3fnuz on a GPU: expected bool, "
+            "an integer dtype, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32 or float64; "
+            "cast the tensor",
+            "TypeError: all_reduce with ReduceOp.PREMUL_SUM on bool on a GPU: expected float16, "
+            "bfloat16, float32, float64 or a complex dtype",
             "ValueError: all_gather_into_tensor: input and output overlap: expected memory of "
             "their own, or this rank's part of the longer one as the other",
             "ValueError: all_to_all_single: input and output overlap: expected memory of their own",
@@ -70,6 +71,7 @@ def test_more_dtypes_than_on_the_cpu() -> None:
         # Truncated: sums of -5 and 11, by two.
         assert found["avg"] == [-2, 5]
         assert found["float8"] == [2.0, 2.0]
+        assert found["float8 sum"] == [4.0, 4.0]
         assert found["parameter"] == [2.0, 2.0]
         assert found["negated"] == [-1.0, -1.0]
 

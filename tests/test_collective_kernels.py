@@ -22,8 +22,12 @@ PROGRAMS: list[tuple[int, str | None, str | None, str]] = [
     (2, "xor", "bool", "sm_90a"),
     (3, "product", "uint64", "sm_90a"),
     (64, "sum", "float32", "sm_90a"),
+    (2, "sum", "float8_e4m3fn", "sm_90a"),
+    (8, "sum", "float8_e4m3fn", "sm_90a"),
+    (2, "product", "float8_e5m2", "sm_90a"),
     (2, None, None, "sm_80"),
     (2, "min", "float64", "sm_80"),
+    (2, "max", "float8_e4m3fn", "sm_80"),
 ]
 NAMES = {"packets", "chunks", "bulk", "direct"}
 

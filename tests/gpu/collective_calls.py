@@ -36,7 +36,7 @@ DIRECT = (
     "scatter",
 )
 #: Dtypes without arithmetic.
-OTHERS = ("float8_e4m3fn", "complex64", "complex128")
+OTHERS = ("float8_e4m3fnuz", "complex64", "complex128")
 #: Bytes around tensors, and their value.
 GUARD, UNWRITTEN = 64, 0xA5
 

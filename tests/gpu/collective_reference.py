@@ -1,7 +1,7 @@
 """Reductions of torch tensors on the CPU by their definition, bit by bit, in numpy.
 
-Contributions are folded in the order of ranks. Sums and products of 16-bit floats are kept in
-float32 and rounded once. A computed NaN is positive and quiet.
+Contributions are folded in the order of ranks. Sums and products of floats of 8 and 16 bits are
+kept in float32 and rounded once. A computed NaN is positive and quiet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
+FLOATS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
+#: Bits of a computed NaN.
+FLOAT8_NAN = {"float8_e4m3fn": 0x7F, "float8_e5m2": 0x7E}
 INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 OPS = ("sum", "product", "min", "max", "avg")
 BITWISE = ("and", "or", "xor")
@@ -86,6 +88,9 @@ def widen(stored: Array, dtype: str) -> Array:
         values = (stored.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     elif dtype == "float16":
         values = stored.view(np.float16).astype(np.float32)
+    elif dtype in FLOAT8_NAN:
+        codes = torch.from_numpy(stored).view(getattr(torch, dtype))
+        values = codes.float().numpy()
     else:
         values = stored.view(dtype)
     return values
@@ -103,6 +108,12 @@ def narrow(values: Array, dtype: str) -> Array:
     elif dtype == "float16":
         bits = values.astype(np.float16).view(np.uint16)
         stored = np.where(np.isnan(values), 0x7E00, bits).astype(np.uint16)
+    elif dtype in FLOAT8_NAN:
+        rounded = torch.from_numpy(values).to(getattr(torch, dtype))
+        # Beyond the largest number of float8_e4m3fn, too.
+        is_nan = rounded.float().isnan().numpy()
+        stored = np.where(is_nan, FLOAT8_NAN[dtype], rounded.view(torch.uint8).numpy())
+        stored = stored.astype(np.uint8)
     elif dtype in FLOATS:
         stored = np.where(np.isnan(values), values.dtype.type(np.nan), values).astype(values.dtype)
     else:
@@ -120,8 +131,8 @@ def drawn(random: np.random.Generator, dtype: torch.dtype, count: int) -> Array:
     if name not in FLOATS or random.random() < 0.4:
         return any_bits
     scale = random.choice([1e-3, 1.0, 300.0])
-    numbers = torch.from_numpy(random.standard_normal(count) * scale).to(dtype)
-    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0]).to(dtype)
-    at = torch.from_numpy(random.random(count) < 0.2)
-    numbers[at] = special[torch.from_numpy(random.integers(0, 6, count))][at]
-    return to_bytes(numbers)
+    numbers = random.standard_normal(count) * scale
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0])
+    at = random.random(count) < 0.2
+    numbers[at] = special[random.integers(0, 6, count)][at]
+    return to_bytes(torch.from_numpy(numbers).to(dtype))

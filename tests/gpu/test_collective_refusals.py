@@ -58,8 +58,8 @@ def refusals() -> list[tuple[str, str, Callable[[Any, Any], object]]]:
         ),
         (
             "ShapeError",
-            "sum of float8_e4m3fn: .*; cast the tensor",
-            lambda m, t: m.reduce_scatter(t.to(torch.float8_e4m3fn)),
+            "sum of float8_e4m3fnuz: .*; cast the tensor",
+            lambda m, t: m.reduce_scatter(t.to(torch.float8_e4m3fnuz)),
         ),
         ("ConfigurationError", "op 'mean'", lambda m, t: m.prepare("mean", f32)),
         (

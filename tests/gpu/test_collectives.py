@@ -46,6 +46,7 @@ def test_every_op_of_every_dtype_gives_the_bits_of_the_reference(kind: str, algo
     if kind == "cuda":
         chance = random.Random(1)
         pairs = [*chance.sample(pairs, 12), ("sum", "bfloat16"), ("avg", "float32")]
+        pairs += [("sum", "float8_e4m3fn"), ("avg", "float8_e5m2")]
     group = Group(kind, 3 if kind == "twin" else ranks_of(kind, 0))
     options = {"algorithm": algorithm}
     calls = [
@@ -61,6 +62,42 @@ def test_every_op_of_every_dtype_gives_the_bits_of_the_reference(kind: str, algo
         for op, dtype in pairs
     ]
     group.verify(calls, 5)
+    group.close()
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_every_pair_of_float8_numbers_has_the_bits_of_torch(kind: str, dtype: str) -> None:
+    import torch
+
+    from gpu.collective_calls import Group
+    from gpu.collective_reference import OPS, reduce
+
+    number = getattr(torch, dtype)
+    codes = torch.arange(256, dtype=torch.uint8)
+    # Rank 0 has each code 256 times, rank 1 all codes 256 times.
+    sources = [codes.repeat_interleave(256), codes.repeat(256)]
+    group = Group(kind, 2)
+    for member in group.members:
+        for op in OPS:
+            member.prepare(op, number)
+    given = [
+        each.view(number).to(member.device)
+        for each, member in zip(sources, group.members, strict=True)
+    ]
+    outs = {op: [torch.empty_like(each) for each in given] for op in OPS}
+    group.synchronise()
+
+    def work(rank: int, member: cuda.Collectives) -> None:
+        for op in OPS:
+            member.all_reduce(given[rank], op, out=outs[op][rank])
+
+    group.run(work)
+    for op in OPS:
+        expected = torch.from_numpy(reduce(op, dtype, [each.numpy() for each in sources]))
+        for out in outs[op]:
+            wrong = (out.cpu().view(torch.uint8) != expected).nonzero().flatten()
+            assert not len(wrong), (op, len(wrong), divmod(int(wrong[0]), 256))
+    assert group.raised() == [""] * 2
     group.close()
 
 

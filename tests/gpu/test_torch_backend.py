@@ -64,7 +64,7 @@ def ended() -> Iterator[None]:
 
 
 def test_reductions_equal_those_on_the_cpu(ranks: Ranks) -> None:
-    assert ranks.run("operations.reductions") == [128, 128]
+    assert ranks.run("operations.reductions") == [144, 144]
 
 
 def test_sums_of_products_with_a_factor_equal_those_on_the_cpu(ranks: Ranks) -> None:
@@ -140,7 +140,7 @@ def test_operations_that_gpus_lack_are_named(gpu_ranks: Ranks) -> None:
                 f"NotImplementedError: {name} of a tensor on cuda:{rank}: backend weft has "
                 "messages of tensors on cpu alone; send tensor.cpu()"
             )
-        assert "ReduceOp.PREMUL_SUM on int32 on a GPU: expected a floating" in found["factor"]
+        assert "ReduceOp.PREMUL_SUM on int32 on a GPU: expected float16" in found["factor"]
         assert f"on cuda:{rank} and cpu: expected one device" in found["mixed"]
         assert f"all_reduce of a tensor on cuda:{1 - rank}: expected cuda:{rank}" in found["device"]
         assert found["sparse"] != "none"

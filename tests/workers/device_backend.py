@@ -82,7 +82,7 @@ def rejected() -> list[str]:
         lambda: distributed.all_reduce(ones, ReduceOp.BAND),
         lambda: distributed.all_reduce(ones > 0, ReduceOp.AVG),
         lambda: all_reduce_(ones.to(torch.complex64), "max"),
-        lambda: distributed.all_reduce(ones.to(torch.float8_e4m3fn)),
+        lambda: distributed.all_reduce(ones.to(torch.float8_e4m3fnuz)),
         lambda: distributed.all_reduce(ones > 0, distributed._make_nccl_premul_sum(2.0)),
         lambda: distributed.all_gather_into_tensor(buffer, buffer[1:3]),
         lambda: distributed.all_to_all_single(buffer, buffer),
@@ -118,6 +118,8 @@ def dtypes() -> dict[str, Any]:
     codes = torch.tensor([1.0 + rank, 2.0]).to(torch.float8_e4m3fn)
     distributed.broadcast(codes, 1)
     found["float8"] = codes.float().tolist()
+    distributed.all_reduce(codes)
+    found["float8 sum"] = codes.float().tolist()
     parameter = torch.nn.Parameter(torch.ones(2))
     distributed.all_reduce(parameter)
     found["parameter"] = parameter.tolist()

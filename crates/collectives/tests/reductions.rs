@@ -92,6 +92,31 @@ fn sums_of_halves_round_after_each_operation_or_once_for_all_sources() {
     assert_eq!(folded(Reduction::Sum, Element::Bf16, &[&large, &one, &one]), brain(258.0));
 }
 
+/// 16 + 1 is halfway between two numbers of e4m3, 8 + 1 of e5m2.
+#[test]
+fn sums_of_float8_round_once_and_overflow_to_nan_or_infinity() {
+    // 16, 1, 448 and -448 of e4m3; 8, 1, 57344 and -57344 of e5m2.
+    for (element, [large, one, most, least], [even, exact], [beyond, below]) in [
+        (Element::F8E4m3, [0x58u8, 0x38, 0x7e, 0xfe], [0x58, 0x59], [0x7f, 0x7f]),
+        (Element::F8E5m2, [0x48, 0x3c, 0x7b, 0xfb], [0x48, 0x49], [0x7c, 0xfc]),
+    ] {
+        let sum = |sources: &[u8]| {
+            let sources: Vec<[u8; 1]> = sources.iter().map(|code| [*code]).collect();
+            folded(
+                Reduction::Sum,
+                element,
+                &sources.iter().map(|code| &code[..]).collect::<Vec<_>>(),
+            )
+        };
+        assert_eq!(sum(&[large, one]), [even]);
+        assert_eq!(sum(&[large, one, one]), [exact]);
+        assert_eq!(sum(&[most, most]), [beyond]);
+        assert_eq!(sum(&[least, least]), [below]);
+        // The sum is in range before it is rounded.
+        assert_eq!(sum(&[most, most, least]), [most]);
+    }
+}
+
 #[test]
 fn averages_divide_and_truncate() {
     assert_eq!(divided(Element::I32, &bytes![-7i32, 7i32], 2), bytes![-3i32, 3i32]);

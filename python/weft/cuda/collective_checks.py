@@ -28,7 +28,14 @@ __all__ = [
     "rows_of",
 ]
 
-_FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FLOATS: Final = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
 _INTEGERS: Final = (
     torch.bool,
     torch.uint8,

@@ -45,18 +45,18 @@ class Collectives(Reductions, Exchanges):
 
     *Tensors* are on `device` and contiguous, at any address that is a multiple of an element.
     Those without arithmetic may have any dtype. Reductions are of bool, integers of 8 to 64 bits,
-    float16, bfloat16, float32 and float64. `out` overlaps the input only in the form that a method
-    names as in place. A tensor may be dropped once the call has returned; do not change it on
-    another stream before the kernel has run.
+    float8_e4m3fn, float8_e5m2, float16, bfloat16, float32 and float64. `out` overlaps the input
+    only in the form that a method names as in place. A tensor may be dropped once the call has
+    returned; do not change it on another stream before the kernel has run.
 
     *Reductions.* `op` is "sum", "product" (or "prod"), "min", "max" or "avg", and for bool and
     integers also "and", "or" and "xor" ("band", "bor", "bxor"). Contributions are combined in the
     order of ranks. So all ranks, runs, algorithms and sizes give the same bits, which are those of
-    the same reduction on the CPU: integers wrap; sums and products of 16-bit floats are kept in
-    float32 and rounded once; "avg" is the rounded sum divided by the number of ranks and rounded
-    again, of integers truncated; a minimum or maximum is NaN if a contribution is, and -0 is less
-    than +0; a NaN is positive and quiet. Sum and maximum of bool
-    are OR, product and minimum AND.
+    the same reduction on the CPU: integers wrap; sums and products of floats of 8 and 16 bits
+    are kept in float32 and rounded once, beyond the largest number to infinity, or to NaN of
+    float8_e4m3fn; "avg" is the rounded sum divided by the number of ranks and rounded again, of
+    integers truncated; a minimum or maximum is NaN if a contribution is, and -0 is less than +0; a
+    NaN is positive and quiet. Sum and maximum of bool are OR, product and minimum AND.
 
     *Failures.* When a wait on the device times out, or a rank is lost, the device records it, and
     bytes of outputs that did not arrive are 0xFF: NaN in float dtypes. `check`, `weft.check()` and

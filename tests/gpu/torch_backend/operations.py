@@ -28,6 +28,8 @@ def values(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
 def reduced(op: str, contributions: list[torch.Tensor]) -> torch.Tensor:
     """Reduction on the CPU, for two ranks exactly that of the kernels."""
     one, two = contributions
+    if one.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return reduced(op, [one.float(), two.float()]).to(one.dtype)
     if one.dtype == torch.bool:
         op = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}.get(op, op)
     steps: dict[str, Callable[..., torch.Tensor]] = {
@@ -47,7 +49,10 @@ def same(what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
     """Raise unless two tensors are equal."""
     found = found.detach().cpu()
     assert found.dtype == expected.dtype, f"{what}: {found.dtype}, expected {expected.dtype}"
-    assert torch.equal(found, expected), f"{what} of {found.dtype}: {found}, expected {expected}"
+    # torch has no comparison of 8-bit floats.
+    wide = expected.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    one, two = (found.float(), expected.float()) if wide else (found, expected)
+    assert torch.equal(one, two), f"{what} of {found.dtype}: {found}, expected {expected}"
 
 
 def reductions(at: Context) -> int:
@@ -58,6 +63,8 @@ def reductions(at: Context) -> int:
         torch.int32: ["SUM", "MIN", "BAND", "BOR", "BXOR"],
         torch.bfloat16: ["SUM", "AVG"],
         torch.float16: ["SUM"],
+        torch.float8_e4m3fn: ["SUM"],
+        torch.float8_e5m2: ["MAX"],
         torch.int64: ["SUM"],
         torch.uint8: ["SUM"],
         torch.bool: ["SUM"],

@@ -1,13 +1,14 @@
 // Arithmetic of reductions on units of 16 bytes, with the results of weft_collectives::reduction on the CPU, bit by bit.
 //
-// WEFT_ELEMENT and WEFT_REDUCTION select the type and the operation. Sums and products of 16-bit floats are kept in
-// float32 and rounded once. A computed NaN is the positive quiet NaN without payload.
+// WEFT_ELEMENT and WEFT_REDUCTION select the type and the operation. Sums and products of floats of 8 and 16 bits are kept
+// in float32 and rounded once. A computed NaN is the positive quiet NaN without payload.
 #pragma once
 #include "weft/ptx.cuh"
+#include "collectives/float8.cuh"
 
 namespace weft::collectives {
 
-enum ElementType : u32 { BOOL, U8, I8, U16, I16, U32, I32, U64, I64, F16, BF16, F32, F64 };
+enum ElementType : u32 { BOOL, U8, I8, U16, I16, U32, I32, U64, I64, F16, BF16, F32, F64, F8E4M3, F8E5M2 };
 enum Operation : u32 { SUM, PRODUCT, MIN, MAX, AND, OR, XOR };
 
 constexpr u32 ELEMENT = WEFT_ELEMENT, OPERATION = WEFT_REDUCTION;
@@ -27,12 +28,14 @@ template <> struct Types<F16> { typedef u16 Stored; typedef float Value; };
 template <> struct Types<BF16> { typedef u16 Stored; typedef float Value; };
 template <> struct Types<F32> { typedef float Stored; typedef float Value; };
 template <> struct Types<F64> { typedef double Stored; typedef double Value; };
+template <> struct Types<F8E4M3> { typedef u8 Stored; typedef float Value; };
+template <> struct Types<F8E5M2> { typedef u8 Stored; typedef float Value; };
 
 typedef Types<ELEMENT>::Stored Stored;
 typedef Types<ELEMENT>::Value Value;
 constexpr u32 PER_UNIT = 16 / sizeof(Stored);
-constexpr bool HALF = ELEMENT == F16 || ELEMENT == BF16;
-constexpr bool FLOAT = HALF || ELEMENT == F32 || ELEMENT == F64;
+constexpr bool SHORT_FLOAT = ELEMENT == F16 || ELEMENT == BF16 || ELEMENT == F8E4M3 || ELEMENT == F8E5M2;
+constexpr bool FLOAT = SHORT_FLOAT || ELEMENT == F32 || ELEMENT == F64;
 
 template <class V> WEFT_DEVICE V quiet(V v) { return v; }
 WEFT_DEVICE float quiet(float v) { return v == v ? v : __int_as_float(0x7FC00000); }
@@ -42,12 +45,16 @@ WEFT_DEVICE Value to_value(Stored v) {
     if constexpr (ELEMENT == BOOL) return v != 0;
     else if constexpr (ELEMENT == BF16) return __uint_as_float(static_cast<u32>(v) << 16);
     else if constexpr (ELEMENT == F16) return ptx::f16_low(v);
+    else if constexpr (ELEMENT == F8E4M3) return float_of_e4m3(v);
+    else if constexpr (ELEMENT == F8E5M2) return ptx::f16_low(static_cast<u32>(v) << 8);
     else return static_cast<Value>(v);
 }
 
 WEFT_DEVICE Stored to_stored(Value v) {
     if constexpr (ELEMENT == BF16) return v == v ? static_cast<u16>(ptx::bf16_pair(v, 0.0f)) : 0x7FC0;
     else if constexpr (ELEMENT == F16) return v == v ? static_cast<u16>(ptx::f16_pair(v, 0.0f)) : 0x7E00;
+    else if constexpr (ELEMENT == F8E4M3) return e4m3_of(v);
+    else if constexpr (ELEMENT == F8E5M2) return e5m2_of(v);
     else if constexpr (FLOAT) return quiet(v);
     else return static_cast<Stored>(v);
 }

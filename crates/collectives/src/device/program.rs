@@ -20,6 +20,7 @@ pub const SOURCES: &[SourceFile] = weft_gpu::sources![
     "collectives/chunks.cuh",
     "collectives/direct.cuh",
     "collectives/elements.cuh",
+    "collectives/float8.cuh",
     "collectives/packets.cuh",
     "exchange.cu",
     "reduce.cu",

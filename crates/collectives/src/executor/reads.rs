@@ -16,7 +16,7 @@ const SCRATCH_BYTES: usize = 256 << 10;
 /// Longest and shortest piece of an operand, in bytes; multiples of all elements.
 const MAX_PIECE: usize = 64 << 10;
 const MIN_PIECE: usize = 4 << 10;
-/// Piece of 16-bit floats, whose sums are rounded after each operand.
+/// Piece of floats of 8 and 16 bits, whose sums are rounded after each operand.
 const ROUNDED_PIECE: usize = 4 << 10;
 
 /// Memory that a rank lets its peers read during a chunk.
@@ -200,7 +200,7 @@ pub(super) unsafe fn reduce(how: Arithmetic, target: *mut u8, sources: &[*const 
     let Arithmetic { reduction, element, .. } = how;
     let count = bytes / element.bytes();
     match *sources {
-        [first, second, ref others @ ..] if is_rounded(element) && !others.is_empty() => {
+        [first, second, ref others @ ..] if element.is_short_float() && !others.is_empty() => {
             // SAFETY: the caller's.
             unsafe { reduce_rounded(how, target, (first, second, others), bytes) };
         }
@@ -211,10 +211,6 @@ pub(super) unsafe fn reduce(how: Arithmetic, target: *mut u8, sources: &[*const 
         // SAFETY: the caller's.
         unsafe { reduction::divide(element, target, target, count, divisor) };
     }
-}
-
-fn is_rounded(element: Element) -> bool {
-    matches!(element, Element::F16 | Element::Bf16)
 }
 
 /// As [`reduce`], for three or more operands whose sum is rounded after each, as by the steps of a plan that writes. It

@@ -31,11 +31,15 @@ pub enum Element {
     F32,
     /// IEEE 754 binary64.
     F64,
+    /// 8-bit float with 4 bits of exponent: up to 448, NaN without infinities.
+    F8E4m3,
+    /// 8-bit float with 5 bits of exponent, the upper half of a binary16.
+    F8E5m2,
 }
 
 impl Element {
     /// All types.
-    pub const ALL: [Element; 13] = [
+    pub const ALL: [Element; 15] = [
         Element::Bool,
         Element::U8,
         Element::I8,
@@ -49,12 +53,14 @@ impl Element {
         Element::Bf16,
         Element::F32,
         Element::F64,
+        Element::F8E4m3,
+        Element::F8E5m2,
     ];
 
     /// Bytes of an element.
     pub const fn bytes(self) -> usize {
         match self {
-            Element::Bool | Element::U8 | Element::I8 => 1,
+            Element::Bool | Element::U8 | Element::I8 | Element::F8E4m3 | Element::F8E5m2 => 1,
             Element::U16 | Element::I16 | Element::F16 | Element::Bf16 => 2,
             Element::U32 | Element::I32 | Element::F32 => 4,
             Element::U64 | Element::I64 | Element::F64 => 8,
@@ -77,6 +83,8 @@ impl Element {
             Element::Bf16 => "bfloat16",
             Element::F32 => "float32",
             Element::F64 => "float64",
+            Element::F8E4m3 => "float8_e4m3fn",
+            Element::F8E5m2 => "float8_e5m2",
         }
     }
 
@@ -87,7 +95,12 @@ impl Element {
 
     /// True for floating-point types.
     pub const fn is_float(self) -> bool {
-        matches!(self, Element::F16 | Element::Bf16 | Element::F32 | Element::F64)
+        self.is_short_float() || matches!(self, Element::F32 | Element::F64)
+    }
+
+    /// True for floats of 8 and 16 bits, whose arithmetic is in float32.
+    pub const fn is_short_float(self) -> bool {
+        matches!(self, Element::F16 | Element::Bf16 | Element::F8E4m3 | Element::F8E5m2)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Elements in memory and their values in arithmetic, by block.
 
+use super::float8_bits::{e4m3_of, e5m2_of, f32_of_e4m3, f32_of_e5m2};
 use super::half_bits::{f16_of, f32_of};
 
 /// Conversion of elements between memory and arithmetic. The loops are inlined into functions that may use wider
@@ -121,6 +122,45 @@ impl Format for Brain {
         stored
     }
 }
+
+/// 8-bit floats, computed in float32; converted by integer operations.
+macro_rules! float8 {
+    ($($(#[$about:meta])* $name:ident, $widen:ident, $narrow:ident;)*) => {$(
+        $(#[$about])*
+        pub(super) struct $name;
+
+        impl Format for $name {
+            type Stored = u8;
+            type Value = f32;
+            type Avx2 = $name;
+
+            #[inline(always)]
+            fn widen<const N: usize>(stored: [u8; N]) -> [f32; N] {
+                let mut values = [0.0; N];
+                for (value, code) in values.iter_mut().zip(stored) {
+                    *value = $widen(code);
+                }
+                values
+            }
+
+            #[inline(always)]
+            fn narrow<const N: usize>(values: [f32; N]) -> [u8; N] {
+                let mut stored = [0; N];
+                for (stored, value) in stored.iter_mut().zip(values) {
+                    *stored = $narrow(value);
+                }
+                stored
+            }
+        }
+    )*};
+}
+
+float8!(
+    /// `float8_e4m3fn`.
+    E4m3, f32_of_e4m3, e4m3_of;
+    /// `float8_e5m2`.
+    E5m2, f32_of_e5m2, e5m2_of;
+);
 
 /// binary16, computed in float32; converted by integer operations.
 pub(super) struct Half;

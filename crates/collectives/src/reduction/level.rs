@@ -2,7 +2,7 @@
 
 use super::arithmetic::{And, Divide, Map, Max, Min, Operation, Or, Product, Scale, Sum, Xor};
 use super::blocks::{self, Sources};
-use super::format::{Brain, Format, Half, Truth};
+use super::format::{Brain, E4m3, E5m2, Format, Half, Truth};
 use super::{Element, Reduction};
 
 /// Calls a function that is generic over the format of an element and a further argument.
@@ -22,6 +22,8 @@ macro_rules! for_element {
             Element::Bf16 => $floats::<Brain, _> $arguments,
             Element::F32 => $floats::<f32, _> $arguments,
             Element::F64 => $floats::<f64, _> $arguments,
+            Element::F8E4m3 => $floats::<E4m3, _> $arguments,
+            Element::F8E5m2 => $floats::<E5m2, _> $arguments,
         }
     };
 }

@@ -2,15 +2,16 @@
 //!
 //! - `element.rs`: element types; `operation.rs`: operations
 //! - `level.rs`: selection of a loop by element, operation and processor; `blocks.rs`: the loops
-//! - `format.rs`, `half_bits.rs`: conversions between memory and arithmetic; `arithmetic.rs`: operations on values
+//! - `format.rs`, `half_bits.rs`, `float8_bits.rs`: conversions between memory and arithmetic; `arithmetic.rs`: operations on values
 //! - `scalar.rs`: definition of each result, one element at a time, for tests
 //!
 //! Results have the same bits on every machine:
 //!
 //! - Integer sums and products wrap. A `bool` is a byte, true if not 0; its sum and maximum are OR, its product and
 //!   minimum AND, and results are 0 or 1.
-//! - Each operation on `float16` and `bfloat16` is computed in float32 and rounded once, to nearest, ties to even.
-//!   Products are never contracted with sums.
+//! - Each operation on floats of 8 and 16 bits is computed in float32 and rounded once, to nearest, ties to even.
+//!   Products are never contracted with sums. Results beyond the largest number are infinite, or NaN of `float8_e4m3fn`,
+//!   which has no infinity.
 //! - A minimum or maximum is NaN if either operand is, as that of `torch.minimum`; -0 is less than +0.
 //! - A NaN that is computed is the positive quiet NaN without payload. So the order of two operands does not matter.
 //!
@@ -19,6 +20,7 @@
 mod arithmetic;
 mod blocks;
 mod element;
+mod float8_bits;
 mod format;
 mod half_bits;
 mod level;
@@ -56,7 +58,7 @@ pub unsafe fn combine(
 
 /// Writes the fold of all sources in their order to `target`: `((s0[i] op s1[i]) op s2[i]) ...`.
 ///
-/// Sums and products of 16-bit floats are kept in float32 and rounded once. Other results have the bits of successive calls
+/// Sums and products of floats of 8 and 16 bits are kept in float32 and rounded once. Other results have the bits of successive calls
 /// of [`combine`]. One source is copied; none leave `target` unchanged. `target` may be one of the sources.
 ///
 /// # Panics
@@ -102,7 +104,7 @@ pub unsafe fn scale(
 /// Writes `source[i] / divisor` to `target[i]` for `count` elements: the average of `divisor` ranks.
 ///
 /// Quotients of floats are correctly rounded (not multiplied by a reciprocal), those of integers, and of `bool` as 0
-/// or 1, truncated. A divisor of 0 counts as 1. For `float32` and 16-bit floats the divisor is rounded to float32.
+/// or 1, truncated. A divisor of 0 counts as 1. For floats of up to 32 bits the divisor is rounded to float32.
 ///
 /// # Safety
 /// As for [`combine`], with one source.

@@ -85,6 +85,72 @@ impl Scalar for Truth {
     }
 }
 
+/// `float8_e4m3fn` in memory.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct E4m3(pub u8);
+
+/// `float8_e5m2` in memory.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct E5m2(pub u8);
+
+impl E4m3 {
+    pub(super) fn to_f32(self) -> f32 {
+        let magnitude = self.0 & 0x7f;
+        let value = if magnitude == 0x7f { f64::NAN } else { number(magnitude, 3, 7) };
+        if self.0 < 0x80 { value as f32 } else { -value as f32 }
+    }
+
+    pub(super) fn from_f32(value: f32) -> E4m3 {
+        match nearest(value, 3, 7) {
+            magnitude if value.is_nan() || magnitude > 0x7e => E4m3(0x7f),
+            magnitude => E4m3(magnitude | u8::from(value.is_sign_negative()) << 7),
+        }
+    }
+}
+
+impl E5m2 {
+    pub(super) fn to_f32(self) -> f32 {
+        let value = match self.0 & 0x7f {
+            0x7c => f64::INFINITY,
+            0x7d.. => f64::NAN,
+            magnitude => number(magnitude, 2, 15),
+        };
+        if self.0 < 0x80 { value as f32 } else { -value as f32 }
+    }
+
+    pub(super) fn from_f32(value: f32) -> E5m2 {
+        if value.is_nan() {
+            return E5m2(0x7e);
+        }
+        E5m2(nearest(value, 2, 15).min(0x7c) | u8::from(value.is_sign_negative()) << 7)
+    }
+}
+
+/// Number of a code without sign, if all codes were finite.
+fn number(code: u8, mantissa_bits: i32, bias: i32) -> f64 {
+    let (exponent, mantissa) =
+        (i32::from(code) >> mantissa_bits, code & ((1 << mantissa_bits) - 1));
+    let fraction = f64::from(mantissa) / 2f64.powi(mantissa_bits);
+    match exponent {
+        0 => fraction * 2f64.powi(1 - bias),
+        _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
+    }
+}
+
+/// Code of the number nearest to a magnitude, an even one of two.
+fn nearest(value: f32, mantissa_bits: i32, bias: i32) -> u8 {
+    // Beyond all numbers, but small enough that the distances differ.
+    let magnitude = f64::from(value).abs().min(1e9);
+    let distance = |code: u8| (number(code, mantissa_bits, bias) - magnitude).abs();
+    let closer = |best: u8, code: u8| {
+        let (known, new) = (distance(best), distance(code));
+        if new < known || (new == known && code.is_multiple_of(2)) { code } else { best }
+    };
+    (0..=0x7f).reduce(closer).expect("codes")
+}
+
 macro_rules! float {
     ($($type:ty, $value:ty, $widen:expr, $round:expr);*) => {$(
         impl Scalar for $type {
@@ -127,7 +193,9 @@ float!(
     f16, f32, f16::to_f32, f16::from_f32;
     bf16, f32, bf16::to_f32, bf16::from_f32;
     f32, f32, |value| value, |value| value;
-    f64, f64, |value| value, |value| value
+    f64, f64, |value| value, |value| value;
+    E4m3, f32, E4m3::to_f32, E4m3::from_f32;
+    E5m2, f32, E5m2::to_f32, E5m2::from_f32
 );
 
 /// Calls a function that is generic over [`Scalar`] with the type of an element.
@@ -147,6 +215,8 @@ macro_rules! for_element {
             Element::Bf16 => $function::<bf16> $arguments,
             Element::F32 => $function::<f32> $arguments,
             Element::F64 => $function::<f64> $arguments,
+            Element::F8E4m3 => $function::<E4m3> $arguments,
+            Element::F8E5m2 => $function::<E5m2> $arguments,
         }
     };
 }

@@ -1,6 +1,9 @@
 //! Comparison of the loops with the definitions, bit for bit.
 
-use super::{Element, Reduction, combine, combine_all, divide, half_bits, scalar, scale};
+use super::scalar::{E4m3, E5m2};
+use super::{
+    Element, Reduction, combine, combine_all, divide, float8_bits, half_bits, scalar, scale,
+};
 use half::f16;
 use proptest::prelude::*;
 
@@ -12,6 +15,8 @@ fn vector(element: Element, count: usize) -> impl Strategy<Value = Vec<u8>> {
         Element::Bf16 => half::bf16::from_f64(value).to_bits().into(),
         Element::F32 => (value as f32).to_bits().into(),
         Element::F64 => value.to_bits(),
+        Element::F8E4m3 => E4m3::from_f32(value as f32).0.into(),
+        Element::F8E5m2 => E5m2::from_f32(value as f32).0.into(),
         _ => value as i64 as u64,
     };
     let special = [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, -f64::NAN, 1.0, -3.0];
@@ -174,11 +179,11 @@ fn many_sources_fold_as_defined() {
     });
 }
 
-/// Elements of 16-bit floats excepted, whose fold is rounded once.
+/// Floats of 8 and 16 bits excepted, whose fold is rounded once.
 #[test]
 fn a_fold_has_the_bits_of_successive_combinations() {
     for_elements(3, |case| {
-        if matches!(case.element, Element::F16 | Element::Bf16) {
+        if case.element.is_short_float() {
             return Ok(());
         }
         for reduction in supported(case.element) {
@@ -228,8 +233,58 @@ fn every_half_widens_exactly() {
     }
 }
 
+#[test]
+fn every_float8_widens_exactly_and_narrows_again() {
+    for code in 0..=u8::MAX {
+        let (seen, exact) = (float8_bits::f32_of_e4m3(code), E4m3(code).to_f32());
+        assert!(seen.to_bits() == exact.to_bits() || (seen.is_nan() && exact.is_nan()), "{code}");
+        assert_eq!(float8_bits::e4m3_of(seen), if seen.is_nan() { 0x7f } else { code });
+        let (seen, exact) = (float8_bits::f32_of_e5m2(code), E5m2(code).to_f32());
+        assert!(seen.to_bits() == exact.to_bits() || (seen.is_nan() && exact.is_nan()), "{code}");
+        assert_eq!(float8_bits::e5m2_of(seen), if seen.is_nan() { 0x7e } else { code });
+    }
+}
+
+/// Rounding is monotonic, so it is correct everywhere if it is correct around each midpoint.
+#[test]
+fn floats_round_to_the_nearest_float8() {
+    // Beyond the largest number: the one that would follow it.
+    let numbers = |largest: u8, value: fn(u8) -> f32, next: f32| {
+        (0..=largest).map(value).chain([next, f32::MAX, f32::INFINITY]).collect::<Vec<_>>()
+    };
+    let e4m3 = numbers(0x7e, |code| E4m3(code).to_f32(), 480.0);
+    let e5m2 = numbers(0x7b, |code| E5m2(code).to_f32(), 65536.0);
+    for pair in e4m3.windows(2).chain(e5m2.windows(2)) {
+        let middle = pair[0] + (pair[1] - pair[0]) / 2.0;
+        for value in [middle.next_down(), middle, middle.next_up(), pair[0], pair[1], f32::NAN] {
+            for value in [value, -value] {
+                assert_eq!(float8_bits::e4m3_of(value), E4m3::from_f32(value).0, "{value:e}");
+                assert_eq!(float8_bits::e5m2_of(value), E5m2::from_f32(value).0, "{value:e}");
+            }
+        }
+    }
+    assert_eq!(e4m3.iter().map(|value| float8_bits::e4m3_of(*value)).max(), Some(0x7f));
+    assert_eq!(
+        [464.0, 464.1, 61439.0, 61440.0].map(|value| E4m3::from_f32(value).0),
+        [0x7e, 0x7f, 0x7f, 0x7f]
+    );
+    assert_eq!(
+        [464.0, -61439.0, -61440.0, f32::MAX].map(|value| E5m2::from_f32(value).0),
+        [0x5f, 0xfb, 0xfc, 0x7c]
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..config() })]
+
+    #[test]
+    fn any_float_rounds_to_the_nearest_float8(bits in any::<u32>(), shift in 0u32..8) {
+        // Small exponents are as likely as others.
+        for value in [bits, (bits >> shift) & 0x4fff_ffff].map(f32::from_bits) {
+            prop_assert_eq!(float8_bits::e4m3_of(value), E4m3::from_f32(value).0, "{:e}", value);
+            prop_assert_eq!(float8_bits::e5m2_of(value), E5m2::from_f32(value).0, "{:e}", value);
+        }
+    }
 
     #[test]
     fn floats_round_to_the_nearest_half(bits in any::<u32>(), near in any::<u16>(), away in -2i32..3) {

@@ -60,7 +60,8 @@ inline DeviceArithmetic device_arithmetic(const char* name, at::ScalarType dtype
       {at::kBool, "bool"},     {at::kByte, "uint8"},     {at::kChar, "int8"},      {at::kUInt16, "uint16"},
       {at::kShort, "int16"},   {at::kUInt32, "uint32"},  {at::kInt, "int32"},      {at::kUInt64, "uint64"},
       {at::kLong, "int64"},    {at::kHalf, "float16"},   {at::kBFloat16, "bfloat16"},
-      {at::kFloat, "float32"}, {at::kDouble, "float64"}};
+      {at::kFloat, "float32"}, {at::kDouble, "float64"},   {at::kFloat8_e4m3fn, "float8_e4m3fn"},
+      {at::kFloat8_e5m2, "float8_e5m2"}};
   static const std::map<ReduceOp::RedOpType, const char*> reductions{
       {ReduceOp::SUM, "sum"}, {ReduceOp::AVG, "sum"},  {ReduceOp::PRODUCT, "product"}, {ReduceOp::MIN, "min"},
       {ReduceOp::MAX, "max"}, {ReduceOp::BAND, "and"}, {ReduceOp::BOR, "or"},          {ReduceOp::BXOR, "xor"},
@@ -82,7 +83,7 @@ inline DeviceArithmetic device_arithmetic(const char* name, at::ScalarType dtype
   auto real = is_complex ? c10::toRealValueType(dtype) : dtype;
   auto element = elements.find(real);
   if (element == elements.end()) {
-    reject("bool, an integer dtype, float16, bfloat16, float32 or float64; cast the tensor");
+    reject("bool, an integer dtype, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32 or float64; cast the tensor");
   }
   bool is_bitwise = kind == ReduceOp::BAND || kind == ReduceOp::BOR || kind == ReduceOp::BXOR;
   if (is_bitwise && at::isFloatingType(real)) {
@@ -91,8 +92,8 @@ inline DeviceArithmetic device_arithmetic(const char* name, at::ScalarType dtype
   if (kind == ReduceOp::AVG && real == at::kBool) {
     reject("an integer or floating-point dtype");
   }
-  if (kind == ReduceOp::PREMUL_SUM && !at::isFloatingType(real)) {
-    reject("a floating-point or complex dtype");
+  if (kind == ReduceOp::PREMUL_SUM && (!at::isFloatingType(real) || at::isFloat8Type(real))) {
+    reject("float16, bfloat16, float32, float64 or a complex dtype");
   }
   return {element->second, reduction->second, kind == ReduceOp::AVG, is_complex ? 2 : 1};
 }
