@@ -43,6 +43,7 @@ def test_registrations_that_begin_differently_take_chunks(shift: int) -> None:
         # A reduce does not access the outputs of peers.
         assert found["unused"] == "none"
         assert found["right"]
+        assert found["copied"]
 
 
 def test_a_registration_ends_behind_calls_that_use_it() -> None:

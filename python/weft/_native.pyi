@@ -635,6 +635,7 @@ class DeviceCollectives:
         skew_timeout: float,
         timeout: float,
         concurrent: bool,
+        copy_engine: bool,
     ) -> DeviceCollectives: ...
     @staticmethod
     def local_group(
@@ -645,6 +646,7 @@ class DeviceCollectives:
         num_sms: int | None,
         skew_timeout: float,
         concurrent: bool,
+        copy_engine: bool,
     ) -> list[DeviceCollectives]:
         """All ranks in this process, in rank order."""
 
@@ -676,6 +678,7 @@ class DeviceCollectives:
         num_sms: int | None = None,
         sent: list[int] | None = None,
         received: list[int] | None = None,
+        copy_engine: bool | None = None,
     ) -> None:
         """Launch a call.
 
@@ -696,6 +699,7 @@ class DeviceCollectives:
             num_sms: maximum number of blocks.
             sent: of an uneven all-to-all, elements for each rank.
             received: elements from each rank.
+            copy_engine: True: by copy engines, without `algorithm`; None: as of the construction.
         """
 
     def prepare(self, reduction: str, element: str) -> None:

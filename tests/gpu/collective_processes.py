@@ -75,6 +75,24 @@ def calls(ranks: int) -> list[Any]:
             symmetric=True,
             options={"algorithm": "direct"},
         ),
+        *(
+            Call(
+                name,
+                "bfloat16",
+                rows=9001,
+                row=(3,),
+                mode=mode,
+                symmetric=True,
+                options={"copy_engine": True},
+            )
+            for name, mode in (
+                ("all_gather", "out"),
+                ("all_gather", "in place"),
+                ("all_to_all", "out"),
+                ("broadcast", "out"),
+                ("scatter", "out"),
+            )
+        ),
     ]
     return [(call, call.draw(random, ranks)) for call in made]
 

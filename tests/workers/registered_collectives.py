@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import weft
-from gpu.collective_calls import DIRECT, Call, Prepared, draw_call
+from gpu.collective_calls import DIRECT, EXCHANGES, Call, Prepared, draw_call
 from weft import cuda
 from workers.forked import message
 
@@ -47,7 +47,7 @@ def registered(
 
 
 def direct_calls(chance: np.random.Generator, ranks: int, count: int) -> Iterator[Call]:
-    """Random direct calls."""
+    """Random direct calls, some by copy engines."""
     while count:
         call = draw_call(chance, ranks, allocate=False)
         if call.name not in DIRECT or call.splits is not None:
@@ -56,6 +56,8 @@ def direct_calls(chance: np.random.Generator, ranks: int, count: int) -> Iterato
         if call.name == "scatter":
             call.mode = "out"
         call.options = {"algorithm": "direct"}
+        if call.name in EXCHANGES and chance.random() < 0.5:
+            call.options = {"copy_engine": True}
         if chance.random() < 0.2:
             call.options["num_sms"] = 1
         count -= 1
@@ -127,9 +129,13 @@ def misaligned(shift: int) -> dict[str, Any]:
         source.copy_(torch.arange(LONG)).add_(rank)
         collectives.all_reduce(source, out=target)
         right = torch.arange(LONG) * ranks + sum(range(ranks))
+        # Copies have no units that must be aligned.
+        collectives.all_to_all(target, out=source, copy_engine=True)
+        copied = target.view(ranks, -1)[rank].repeat(ranks)
         first.close()
         second.close()
-    return errors | {"right": bool((target == right).all())}
+    found = {"right": bool((target == right).all()), "copied": bool((source == copied).all())}
+    return errors | found
 
 
 def ended() -> dict[str, Any]:

@@ -75,6 +75,27 @@ WEFT_DEVICE void exchange_direct(const Arguments &args) {
     end_direct(args, channel, before, done, true);
 }
 
+// Entry of a call by copy engines: the copies follow it on the stream, and then the exit. A copy cannot be made conditional:
+// those of a call whose entry fails run all the same.
+WEFT_DEVICE void copy_entry(const Arguments &args) {
+    const Channel channel{args, blockIdx.x};
+    const Watch watch = watch_of(args, ENTRY);
+    u32 before;
+    bool done = begin_direct(channel, watch, before);
+    done = meet(channel, watch, before + 1, done);
+    if (done && threadIdx.x == 0) *channel.meetings() = before + 1;
+}
+
+// Exit of a call by copy engines. If its entry failed, the domain is dead.
+WEFT_DEVICE void copy_exit(const Arguments &args) {
+    const Channel channel{args, blockIdx.x};
+    const Watch watch = watch_of(args, EXIT);
+    u32 entered;
+    bool done = begin_direct(channel, watch, entered);
+    done = meet(channel, watch, entered + 1, done);
+    end_direct(args, channel, entered - 1, done, true);
+}
+
 constexpr u32 SENDERS = 8, RECEIVERS = 8;
 constexpr u32 CHUNK_THREADS = (SENDERS + RECEIVERS + 1) * WARP;
 
@@ -251,6 +272,8 @@ WEFT_DEVICE void exchange_direct_bulk(const Arguments &args) {
 
 extern "C" __global__ void __launch_bounds__(512) collective_exchange_packets(const __grid_constant__ weft::collectives::Arguments args) { weft::collectives::exchange_packets(args); }
 extern "C" __global__ void __launch_bounds__(512) collective_exchange_direct(const __grid_constant__ weft::collectives::Arguments args) { weft::collectives::exchange_direct(args); }
+extern "C" __global__ void __launch_bounds__(32) collective_copy_entry(const __grid_constant__ weft::collectives::Arguments args) { weft::collectives::copy_entry(args); }
+extern "C" __global__ void __launch_bounds__(32) collective_copy_exit(const __grid_constant__ weft::collectives::Arguments args) { weft::collectives::copy_exit(args); }
 extern "C" __global__ void __launch_bounds__(weft::collectives::CHUNK_THREADS, 1) collective_exchange_chunks(const __grid_constant__ weft::collectives::Arguments args) { weft::collectives::exchange_chunks(args); }
 #if __CUDA_ARCH__ >= 900
 extern "C" __global__ void __launch_bounds__(weft::collectives::PUSH_THREADS, 1) collective_exchange_direct_bulk(const __grid_constant__ weft::collectives::Arguments args) { weft::collectives::exchange_direct_bulk(args); }

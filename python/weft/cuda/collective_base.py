@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from weft._native import DeviceCollectives
     from weft.cuda.streams import Event
 
-__all__ = ["Algorithm", "CallOptions", "CollectiveBase", "written"]
+__all__ = ["Algorithm", "CallOptions", "CollectiveBase", "CopyOptions", "written"]
 
 #: Transport of the data of a call: packets, chunks with flags, or straight between tensors.
 Algorithm: TypeAlias = Literal["one_shot", "two_shot", "direct"]
@@ -50,6 +50,17 @@ class CallOptions(TypedDict, total=False):
     algorithm: Algorithm | None
     num_sms: int | None
     previous_event: Event | torch.cuda.Event | None
+
+
+class CopyOptions(CallOptions, total=False):
+    """Options of calls that copy engines can make: all but the event are equal on all ranks.
+
+    Attributes:
+        copy_engine: True: copy engines move the bytes, and the output is symmetric; False: kernels
+            do; None: the choice of the constructor. True excludes `algorithm`.
+    """
+
+    copy_engine: bool | None
 
 
 class CollectiveBase:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from weft.cuda.collective_base import Algorithm, CallOptions
+    from weft.cuda.collective_base import Algorithm, CallOptions, CopyOptions
     from weft.cuda.streams import Event
 
 __all__ = ["Exchanges"]
@@ -38,7 +38,7 @@ class Exchanges(CollectiveBase):
         *,
         out: torch.Tensor | None = None,
         async_finish: Literal[False] = False,
-        **options: Unpack[CallOptions],
+        **options: Unpack[CopyOptions],
     ) -> torch.Tensor: ...
 
     @overload
@@ -48,7 +48,7 @@ class Exchanges(CollectiveBase):
         *,
         out: torch.Tensor | None = None,
         async_finish: Literal[True],
-        **options: Unpack[CallOptions],
+        **options: Unpack[CopyOptions],
     ) -> tuple[torch.Tensor, Event]: ...
 
     def all_gather(
@@ -58,6 +58,7 @@ class Exchanges(CollectiveBase):
         out: torch.Tensor | None = None,
         algorithm: Algorithm | None = None,
         num_sms: int | None = None,
+        copy_engine: bool | None = None,
         previous_event: Event | torch.cuda.Event | None = None,
         async_finish: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, Event]:
@@ -69,6 +70,7 @@ class Exchanges(CollectiveBase):
                 `[rank * m, (rank + 1) * m)`.
             algorithm: as of `CallOptions`.
             num_sms: as of `CallOptions`.
+            copy_engine: as of `CopyOptions`.
             previous_event: as of `all_reduce`.
             async_finish: as of `all_reduce`.
 
@@ -79,7 +81,14 @@ class Exchanges(CollectiveBase):
             ShapeError, ConfigurationError, ClosedError: as of `all_reduce`.
         """
         if async_finish or previous_event is not None:
-            call = partial(self.all_gather, tensor, out=out, algorithm=algorithm, num_sms=num_sms)
+            call = partial(
+                self.all_gather,
+                tensor,
+                out=out,
+                algorithm=algorithm,
+                num_sms=num_sms,
+                copy_engine=copy_engine,
+            )
             return self._behind(call, (tensor, out), previous_event, async_finish)
         begin = address(tensor, "tensor", self.device)
         result, into = self._whole(tensor, begin, out)
@@ -93,6 +102,7 @@ class Exchanges(CollectiveBase):
             count=tensor.numel() * each,
             algorithm=algorithm,
             num_sms=num_sms,
+            copy_engine=copy_engine,
         )
         return result if out is None else written(result)
 
@@ -105,7 +115,7 @@ class Exchanges(CollectiveBase):
         input_splits: Sequence[int] | None = None,
         output_splits: Sequence[int] | None = None,
         async_finish: Literal[False] = False,
-        **options: Unpack[CallOptions],
+        **options: Unpack[CopyOptions],
     ) -> torch.Tensor: ...
 
     @overload
@@ -117,7 +127,7 @@ class Exchanges(CollectiveBase):
         input_splits: Sequence[int] | None = None,
         output_splits: Sequence[int] | None = None,
         async_finish: Literal[True],
-        **options: Unpack[CallOptions],
+        **options: Unpack[CopyOptions],
     ) -> tuple[torch.Tensor, Event]: ...
 
     def all_to_all(
@@ -129,6 +139,7 @@ class Exchanges(CollectiveBase):
         output_splits: Sequence[int] | None = None,
         algorithm: Algorithm | None = None,
         num_sms: int | None = None,
+        copy_engine: bool | None = None,
         previous_event: Event | torch.cuda.Event | None = None,
         async_finish: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, Event]:
@@ -143,6 +154,7 @@ class Exchanges(CollectiveBase):
             output_splits: rows from each rank: `input_splits[rank]` of that rank.
             algorithm: as of `CallOptions`.
             num_sms: as of `CallOptions`.
+            copy_engine: as of `CopyOptions`.
             previous_event: as of `all_reduce`.
             async_finish: as of `all_reduce`.
 
@@ -163,6 +175,7 @@ class Exchanges(CollectiveBase):
                 output_splits=output_splits,
                 algorithm=algorithm,
                 num_sms=num_sms,
+                copy_engine=copy_engine,
             )
             return self._behind(call, (tensor, out), previous_event, async_finish)
         begin = address(tensor, "tensor", self.device)
@@ -196,6 +209,7 @@ class Exchanges(CollectiveBase):
             count=count,
             algorithm=algorithm,
             num_sms=num_sms,
+            copy_engine=copy_engine,
             sent=sent,
             received=received,
         )
@@ -208,7 +222,7 @@ class Exchanges(CollectiveBase):
         root: int = 0,
         *,
         async_finish: Literal[False] = False,
-        **options: Unpack[CallOptions],
+        **options: Unpack[CopyOptions],
     ) -> torch.Tensor: ...
 
     @overload
@@ -218,7 +232,7 @@ class Exchanges(CollectiveBase):
         root: int = 0,
         *,
         async_finish: Literal[True],
-        **options: Unpack[CallOptions],
+        **options: Unpack[CopyOptions],
     ) -> tuple[torch.Tensor, Event]: ...
 
     def broadcast(
@@ -228,6 +242,7 @@ class Exchanges(CollectiveBase):
         *,
         algorithm: Algorithm | None = None,
         num_sms: int | None = None,
+        copy_engine: bool | None = None,
         previous_event: Event | torch.cuda.Event | None = None,
         async_finish: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, Event]:
@@ -238,6 +253,7 @@ class Exchanges(CollectiveBase):
             root: rank of the source.
             algorithm: as of `CallOptions`.
             num_sms: as of `CallOptions`.
+            copy_engine: as of `CopyOptions`.
             previous_event: as of `all_reduce`.
             async_finish: as of `all_reduce`.
 
@@ -249,7 +265,14 @@ class Exchanges(CollectiveBase):
             ShapeError, ConfigurationError, ClosedError: as of `all_reduce`.
         """
         if async_finish or previous_event is not None:
-            call = partial(self.broadcast, tensor, root, algorithm=algorithm, num_sms=num_sms)
+            call = partial(
+                self.broadcast,
+                tensor,
+                root,
+                algorithm=algorithm,
+                num_sms=num_sms,
+                copy_engine=copy_engine,
+            )
             return self._behind(call, (tensor,), previous_event, async_finish)
         begin = address(tensor, "tensor", self.device)
         check_root(root, self.world_size)
@@ -264,6 +287,7 @@ class Exchanges(CollectiveBase):
             root=root,
             algorithm=algorithm,
             num_sms=num_sms,
+            copy_engine=copy_engine,
         )
         return tensor if root == self.rank else written(tensor)
 
@@ -349,7 +373,7 @@ class Exchanges(CollectiveBase):
         *,
         out: torch.Tensor,
         async_finish: Literal[False] = False,
-        **options: Unpack[CallOptions],
+        **options: Unpack[CopyOptions],
     ) -> torch.Tensor: ...
 
     @overload
@@ -360,7 +384,7 @@ class Exchanges(CollectiveBase):
         *,
         out: torch.Tensor,
         async_finish: Literal[True],
-        **options: Unpack[CallOptions],
+        **options: Unpack[CopyOptions],
     ) -> tuple[torch.Tensor, Event]: ...
 
     def scatter(
@@ -371,6 +395,7 @@ class Exchanges(CollectiveBase):
         out: torch.Tensor,
         algorithm: Algorithm | None = None,
         num_sms: int | None = None,
+        copy_engine: bool | None = None,
         previous_event: Event | torch.cuda.Event | None = None,
         async_finish: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, Event]:
@@ -382,6 +407,7 @@ class Exchanges(CollectiveBase):
             out: `[m, ...]`. In place at `root`: as of `reduce_scatter`.
             algorithm: as of `CallOptions`.
             num_sms: as of `CallOptions`.
+            copy_engine: as of `CopyOptions`.
             previous_event: as of `all_reduce`.
             async_finish: as of `all_reduce`.
 
@@ -394,7 +420,13 @@ class Exchanges(CollectiveBase):
         """
         if async_finish or previous_event is not None:
             call = partial(
-                self.scatter, tensor, root, out=out, algorithm=algorithm, num_sms=num_sms
+                self.scatter,
+                tensor,
+                root,
+                out=out,
+                algorithm=algorithm,
+                num_sms=num_sms,
+                copy_engine=copy_engine,
             )
             return self._behind(call, (tensor, out), previous_event, async_finish)
         begin = into = address(out, "out", self.device)
@@ -419,6 +451,7 @@ class Exchanges(CollectiveBase):
             root=root,
             algorithm=algorithm,
             num_sms=num_sms,
+            copy_engine=copy_engine,
         )
         return written(out)
 

@@ -73,6 +73,12 @@ class Collectives(Reductions, Exchanges):
     symmetric tensors of a captured call, and their registrations, as long as its graph, on all
     ranks.
 
+    *Copy engines.* `all_gather`, even `all_to_all`, `broadcast` and `scatter` take
+    `copy_engine=True`: copy engines of the GPUs write into the symmetric outputs, and two kernels
+    of one warp meet the other ranks before and behind them. Outputs have places as for "direct",
+    without a condition on remainders by 16. A copy on a stream cannot be made conditional: those of
+    a call that fails are made all the same, into the outputs of peers that had not come to it too.
+
     As a context manager it closes itself at the end of the block; if the block raises, on this rank
     alone.
 
@@ -89,14 +95,16 @@ class Collectives(Reductions, Exchanges):
         concurrent: its calls may overlap with those of the process's other concurrent operators on
             the GPU, in an order that differs between ranks: the constructor then rejects launches
             that do not fit on the GPU at once.
+        copy_engine: default of `copy_engine` of calls: True: copy engines move messages of 1 MiB
+            and more to symmetric outputs, and kernels all others; equal on all ranks.
         watchdog: poll for errors every 0.1 s on a thread: they are logged (logger `weft.cuda`), and
             poison the group at every rank at once. `check` raises them as well.
 
     Raises:
         SizeError, AllocationError: if the memory exceeds a limit.
         ConfigurationError: if an argument is out of range, or launches do not fit on the GPU.
-        ConfigurationMismatchError: if `num_sms`, `skew_timeout` or `concurrent` differ between
-            ranks.
+        ConfigurationMismatchError: if `num_sms`, `skew_timeout`, `concurrent` or `copy_engine`
+            differ between ranks.
         ProviderError: if there is no such device, or a rank is on another host.
     """
 
@@ -110,6 +118,7 @@ class Collectives(Reductions, Exchanges):
         skew_timeout: float = 30.0,
         timeout: float = 60.0,
         concurrent: bool = False,
+        copy_engine: bool = False,
         watchdog: bool = False,
     ) -> None:
         expect(communicator, Communicator, "communicator")
@@ -122,6 +131,7 @@ class Collectives(Reductions, Exchanges):
             skew_timeout=seconds(skew_timeout, "skew_timeout"),
             timeout=seconds(timeout),
             concurrent=concurrent,
+            copy_engine=copy_engine,
         )
         #: `None` in a local group.
         self.communicator: Communicator | None = communicator
@@ -176,6 +186,7 @@ def local_collectives(
     memory: Literal["fd", "ipc"] = "fd",
     skew_timeout: float = 30.0,
     concurrent: bool = False,
+    copy_engine: bool = False,
     watchdog: bool = False,
 ) -> list[Collectives]:
     """All ranks in this process: `Collectives` for each, in rank order, without a communicator.
@@ -192,6 +203,7 @@ def local_collectives(
         memory: as of `Collectives`.
         skew_timeout: as of `Collectives`.
         concurrent: as of `Collectives`.
+        copy_engine: as of `Collectives`.
         watchdog: as of `Collectives`; a thread for each rank.
     """
     check_variables()
@@ -208,6 +220,7 @@ def local_collectives(
         num_sms=num_sms,
         skew_timeout=seconds(skew_timeout, "skew_timeout"),
         concurrent=concurrent,
+        copy_engine=copy_engine,
     )
     group: list[Collectives] = []
     siblings = object()

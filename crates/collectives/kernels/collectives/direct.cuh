@@ -3,7 +3,8 @@
 // A block meets the blocks of equal number at its peers twice. On entry all earlier work on this rank's stream has
 // ended; once all peers have entered, the tensors of all ranks may be accessed. On exit this block's accesses have ended;
 // once all peers have, later work on the stream has the results, and may change the tensors. A signal carries a digest of
-// the call, with the places of its tensors, so that ranks whose calls differ do not access them.
+// the call, with the places of its tensors, so that ranks whose calls differ do not access them. A call by copy engines
+// has its meetings in two kernels of one block, and its copies between them.
 #pragma once
 #include "collectives/channel.cuh"
 

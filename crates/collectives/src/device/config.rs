@@ -14,6 +14,8 @@ pub struct DeviceConfig {
     pub skew_timeout: Duration,
     /// True if calls may be in flight together with those of other operators.
     pub concurrent: bool,
+    /// Default of [`CallOptions::copy_engine`](super::CallOptions::copy_engine), for the caller.
+    pub copy_engine: bool,
 }
 
 impl DeviceConfig {

@@ -24,8 +24,8 @@ use weft_gpu::domain::{
 
 /// Collectives between the GPUs of one host.
 ///
-/// Every rank makes the same calls in the same order. A call launches one kernel on a stream of the caller and
-/// returns; it may be captured. Errors on the device are raised by a later call or by [`DeviceCollectives::check`]. Only
+/// Every rank makes the same calls in the same order. A call launches one kernel on a stream of the caller (by copy
+/// engines, two kernels and copies between them) and returns; it may be captured. Errors on the device are raised by a later call or by [`DeviceCollectives::check`]. Only
 /// the twin runs within the call, and waits.
 ///
 /// Kernels of two calls must not overlap on a rank: the caller orders the streams.
@@ -185,14 +185,14 @@ impl DeviceCollectives {
     /// # Errors
     /// The cause of a failed group; [`DeviceError::NoRank`], [`DeviceError::Parts`], [`DeviceError::TooLarge`],
     /// [`DeviceError::Zero`], [`DeviceError::Unsupported`], [`DeviceError::Algorithm`], [`DeviceError::NotDirect`],
-    /// [`DeviceError::Misaligned`]; CUDA's.
+    /// [`DeviceError::NotByCopyEngine`], [`DeviceError::Misaligned`]; CUDA's.
     ///
     /// # Safety
     /// `input` and `output` are addresses on this rank's device (for the twin, on the CPU), multiples of the length of an
     /// element, with the bytes that follow from the operation (see [`DeviceOperation`]), until the call has run on its
     /// stream, which is one of that device; the output is accessed by this call alone. They are disjoint, or the output
     /// is that part of the input, or the other way around, that the operation copies or reduces to itself. If a tensor
-    /// that peers access in a direct call (see [`DeviceAlgorithm::Direct`]) is in the domain's heap or in memory that the
+    /// that peers access in a direct call (see [`DeviceAlgorithm::Direct`]), or in one by copy engines, is in the domain's heap or in memory that the
     /// communicator has registered, it is there at all ranks, at the same place; registered memory stays registered until the
     /// call has run.
     pub unsafe fn run(&self, call: &DeviceCall) -> Result<(), DeviceError> {
@@ -280,7 +280,8 @@ impl DeviceCollectives {
         call: &DeviceCall,
     ) -> Result<Option<(SymmetricPlace, SymmetricPlace)>, DeviceError> {
         let requested = call.options.algorithm;
-        if requested.is_some_and(|given| given != DeviceAlgorithm::Direct) {
+        let by_copies = requested == Some(DeviceAlgorithm::CopyEngine);
+        if requested.is_some_and(|given| given != DeviceAlgorithm::Direct) && !by_copies {
             return Ok(None);
         }
         let Some((input, output)) = call.operation.of_peers() else { return Ok(None) };
@@ -297,6 +298,9 @@ impl DeviceCollectives {
         let (Some(input), Some(output)) = (input, place(output, call.output, of_output)) else {
             return Ok(None);
         };
+        if by_copies {
+            return Ok(Some((input, output)));
+        }
         // Kernels copy units of 16 bytes between tensors of two ranks.
         for (what, place) in [("input", &input), ("output", &output)] {
             let Some((peer, theirs)) = place.differs(self.rank, UNIT) else { continue };
@@ -409,7 +413,7 @@ fn most_blocks(config: &DeviceConfig, domain: &Domain) -> Result<u32, DeviceErro
 /// A rank's limit of blocks, and its options, which are equal on all ranks.
 struct Offer {
     limit: u32,
-    options: [(&'static str, u64); 3],
+    options: [(&'static str, u64); 4],
 }
 
 impl Offer {
@@ -419,6 +423,7 @@ impl Offer {
             ("num_sms (0: the default)", config.num_sms.unwrap_or(0).into()),
             ("skew_timeout in ns", skew),
             ("concurrent", config.concurrent.into()),
+            ("copy_engine", config.copy_engine.into()),
         ];
         Offer { limit, options }
     }
@@ -514,7 +519,8 @@ mod tests {
 
     fn config(num_sms: Option<u32>, seconds: u64) -> DeviceConfig {
         let skew_timeout = Duration::from_secs(seconds);
-        DeviceConfig { location: MemoryLocation::Twin, num_sms, skew_timeout, concurrent: false }
+        let location = MemoryLocation::Twin;
+        DeviceConfig { location, num_sms, skew_timeout, concurrent: false, copy_engine: false }
     }
 
     #[test]
@@ -538,7 +544,7 @@ mod tests {
     #[test]
     fn garbage_of_a_peer_is_an_error() {
         let own = Offer::new(&config(None, 30), 32);
-        for length in [0, 3, 4, 27, 29, 36] {
+        for length in [0, 3, 4, 28, 35, 37, 44] {
             assert!(own.agree(&[vec![0; length]]).is_err(), "{length}");
         }
     }

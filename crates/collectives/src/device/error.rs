@@ -75,6 +75,14 @@ pub enum DeviceError {
         /// Reason.
         needed: &'static str,
     },
+    /// A call by copy engines of another operation, or of tensors that peers cannot access.
+    #[error("copy_engine of {operation}: {needed}")]
+    NotByCopyEngine {
+        /// Operation.
+        operation: &'static str,
+        /// Reason and remedy.
+        needed: &'static str,
+    },
     /// A direct call of registered tensors whose addresses have other remainders by 16 at a peer.
     #[error(
         "direct {operation}: the registered {what} begins {ours} bytes behind a multiple of 16 here and {theirs} at {peer}; register tensors that begin alike, omit algorithm, or use two_shot"

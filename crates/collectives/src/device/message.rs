@@ -147,6 +147,20 @@ impl DeviceOperation {
         DeviceError::NotDirect { operation: self.name(), needed }
     }
 
+    /// Rejects a call by copy engines of an operation that has none, or whose output is not symmetric.
+    pub(super) fn check_copied(&self, symmetric: bool) -> Result<(), DeviceError> {
+        let needed = match self.of_peers() {
+            _ if self.reduces() => "reductions take multiprocessors; omit copy_engine",
+            None => "no form by copy engines; omit copy_engine",
+            Some(_) if !symmetric => {
+                "the output must be symmetric memory; pass one of symmetric_empty or \
+                 weft.symmetric_register on all ranks, or omit copy_engine"
+            }
+            Some(_) => return Ok(()),
+        };
+        Err(DeviceError::NotByCopyEngine { operation: self.name(), needed })
+    }
+
     /// Elements of input and output at a rank that has both. 0 of an uneven operation.
     pub(super) fn lengths(&self, ranks: u32) -> (u64, u64) {
         use DeviceOperation::*;

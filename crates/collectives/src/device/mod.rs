@@ -7,6 +7,7 @@
 //! - `message.rs`: operations, and the bytes that each pair of ranks exchanges
 //! - `plan.rs`: choice of the kernel, the grid and the chunks
 //! - `layout.rs`: memory in the symmetric heap
+//! - `copies.rs`: copies of a call by copy engines
 //! - `arguments.rs`: the kernels' argument; `program.rs`: compilation and launch; `family.rs`: names of phases
 //! - `call_board.rs`: last calls of all ranks, for errors
 //! - `device_collectives.rs`: construction, calls, end; `config.rs`: configuration; `error.rs`: errors
@@ -15,6 +16,7 @@
 mod arguments;
 mod call_board;
 mod config;
+mod copies;
 mod device_collectives;
 mod error;
 mod family;

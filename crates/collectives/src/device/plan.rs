@@ -19,6 +19,10 @@ pub(super) enum Kernel {
     AllReduceChunks,
     /// Messages straight into the outputs of peers.
     ExchangeDirect,
+    /// Entry of a call by copy engines, whose copies and [`Kernel::CopyExit`] follow.
+    CopyEntry,
+    /// Exit of a call by copy engines; no plan names it.
+    CopyExit,
     /// Reduction of this rank's part of the inputs of all ranks.
     ReduceDirect,
     /// Two-shot all-reduce straight between tensors.
@@ -35,8 +39,13 @@ pub(super) enum Transport {
 
 impl Kernel {
     /// All kernels of the exchange program.
-    pub const EXCHANGE: [Kernel; 3] =
-        [Kernel::ExchangePackets, Kernel::ExchangeChunks, Kernel::ExchangeDirect];
+    pub const EXCHANGE: [Kernel; 5] = [
+        Kernel::ExchangePackets,
+        Kernel::ExchangeChunks,
+        Kernel::ExchangeDirect,
+        Kernel::CopyEntry,
+        Kernel::CopyExit,
+    ];
     /// All kernels of a reduction program.
     pub const REDUCE: [Kernel; 5] = [
         Kernel::ReducePackets,
@@ -55,6 +64,8 @@ impl Kernel {
             Kernel::ReduceChunks => "collective_reduce_chunks",
             Kernel::AllReduceChunks => "collective_all_reduce_chunks",
             Kernel::ExchangeDirect => "collective_exchange_direct",
+            Kernel::CopyEntry => "collective_copy_entry",
+            Kernel::CopyExit => "collective_copy_exit",
             Kernel::ReduceDirect => "collective_reduce_direct",
             Kernel::AllReduceDirect => "collective_all_reduce_direct",
         }
@@ -65,6 +76,8 @@ impl Kernel {
         match self {
             Kernel::ExchangePackets | Kernel::ReducePackets => 512,
             Kernel::ExchangeDirect | Kernel::ReduceDirect | Kernel::AllReduceDirect => 512,
+            // One warp: it fits beside kernels that leave few registers of a multiprocessor.
+            Kernel::CopyEntry | Kernel::CopyExit => 32,
             Kernel::ExchangeChunks => (8 + 8 + 1) * 32,
             Kernel::ReduceChunks => (8 + 12 + 1) * 32,
             Kernel::AllReduceChunks => (8 + 12 + 8 + 2) * 32,
@@ -78,6 +91,7 @@ impl Kernel {
         match self {
             Kernel::ExchangePackets | Kernel::ReducePackets => None,
             Kernel::ReduceDirect | Kernel::AllReduceDirect => None,
+            Kernel::CopyEntry | Kernel::CopyExit => None,
             Kernel::ExchangeDirect => kernel("collective_exchange_direct_bulk", 4, 14),
             Kernel::ExchangeChunks => kernel("collective_exchange_bulk", 5, 6 + 4 + 4),
             Kernel::ReduceChunks => kernel("collective_reduce_bulk", 16 + 3, 6),
@@ -95,6 +109,7 @@ impl Kernel {
             Kernel::ExchangeDirect | Kernel::ReduceDirect | Kernel::AllReduceDirect => {
                 Transport::Direct
             }
+            Kernel::CopyEntry | Kernel::CopyExit => Transport::Direct,
         }
     }
 }
@@ -120,6 +135,8 @@ pub enum DeviceAlgorithm {
     /// Straight between tensors in the symmetric heap or in registered memory: outputs are written, inputs of reductions are
     /// read.
     Direct,
+    /// Copies by copy engines into outputs in symmetric memory, between two meetings; not by name.
+    CopyEngine,
 }
 
 impl DeviceAlgorithm {
@@ -129,10 +146,11 @@ impl DeviceAlgorithm {
             DeviceAlgorithm::OneShot => "one_shot",
             DeviceAlgorithm::TwoShot => "two_shot",
             DeviceAlgorithm::Direct => "direct",
+            DeviceAlgorithm::CopyEngine => "copy_engine",
         }
     }
 
-    /// Algorithm of that name.
+    /// Algorithm of that name, of those that kernels run.
     pub fn from_name(name: &str) -> Option<DeviceAlgorithm> {
         [DeviceAlgorithm::OneShot, DeviceAlgorithm::TwoShot, DeviceAlgorithm::Direct]
             .into_iter()
@@ -149,6 +167,9 @@ pub struct CallOptions {
     pub num_sms: Option<u32>,
     /// Bytes of a chunk; by default by the length of the message.
     pub chunk_bytes: Option<u32>,
+    /// True if, without an algorithm, copy engines move messages of [`COPIED_MESSAGE`] bytes and more between symmetric
+    /// tensors, in operations without arithmetic.
+    pub copy_engine: bool,
 }
 
 /// Launch of a call.
@@ -172,6 +193,8 @@ const PACKETS_OF_OTHERS: u64 = 512 << 10;
 /// The same limits where a direct call is the alternative.
 const PACKETS_OF_ALL_REDUCE_BESIDE_DIRECT: u64 = 640 << 10;
 const PACKETS_OF_OTHERS_BESIDE_DIRECT: u64 = 448 << 10;
+/// Shortest message that copy engines move by [`CallOptions::copy_engine`], in bytes. Not measured.
+pub(super) const COPIED_MESSAGE: u64 = 1 << 20;
 /// Bytes of a message in a block of a direct call from which a further block is used.
 const DIRECT_BYTES: u64 = 8 << 10;
 /// Units of a block by packets from which a further block is used.
@@ -184,7 +207,7 @@ impl LaunchPlan {
     ///
     /// # Errors
     /// Those of [`DeviceOperation::check`]; [`DeviceError::TooLarge`], [`DeviceError::Zero`],
-    /// [`DeviceError::Algorithm`], [`DeviceError::NotDirect`].
+    /// [`DeviceError::Algorithm`], [`DeviceError::NotDirect`], [`DeviceError::NotByCopyEngine`].
     pub fn new(
         operation: &DeviceOperation,
         element_bytes: u64,
@@ -218,14 +241,26 @@ impl LaunchPlan {
         if requested == Some(DeviceAlgorithm::Direct) && !symmetric && has_data {
             return Err(operation.not_direct());
         }
+        if requested == Some(DeviceAlgorithm::CopyEngine) {
+            operation.check_copied(symmetric || !has_data)?;
+        }
+        let copies = options.copy_engine && symmetric && !operation.reduces();
+        let requested = match longest {
+            Some(bytes) if requested.is_none() && copies && bytes >= COPIED_MESSAGE => {
+                Some(DeviceAlgorithm::CopyEngine)
+            }
+            _ => requested,
+        };
         let algorithm = choose(longest, layout, limit, most, requested, symmetric)?;
         let sliced = algorithm != DeviceAlgorithm::OneShot;
         let messages = messages(operation, element_bytes, rank, ranks, sliced);
-        use DeviceAlgorithm::{Direct, OneShot, TwoShot};
+        use DeviceAlgorithm::{CopyEngine, Direct, OneShot, TwoShot};
         let kernel = match (operation.reduces() && ranks > 1, algorithm) {
             (false, OneShot) => Kernel::ExchangePackets,
             (false, TwoShot) => Kernel::ExchangeChunks,
             (false, Direct) => Kernel::ExchangeDirect,
+            // Operations that reduce are rejected above.
+            (_, CopyEngine) => Kernel::CopyEntry,
             (true, OneShot) => Kernel::ReducePackets,
             (true, TwoShot) if all_reduce => Kernel::AllReduceChunks,
             (true, TwoShot) => Kernel::ReduceChunks,
@@ -248,6 +283,8 @@ impl LaunchPlan {
             });
         }
         let (grid, chunk_bytes) = chunks(kernel, longest, layout, limit, options)?;
+        // One block meets those of the peers; only a twin copies chunks.
+        let grid = if kernel == Kernel::CopyEntry { 1 } else { grid };
         let threads = kernel.threads();
         Ok(LaunchPlan { kernel, grid, threads, units_per_block: 0, chunk_bytes, messages })
     }
@@ -311,6 +348,7 @@ fn choose(
             Ok(DeviceAlgorithm::OneShot)
         }
         (Some(DeviceAlgorithm::Direct), _) => Ok(DeviceAlgorithm::Direct),
+        (Some(DeviceAlgorithm::CopyEngine), _) => Ok(DeviceAlgorithm::CopyEngine),
         (None, _) if symmetric => Ok(DeviceAlgorithm::Direct),
         _ => Ok(DeviceAlgorithm::TwoShot),
     }
@@ -454,10 +492,47 @@ mod tests {
     }
 
     #[test]
+    fn copy_engines_move_what_is_requested_and_long_messages_where_preferred() {
+        let layout = Layout::new(2, 32);
+        let plan = |operation: DeviceOperation, options, symmetric| {
+            LaunchPlan::new(&operation, 2, 0, &layout, options, symmetric)
+        };
+        let gather = |count| DeviceOperation::AllGather { count };
+        let algorithm = Some(DeviceAlgorithm::CopyEngine);
+        let forced = CallOptions { algorithm, ..CallOptions::default() };
+        let preferred = CallOptions { copy_engine: true, ..CallOptions::default() };
+        let long = COPIED_MESSAGE / 2;
+        for (count, options, symmetric, kernel) in [
+            (1, forced, true, Kernel::CopyEntry),
+            (0, forced, false, Kernel::ExchangePackets),
+            (long, preferred, true, Kernel::CopyEntry),
+            (long - 1, preferred, true, Kernel::ExchangeDirect),
+            (long, preferred, false, Kernel::ExchangeChunks),
+            (long, CallOptions::default(), true, Kernel::ExchangeDirect),
+        ] {
+            let plan = plan(gather(count), options, symmetric).unwrap();
+            assert_eq!(plan.kernel, kernel, "{count} {options:?} {symmetric}");
+            assert!(kernel != Kernel::CopyEntry || (plan.grid, plan.threads) == (1, 32));
+        }
+        let reduce = DeviceOperation::AllReduce { count: long };
+        let kernel = plan(reduce.clone(), preferred, true).unwrap().kernel;
+        assert_eq!(kernel, Kernel::AllReduceDirect);
+        for (operation, symmetric, expected) in [
+            (reduce, true, "copy_engine of all_reduce: reductions"),
+            (DeviceOperation::Gather { count: 1, root: 0 }, true, "copy_engine of gather: no form"),
+            (gather(1), false, "copy_engine of all_gather: the output must be symmetric"),
+        ] {
+            let error = plan(operation, forced, symmetric).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
     fn what_a_plan_cannot_carry_is_rejected() {
         let layout = Layout::new(2, 4);
         let plan = |operation, options| LaunchPlan::new(&operation, 4, 0, &layout, options, false);
-        let with = |num_sms, chunk_bytes| CallOptions { algorithm: None, num_sms, chunk_bytes };
+        let with =
+            |num_sms, chunk_bytes| CallOptions { num_sms, chunk_bytes, ..CallOptions::default() };
         let large = DeviceOperation::AllReduce { count: 1 << 20 };
         for (options, expected) in [
             (with(Some(0), None), "num_sms is 0"),

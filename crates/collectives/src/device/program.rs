@@ -1,6 +1,7 @@
 //! Kernels on one GPU: compiled and loaded by reduction and element type, and launched.
 
 use super::arguments::{ArgumentBlock, TensorsOfRanks, argument};
+use super::copies::{Copies, CopyStreams};
 use super::error::DeviceError;
 use super::family::FAMILY;
 use super::layout::Layout;
@@ -68,19 +69,20 @@ struct LoadedKernel {
 struct Loaded(Vec<LoadedKernel>);
 
 impl Loaded {
-    /// Launches a kernel. Every kernel of a plan is loaded with its program.
+    /// Launches a kernel with the size of a plan. Every kernel of a plan is loaded with its program.
     ///
     /// # Safety
     /// That of [`Function::launch`].
     unsafe fn launch(
         &self,
+        kernel: Kernel,
         plan: &LaunchPlan,
         aligned: bool,
         start: Start,
         stream: Stream,
         argument: &[u64],
     ) -> Result<(), DeviceError> {
-        let Some(known) = self.0.iter().find(|known| known.kernel == plan.kernel) else {
+        let Some(known) = self.0.iter().find(|known| known.kernel == kernel) else {
             return Ok(());
         };
         let plain = (&known.function, [plan.threads, 0]);
@@ -100,6 +102,7 @@ pub(super) struct Programs {
     layout: Layout,
     cache: Cache,
     start: Start,
+    copy_streams: CopyStreams,
     exchange: Loaded,
     reduce: Mutex<HashMap<Arithmetic, Arc<Loaded>>>,
 }
@@ -112,7 +115,8 @@ impl Programs {
         let exchange = load(&context, device, &layout, &cache, None)?;
         let start = jit::launch_start(device);
         let reduce = Mutex::default();
-        Ok(Programs { context, device, layout, cache, start, exchange, reduce })
+        let copy_streams = CopyStreams::new(context.clone(), layout.ranks);
+        Ok(Programs { context, device, layout, cache, start, copy_streams, exchange, reduce })
     }
 
     /// Compiles and loads the kernels of a reduction, unless they are loaded.
@@ -165,12 +169,23 @@ impl Programs {
     ) -> Result<(), DeviceError> {
         let words = argument(peers, tensors, &plan.messages, block);
         let aligned = block.aligned != 0;
+        if let (Kernel::CopyEntry, Some(tensors)) = (plan.kernel, tensors) {
+            let copies = Copies::new(plan, block.rank, block.input, block.output, &tensors.outputs);
+            let captured = self.is_captured(stream);
+            // SAFETY: as below. The exit follows copies, which have no programmatic end.
+            let launch = |kernel, start| unsafe {
+                self.exchange.launch(kernel, plan, aligned, start, stream, &words)
+            };
+            let entry = || launch(Kernel::CopyEntry, self.start);
+            let exit = || launch(Kernel::CopyExit, Start::AfterPrevious);
+            return self.copy_streams.run(&copies, stream, captured, entry, exit);
+        }
         let arithmetic = arithmetic.filter(|_| !Kernel::EXCHANGE.contains(&plan.kernel));
         let reducing = arithmetic.map(|arithmetic| self.reducing(arithmetic)).transpose()?;
         let loaded = reducing.as_deref().unwrap_or(&self.exchange);
         // SAFETY: the argument has the layout of the kernels' struct; its addresses are the caller's contract. All kernels
         // execute `griddepcontrol.wait` before they access memory.
-        unsafe { loaded.launch(plan, aligned, self.start, stream, &words) }
+        unsafe { loaded.launch(plan.kernel, plan, aligned, self.start, stream, &words) }
     }
 }
 

@@ -29,6 +29,8 @@ pub struct DeviceCollectives {
     waits: bool,
     blocks: u32,
     nbytes: u64,
+    /// Default of calls that do not choose.
+    copy_engine: bool,
 }
 
 impl Operator for Native {
@@ -44,9 +46,10 @@ impl Operator for Native {
 }
 
 impl DeviceCollectives {
-    fn new(shared: Option<Shared>, native: Native) -> DeviceCollectives {
+    fn new(shared: Option<Shared>, native: Native, copy_engine: bool) -> DeviceCollectives {
         DeviceCollectives {
             shared,
+            copy_engine,
             waits: native.is_twin(),
             blocks: native.layout().blocks,
             nbytes: native.layout().bytes,
@@ -58,7 +61,8 @@ impl DeviceCollectives {
 #[pymethods]
 impl DeviceCollectives {
     #[new]
-    #[pyo3(signature = (communicator, *, device, memory, num_sms, skew_timeout, timeout, concurrent))]
+    #[pyo3(signature = (communicator, *, device, memory, num_sms, skew_timeout, timeout, concurrent,
+        copy_engine))]
     #[allow(clippy::too_many_arguments)]
     fn make(
         py: Python<'_>,
@@ -69,11 +73,12 @@ impl DeviceCollectives {
         skew_timeout: f64,
         timeout: f64,
         concurrent: bool,
+        copy_engine: bool,
     ) -> PyResult<DeviceCollectives> {
         let location = memory_location(py, device, memory_kind(py, memory)?)?;
         let num_sms = sms_of(py, num_sms)?;
         let skew_timeout = duration(skew_timeout);
-        let config = DeviceConfig { location, num_sms, skew_timeout, concurrent };
+        let config = DeviceConfig { location, num_sms, skew_timeout, concurrent, copy_engine };
         let deadline = deadline(timeout);
         let shared = communicator.shared.clone();
         let domains = shared.domains.clone();
@@ -83,12 +88,14 @@ impl DeviceCollectives {
             });
             Ok(made?)
         })?;
-        Ok(DeviceCollectives::new(Some(shared), native))
+        Ok(DeviceCollectives::new(Some(shared), native, copy_engine))
     }
 
     /// All ranks in this process, in rank order.
     #[staticmethod]
-    #[pyo3(signature = (world_size, devices, *, memory, num_sms, skew_timeout, concurrent))]
+    #[pyo3(signature = (world_size, devices, *, memory, num_sms, skew_timeout, concurrent,
+        copy_engine))]
+    #[allow(clippy::too_many_arguments)]
     fn local_group(
         py: Python<'_>,
         world_size: WorldSize,
@@ -97,6 +104,7 @@ impl DeviceCollectives {
         num_sms: Option<i64>,
         skew_timeout: f64,
         concurrent: bool,
+        copy_engine: bool,
     ) -> PyResult<Vec<DeviceCollectives>> {
         fork::check(py)?;
         fork::watch();
@@ -112,11 +120,12 @@ impl DeviceCollectives {
         let (memory, skew_timeout) = (memory_kind(py, memory)?, duration(skew_timeout));
         let config = |device: &String| {
             let location = memory_location(py, device, memory)?;
-            Ok(DeviceConfig { location, num_sms, skew_timeout, concurrent })
+            Ok(DeviceConfig { location, num_sms, skew_timeout, concurrent, copy_engine })
         };
         let configs = devices.iter().map(config).collect::<PyResult<Vec<_>>>()?;
         let ranks = py.detach(|| Native::local_group(&configs)).map_err(Error::from)?;
-        Ok(ranks.into_iter().map(|native| DeviceCollectives::new(None, native)).collect())
+        let rank = |native| DeviceCollectives::new(None, native, copy_engine);
+        Ok(ranks.into_iter().map(rank).collect())
     }
 
     /// Symmetric memory of all ranks of a group in this process, in rank order.
@@ -156,7 +165,7 @@ impl DeviceCollectives {
 
     /// Starts a call on a stream.
     #[pyo3(signature = (stream, operation, *, input, output, element, count, root=0, reduction=None,
-        average=false, algorithm=None, num_sms=None, sent=None, received=None))]
+        average=false, algorithm=None, num_sms=None, sent=None, received=None, copy_engine=None))]
     #[allow(clippy::too_many_arguments)]
     fn run(
         &self,
@@ -174,10 +183,21 @@ impl DeviceCollectives {
         num_sms: Option<i64>,
         sent: Option<Vec<u64>>,
         received: Option<Vec<u64>>,
+        copy_engine: Option<bool>,
     ) -> PyResult<()> {
         fork::check(py)?;
         let num_sms = sms_of(py, num_sms)?;
-        let algorithm = algorithm.map(|name| algorithm_of(py, name)).transpose()?;
+        let algorithm = match (algorithm, copy_engine) {
+            (None, Some(true)) => Some(DeviceAlgorithm::CopyEngine),
+            (Some(name), Some(true)) => {
+                let message = format!(
+                    "copy_engine with algorithm {name:?}: omit one; they exclude each other"
+                );
+                return Err(raise(py, "ConfigurationError", &message));
+            }
+            (name, _) => name.map(|name| algorithm_of(py, name)).transpose()?,
+        };
+        let copy_engine = copy_engine.unwrap_or(self.copy_engine);
         let call = DeviceCall {
             stream: Stream(stream),
             operation: operation_of(py, operation, count, root, sent.zip(received))?,
@@ -186,7 +206,7 @@ impl DeviceCollectives {
             element: element_of(py, element)?,
             reduction: reduction.map_or(Ok(Reduction::Sum), |name| reduction_of(py, name))?,
             average,
-            options: CallOptions { algorithm, num_sms, chunk_bytes: None },
+            options: CallOptions { algorithm, num_sms, chunk_bytes: None, copy_engine },
         };
         // SAFETY: the Python layer has checked the tensors' shapes, and torch keeps their memory for the work on the
         // stream.

@@ -127,7 +127,7 @@ impl Twin {
             let block = Block { twin: self, call, number: 0 };
             // Peers of a direct call may read what is an input as well.
             let keep = match call.plan.kernel {
-                Kernel::ExchangeDirect => true,
+                Kernel::ExchangeDirect | Kernel::CopyEntry => true,
                 Kernel::AllReduceDirect => entered.get(),
                 _ => false,
             };

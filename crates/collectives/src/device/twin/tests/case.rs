@@ -289,6 +289,11 @@ impl Prepared {
     }
 }
 
+/// True if peers access tensors.
+fn of_peers(algorithm: DeviceAlgorithm) -> bool {
+    matches!(algorithm, DeviceAlgorithm::Direct | DeviceAlgorithm::CopyEngine)
+}
+
 pub(super) fn plain(kind: Kind, count: u64, algorithm: DeviceAlgorithm) -> Case {
     Case {
         kind,
@@ -298,7 +303,7 @@ pub(super) fn plain(kind: Kind, count: u64, algorithm: DeviceAlgorithm) -> Case 
         reduction: Reduction::Sum,
         average: false,
         options: CallOptions { algorithm: Some(algorithm), ..CallOptions::default() },
-        symmetric: algorithm == DeviceAlgorithm::Direct,
+        symmetric: of_peers(algorithm),
         in_place: false,
         shift: 0,
         seed: 7,
@@ -318,6 +323,7 @@ prop_compose! {
             DeviceAlgorithm::OneShot,
             DeviceAlgorithm::TwoShot,
             DeviceAlgorithm::Direct,
+            DeviceAlgorithm::CopyEngine,
         ])),
         symmetric in any::<bool>(),
         num_sms in prop::option::of(1u32..4),
@@ -327,10 +333,10 @@ prop_compose! {
         seed in any::<u64>(),
     ) -> Case {
         let num_sms = num_sms.map(|blocks_of_call| blocks_of_call.min(blocks));
-        let options = CallOptions { algorithm, num_sms, chunk_bytes };
+        let options = CallOptions { algorithm, num_sms, chunk_bytes, copy_engine: false };
         // At most some thousands of chunks.
         let count = if chunk_bytes.is_some_and(|bytes| bytes < 256) { count.min(2000) } else { count };
-        let symmetric = symmetric || algorithm == Some(DeviceAlgorithm::Direct);
+        let symmetric = symmetric || algorithm.is_some_and(of_peers);
         Case { kind, count, root, element, reduction, average, options, symmetric, in_place, shift, seed }
     }
 }

@@ -61,8 +61,8 @@ fn rings_are_not_overwritten_by_ranks_that_are_ahead() {
 }
 
 /// Kinds and algorithms that reach each kernel.
-fn one_of_each_kernel() -> [(Kind, DeviceAlgorithm, Kernel); 8] {
-    use DeviceAlgorithm::{Direct, OneShot, TwoShot};
+fn one_of_each_kernel() -> [(Kind, DeviceAlgorithm, Kernel); 9] {
+    use DeviceAlgorithm::{CopyEngine, Direct, OneShot, TwoShot};
     [
         (Kind::AllToAll, OneShot, Kernel::ExchangePackets),
         (Kind::AllToAll, TwoShot, Kernel::ExchangeChunks),
@@ -70,6 +70,7 @@ fn one_of_each_kernel() -> [(Kind, DeviceAlgorithm, Kernel); 8] {
         (Kind::ReduceScatter, TwoShot, Kernel::ReduceChunks),
         (Kind::AllReduce, TwoShot, Kernel::AllReduceChunks),
         (Kind::AllToAll, Direct, Kernel::ExchangeDirect),
+        (Kind::AllToAll, CopyEngine, Kernel::CopyEntry),
         (Kind::ReduceScatter, Direct, Kernel::ReduceDirect),
         (Kind::AllReduce, Direct, Kernel::AllReduceDirect),
     ]
@@ -163,7 +164,7 @@ fn a_rank_that_does_not_call_is_named_and_outputs_are_poisoned() {
 
 #[test]
 fn a_late_rank_has_its_results_or_an_error_after_others_have_timed_out() {
-    for (kind, algorithm, _) in one_of_each_kernel() {
+    for (kind, algorithm, kernel) in one_of_each_kernel() {
         for count in [10, 5000] {
             let group = Group::new(2, 1);
             let options = CallOptions {
@@ -176,7 +177,7 @@ fn a_late_rank_has_its_results_or_an_error_after_others_have_timed_out() {
             call.run(&group.ranks[0].twin, 0);
             call.run(&group.ranks[1].twin, 1);
             // Peers may write to outputs of direct calls after their own rank has failed.
-            if algorithm != DeviceAlgorithm::Direct {
+            if kernel.transport() != Transport::Direct {
                 call.check_poisoned(0);
             }
             match group.ranks[1].watch.fatal() {
