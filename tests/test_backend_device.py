@@ -136,11 +136,12 @@ def test_the_end_of_a_group_ends_the_wait_of_an_operation(how: str) -> None:
         assert found.get("seconds", 0) < 15
 
 
-def test_groups_have_the_multiprocessors_of_their_options() -> None:
+def test_groups_have_the_options_of_their_device() -> None:
     for rank, found in enumerate(results("options", 2)):
         assert found["group"] == found["split"] == [3]
         here, there = (2, 3) if rank == 0 else (3, 2)
         assert f"num_sms (0: the default) is {here} here and {there} at rank" in found["unequal"]
+        assert f"copy_engine is {1 - rank} here and {rank} at rank" in found["copies"]
         assert found["invalid"] == [
             f"ConfigurationError: num_sms {given}: expected 1 or more" for given in ("0", "2.5")
         ]

@@ -279,8 +279,8 @@ def ended(how: str) -> dict[str, Any]:
 
 
 def options() -> dict[str, Any]:
-    """Multiprocessors of groups with the option, of one split from it, and of unequal ones."""
-    rank, _ = begin(options=Options(num_sms=3))
+    """Options of groups, of one split from them, and of unequal ones."""
+    rank, _ = begin(options=Options(num_sms=3, copy_engine=True))
     world = distributed.group.WORLD
     assert world is not None
     distributed.all_reduce(torch.ones(1))
@@ -292,6 +292,8 @@ def options() -> dict[str, Any]:
     found["split"] = [each.num_sms for each in more - known]
     unequal = distributed.new_group(pg_options=Options(num_sms=2 + rank))
     found["unequal"] = message(lambda: distributed.all_reduce(torch.ones(1), group=unequal))
+    other = distributed.new_group(pg_options=Options(copy_engine=rank == 0))
+    found["copies"] = message(lambda: distributed.all_reduce(torch.ones(1), group=other))
     invalid: list[Any] = [0, 2.5]
     found["invalid"] = [message(partial(Options, num_sms=each)) for each in invalid]
     part.shutdown()

@@ -62,12 +62,15 @@ class Options:
             `weft.cuda.Collectives`; memory is proportional to it. By default 32, or fewer if ranks
             share a GPU; longer operations take the fastest number below. The first operation on
             GPUs raises if it differs between ranks or exceeds those of a GPU.
+        copy_engine: copy engines of the GPUs move long all-gathers, all-to-alls, broadcasts and
+            scatters into outputs in symmetric memory, as of `weft.cuda.Collectives`.
     """
 
     reproducible: bool = field(default_factory=lambda: reproducible_by_default())
     network: str | os.PathLike[str] | Mapping[str, Any] | None = None
     reduction_threads: int = field(default_factory=lambda: reduction_threads_by_default())
     num_sms: int | None = None
+    copy_engine: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.reduction_threads <= MAX_THREADS:
@@ -131,6 +134,7 @@ def create(description: Any, options: Any) -> Any:
             None if network is None else placement.network_source(network),
             own.reduction_threads,
             own.num_sms,
+            own.copy_engine,
         ),
     )
 
@@ -145,12 +149,14 @@ class Settings:
             made; `None` for none.
         reduction_threads: as in `Options`.
         num_sms: as in `Options`.
+        copy_engine: as in `Options`.
     """
 
     reproducible: bool
     network: tuple[str, str] | None
     reduction_threads: int
     num_sms: int | None = None
+    copy_engine: bool = False
 
     def encode(self) -> str:
         """JSON, for the C++ library to keep."""
@@ -223,7 +229,8 @@ def connect(
         formation.end()
         stack.pop_all()
     settings = replace(settings, network=network)
-    calls = DeviceCalls(communicator, timeout.total_seconds(), settings.num_sms)
+    seconds = timeout.total_seconds()
+    calls = DeviceCalls(communicator, seconds, settings.num_sms, settings.copy_engine)
     return shim.create(table, context, timeout, settings.encode(), calls)
 
 

@@ -36,15 +36,21 @@ class DeviceCalls:
         communicator: of the group; the C++ library closes it.
         timeout: seconds; longest wait of a kernel for a peer.
         num_sms: maximum number of multiprocessors of an operation; by default that of Collectives.
+        copy_engine: as of `Collectives`.
     """
 
     #: Seconds that the end of a group leaves to operations on the GPU, before it ends their waits.
     end_grace = 30.0
 
     def __init__(
-        self, communicator: _native.Communicator, timeout: float, num_sms: int | None = None
+        self,
+        communicator: _native.Communicator,
+        timeout: float,
+        num_sms: int | None = None,
+        copy_engine: bool = False,
     ) -> None:
-        self._communicator, self._timeout, self._num_sms = communicator, timeout, num_sms
+        self._communicator, self._timeout = communicator, timeout
+        self._num_sms, self._copy_engine = num_sms, copy_engine
         self._process = os.getpid()
         #: True if CPU tensors are served, for tests.
         self.is_twin = kind == "twin"
@@ -77,6 +83,7 @@ class DeviceCalls:
             num_sms=self._num_sms,
             skew_timeout=self._timeout,
             timeout=max(self._timeout, SHORTEST_START),
+            copy_engine=self._copy_engine,
         )
         self._collectives, self._run = collectives, collectives._native.run
         self._stream = collectives._stream
