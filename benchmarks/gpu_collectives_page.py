@@ -20,12 +20,15 @@ REFERENCE = Path(__file__).parent / "reference" / "gpu_collectives.json"
 SIDES = {
     "weft": "Weft",
     "weft symmetric": "Weft, symmetric",
+    "weft copy engines": "Weft, copy engines",
     "nccl": "NCCL",
     "nccl windows": "NCCL, windows",
     "torch one_shot": "torch one-shot",
     "torch two_shot": "torch two-shot",
 }
 
+#: Side that earlier records do not have.
+LATER = "weft copy engines"
 #: Kinds of cases that are shown.
 KINDS = ("collective", "sweep")
 #: Weft's own choices, by kind of memory.
@@ -93,11 +96,13 @@ def where(last: dict[str, Line]) -> str:
 def times(last: dict[str, Line]) -> str:
     """Median time of a call at the slowest rank, by case and side."""
     rows = []
+    measured = [record["result"]["sides"] for record in last.values()]
+    shown = [side for side in SIDES if side != LATER or any(side in sides for sides in measured)]
     for case, record in last.items():
         if record["kind"] != "collective":
             continue
         sides = record["result"]["sides"]
-        cells = [time(sides.get(side)) for side in SIDES]
+        cells = [time(sides.get(side)) for side in shown]
         medians = {
             side: value["time"]["slowest_p50_us"]
             for side, value in sides.items()
@@ -107,7 +112,7 @@ def times(last: dict[str, Line]) -> str:
         own = [medians[side] for side in OWN if side in medians]
         ratio = f"{min(peers) / min(own):.2f}" if peers and own else ""
         rows.append([case.replace("_", "-"), *cells, ratio])
-    return markdown(["case", *SIDES.values(), "best peer / Weft"], rows)
+    return markdown(["case", *(SIDES[side] for side in shown), "best peer / Weft"], rows)
 
 
 def time(side: Line | None) -> str:

@@ -17,6 +17,7 @@ PROGRAM = ROOT / "benchmarks" / "gpu" / "collectives.py"
 FIELDS = {"benchmark", "case", "kind", "status", "reason", "workload", "result", "seconds"}
 MEMORIES = ["weft", "weft symmetric"]
 ALGORITHMS = [*MEMORIES, "weft one_shot", "weft two_shot"]
+EXCHANGES = [*MEMORIES, "weft copy engines"]
 SWEPT = [f"{name}{sms}" for name in MEMORIES for sms in ("", " 1 SMs", " 2 SMs")]
 
 pytestmark = pytest.mark.torch
@@ -65,8 +66,8 @@ def test_every_kind_of_case_is_measured_and_checked(tmp_path: Path) -> None:
     by_case = {record["case"]: check(record) for record in records}
     assert list(by_case["all_reduce 1K"]) == ALGORITHMS
     assert by_case["all_reduce 64K"]["weft two_shot"]["busbw_gb_per_s"] > 0
-    assert list(by_case["all_gather 1K"]) == MEMORIES
-    assert list(by_case["all_to_all 1K"]) == MEMORIES
+    assert list(by_case["all_gather 1K"]) == EXCHANGES
+    assert list(by_case["all_to_all 1K"]) == EXCHANGES
     assert list(by_case["barrier"]) == ["weft"]
     assert list(by_case["called"]) == MEMORIES
     for side in by_case["called"].values():

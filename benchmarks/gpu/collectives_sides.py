@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bound",
+    "CopyEngines",
     "Nccl",
     "Side",
     "Symmetric",
@@ -32,6 +33,8 @@ __all__ = [
 
 #: Longest vector of a one-shot all-reduce of torch, which reads all of it from every rank.
 ONE_SHOT_BYTES: Final = 8 << 20
+#: Shortest vector of copy engines on GPUs.
+COPIED_BYTES: Final = 1 << 20
 #: Alignment of buffers in an arena, in bytes.
 ALIGNMENT: Final = 4096
 
@@ -205,6 +208,19 @@ class Symmetric(Weft):
         return Arena(self.collectives.symmetric_empty(elements, self.torch.bfloat16))
 
 
+class CopyEngines(Symmetric):
+    """`weft.cuda.Collectives` by copy engines, on its symmetric memory."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context, "weft copy engines", copy_engine=True)
+
+    def unable(self, case: Case) -> str | None:
+        """Copy engines take long calls."""
+        if case.bytes < COPIED_BYTES and self.context.device.kind == "cuda":
+            return f"measured from {COPIED_BYTES} bytes on"
+        return super().unable(case)
+
+
 class Nccl(Side):
     """torch.distributed with NCCL."""
 
@@ -330,17 +346,24 @@ class Torch(Nccl):
 def sides_of(context: Context) -> dict[str, list[Side]]:
     """Sides by operation, Weft first; sides of an operation share its libraries."""
     weft, symmetric = Weft(context), Symmetric(context)
+    copies = CopyEngines(context)
     algorithms = [Weft(context, f"weft {a}", algorithm=a) for a in ("one_shot", "two_shot")]
     if context.device.kind == "twin":
+        exchanges: list[Side] = [weft, symmetric, copies]
         return {
             "all_reduce": [weft, symmetric, *algorithms],
+            "all_gather": exchanges,
+            "all_to_all": exchanges,
             "other": [weft, symmetric],
             "barrier": [weft],
         }
     nccl, windows = Nccl(context), Windows(context)
     operators = [Torch(context, name) for name in ("one_shot", "two_shot")]
+    exchanges = [weft, symmetric, copies, nccl, windows]
     return {
         "all_reduce": [weft, symmetric, *algorithms, nccl, windows, *operators],
+        "all_gather": exchanges,
+        "all_to_all": exchanges,
         "other": [weft, symmetric, nccl, windows],
         "barrier": [weft, nccl, Torch(context)],
     }
