@@ -61,14 +61,23 @@ def _kernels(
 
 @functools.cache
 def collectives(
-    ranks: int, arch: str, reduction: str | None = None, element: str | None = None
+    ranks: int,
+    arch: str,
+    reduction: str | None = None,
+    element: str | None = None,
+    *,
+    transfers: bool = False,
 ) -> dict[str, Kernel]:
     """Kernels of collectives by name: those of a reduction, or those without arithmetic.
+
+    `transfers`: the kernel of sends and receives.
 
     Raises:
         AssertionError: with the compiler's log, if it fails.
     """
-    name, files, options = _native.device_collectives_source(ranks, 32, arch, reduction, element)
+    name, files, options = _native.device_collectives_source(
+        ranks, 32, arch, reduction, element, transfers=transfers
+    )
     return _listed(_compile(name, dict(files), options))
 
 

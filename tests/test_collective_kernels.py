@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
-#: Ranks, reduction, element and architecture; no reduction for kernels without arithmetic.
+#: Ranks, reduction, element and architecture; no reduction for kernels without arithmetic, and
+#: "transfers" for that of sends and receives.
 PROGRAMS: list[tuple[int, str | None, str | None, str]] = [
     (2, None, None, "sm_90a"),
     (8, None, None, "sm_90a"),
@@ -28,8 +29,12 @@ PROGRAMS: list[tuple[int, str | None, str | None, str]] = [
     (2, None, None, "sm_80"),
     (2, "min", "float64", "sm_80"),
     (2, "max", "float8_e4m3fn", "sm_80"),
+    (1, "transfers", None, "sm_90a"),
+    (2, "transfers", None, "sm_90a"),
+    (64, "transfers", None, "sm_90a"),
+    (2, "transfers", None, "sm_80"),
 ]
-NAMES = {"packets", "chunks", "bulk", "direct", "entry", "exit"}
+NAMES = {"packets", "chunks", "bulk", "direct", "entry", "exit", "transfers"}
 #: Kernels of one warp before and behind copies by copy engines.
 MEETINGS = {"entry", "exit"}
 
@@ -43,6 +48,8 @@ def case(request: pytest.FixtureRequest) -> tuple[dict[str, Kernel], int, str]:
     if machine_code.tools() is None:
         pytest.skip("needs cuobjdump and nvdisasm, which triton installs")
     ranks, reduction, element, arch = request.param
+    if reduction == "transfers":
+        return machine_code.collectives(ranks, arch, transfers=True), ranks, arch
     return machine_code.collectives(ranks, arch, reduction, element), ranks, arch
 
 
@@ -53,8 +60,9 @@ def test_kernels_are_there_and_keep_to_their_registers(
     for name, kernel in kernels.items():
         kind = name.rpartition("_")[2]
         assert kind in NAMES, name
-        # A block has at most 960 threads, and one of packets or of a direct call 512.
-        assert kernel.registers <= (128 if kind in ("packets", "direct") else 112), name
+        # A block has at most 960 threads, and one of packets, a direct call or transfers 512.
+        of_512 = kind in ("packets", "direct", "transfers")
+        assert kernel.registers <= (128 if of_512 else 112), name
         if ranks == 2 and kind != "chunks" and arch == "sm_90a":
             assert kernel.local <= 40, (name, kernel.local)
         if kind in MEETINGS:

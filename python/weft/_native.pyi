@@ -705,6 +705,14 @@ class DeviceCollectives:
     def prepare(self, reduction: str, element: str) -> None:
         """Compile and load the kernels of a reduction."""
 
+    def run_transfers(self, stream: int, batch: list[tuple[int, bool, int, int]]) -> None:
+        """Launch sends and receives, all at the same time.
+
+        Args:
+            stream: the stream of the launch.
+            batch: of each the peer, true for a receive, the address and the bytes.
+        """
+
     def check(self) -> None:
         """Raise the error that the device recorded."""
 
@@ -817,8 +825,13 @@ def device_collectives_source(
     arch: str,
     reduction: str | None = None,
     element: str | None = None,
+    *,
+    transfers: bool = False,
 ) -> tuple[str, list[tuple[str, str]], list[str]]:
-    """Kernels of collectives: name of the program, its sources, and arguments of the compiler."""
+    """Kernels of collectives: name of the program, its sources, and arguments of the compiler.
+
+    `transfers`: the kernel of sends and receives.
+    """
 
 def device_source(arch: str) -> tuple[str, list[tuple[str, str]], list[str]]:
     """The kernels' program: its name, path and text of each file, options but for macros."""

@@ -36,6 +36,7 @@ Importing this module imports torch; importing `weft` does not.
 
 from weft.cuda.all_to_all import AllToAll
 from weft.cuda.carveout import sm_carveout
+from weft.cuda.collective_transfers import Receive, Send
 from weft.cuda.collectives import Collectives, local_collectives, local_symmetric_empty
 from weft.cuda.combine import Combine
 from weft.cuda.dispatch import Dispatch
@@ -55,7 +56,9 @@ __all__ = [
     "Handle",
     "HostCounts",
     "Outputs",
+    "Receive",
     "Received",
+    "Send",
     "check",
     "local_collectives",
     "local_group",

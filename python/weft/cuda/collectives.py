@@ -23,6 +23,7 @@ from weft.communicator import Communicator
 from weft.cuda import symmetric
 from weft.cuda.collective_exchanges import Exchanges
 from weft.cuda.collective_reductions import Reductions
+from weft.cuda.collective_transfers import Transfers
 from weft.cuda.device import place_of
 from weft.errors import ConfigurationError
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Collectives", "local_collectives", "local_symmetric_empty"]
 
 
-class Collectives(Reductions, Exchanges):
+class Collectives(Reductions, Exchanges, Transfers):
     """All-reduce, reduce-scatter, all-gather, all-to-all and others between GPUs of one host.
 
     Every call puts one kernel on torch's current stream and returns without a wait on the host, so
@@ -57,6 +58,10 @@ class Collectives(Reductions, Exchanges):
     float8_e4m3fn; "avg" is the rounded sum divided by the number of ranks and rounded again, of
     integers truncated; a minimum or maximum is NaN if a contribution is, and -0 is less than +0; a
     NaN is positive and quiet. Sum and maximum of bool are OR, product and minimum AND.
+
+    *Messages.* `send`, `recv` and `batch` are between two ranks, without the others. The messages
+    of a pair in one direction are matched in the order of their calls, at each end among the
+    messages of that pair alone.
 
     *Failures.* When a wait on the device times out, or a rank is lost, the device records it, and
     bytes of outputs that did not arrive are 0xFF: NaN in float dtypes. `check`, `weft.check()` and

@@ -5,19 +5,30 @@
 //! processes too. Replays of graphs are not written down.
 
 use super::message::DeviceOperation;
+use super::transfers::Transfer;
 use crate::reduction::Element;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, fence};
 use std::time::Duration;
 use weft_fabric::{Communicator, Rank, Time, clock};
+use weft_gpu::table::MAX_RANKS;
 use weft_gpu::{Heap, MemoryLocation};
 
 /// Words of a rank's line: a version, odd during a write; the number of its calls; operation and element, by number;
 /// elements of a message; time of the call in ns, on the clock that all processes of the host share.
 const WORDS: usize = 6;
-const LINE: u64 = 8 * WORDS as u64;
+/// Words behind them, which only rise: the number of collectives, then for each rank the messages sent to it and received
+/// from it.
+const COLLECTIVES: usize = WORDS;
+const MESSAGES: usize = WORDS + 1;
+const LINE: u64 = 8 * (MESSAGES + 2 * MAX_RANKS) as u64;
 /// Reads of a line that its rank changes meanwhile.
 const ATTEMPTS: u32 = 1000;
+
+/// Names of calls, by number.
+fn names() -> impl Iterator<Item = &'static str> {
+    DeviceOperation::NAMES.into_iter().chain(["send", "recv", "batch"])
+}
 
 /// Last calls of all ranks.
 pub(super) struct CallBoard {
@@ -62,13 +73,40 @@ impl CallBoard {
         Some(std::array::from_fn(|word| view.word64(8 * word)))
     }
 
+    /// Number of a rank that only rises.
+    fn count(&self, rank: u32, word: usize) -> Option<&AtomicU64> {
+        Some(self.heap.host_view(rank)?.word64(8 * word))
+    }
+
     /// Writes a call of this rank down, before its launch. Calls come one at a time.
     pub fn write(&self, operation: &DeviceOperation, element: Element) {
+        if let Some(count) = self.count(self.heap.rank(), COLLECTIVES) {
+            count.fetch_add(1, Release);
+        }
+        self.write_line(operation.name(), element, operation.count());
+    }
+
+    /// Writes a batch of sends and receives down, before its launch.
+    pub fn write_transfers(&self, batch: &[Transfer]) {
+        for transfer in batch {
+            let word = MESSAGES + 2 * transfer.peer as usize + usize::from(transfer.receives);
+            if let Some(count) = self.count(self.heap.rank(), word) {
+                count.fetch_add(1, Release);
+            }
+        }
+        let name = match batch {
+            [Transfer { receives: false, .. }] => "send",
+            [_] => "recv",
+            _ => "batch",
+        };
+        self.write_line(name, Element::U8, batch.iter().map(|transfer| transfer.bytes).sum());
+    }
+
+    fn write_line(&self, name: &str, element: Element, count: u64) {
         let number = self.calls.fetch_add(1, Relaxed) + 1;
-        let place = |known: &[&str], name| known.iter().position(|each| *each == name).unwrap_or(0);
-        let name = place(&DeviceOperation::NAMES, operation.name()) as u64;
+        let name = names().position(|each| each == name).unwrap_or(0) as u64;
         let element = Element::ALL.iter().position(|each| *each == element).unwrap_or(0);
-        let values = [number, name, element as u64, operation.count(), clock::now().0];
+        let values = [number, name, element as u64, count, clock::now().0];
         let Some([version, words @ ..]) = self.line(self.heap.rank()) else { return };
         let before = version.load(Relaxed);
         version.store(before | 1, Relaxed);
@@ -87,7 +125,7 @@ impl CallBoard {
             if before % 2 == 0 && version.load(Relaxed) == before {
                 return (number > 0).then_some(LastCall {
                     number,
-                    operation: DeviceOperation::NAMES.get(operation as usize).copied()?,
+                    operation: names().nth(operation as usize)?,
                     element: *Element::ALL.get(element as usize)?,
                     count,
                     at: Time(at),
@@ -98,10 +136,17 @@ impl CallBoard {
         None
     }
 
-    /// True if this rank has made more calls than `rank`, which makes none any more.
+    /// True if this rank has made more collectives than `rank`, which makes no calls any more, or has more sends to it or
+    /// receives from it than that one has made of their other ends.
     pub fn is_ahead_of(&self, rank: Rank) -> bool {
-        let theirs = self.line(rank.0).map_or(0, |[_, number, ..]| number.load(Acquire));
-        self.calls.load(Relaxed) > theirs
+        let count = |rank, word| self.count(rank, word).map_or(0, |count| count.load(Acquire));
+        let ours = self.heap.rank();
+        let messages = |at: u32, peer: u32, receives: bool| {
+            count(at, MESSAGES + 2 * peer as usize + usize::from(receives))
+        };
+        count(ours, COLLECTIVES) > count(rank.0, COLLECTIVES)
+            || messages(ours, rank.0, false) > messages(rank.0, ours, true)
+            || messages(ours, rank.0, true) > messages(rank.0, ours, false)
     }
 
     /// Last calls of all ranks, by rank, as seen at `now`.
@@ -145,6 +190,19 @@ mod tests {
         boards[2].write(&DeviceOperation::Barrier, Element::U8);
         assert!(!boards[0].is_ahead_of(Rank(2)) && !boards[1].is_ahead_of(Rank(0)));
         assert!(boards[0].describe(now).contains("rank 2 barrier number 2, 4"));
+    }
+
+    #[test]
+    fn messages_are_compared_by_pairs() {
+        let boards: Vec<CallBoard> = CallBoard::local_group(3).into_iter().flatten().collect();
+        let to = |peer, receives| Transfer { peer, receives, address: 0, bytes: 40 };
+        boards[0].write_transfers(&[to(1, false)]);
+        assert!(boards[0].is_ahead_of(Rank(1)) && !boards[0].is_ahead_of(Rank(2)));
+        boards[1].write_transfers(&[to(0, true), to(2, true)]);
+        assert!(!boards[0].is_ahead_of(Rank(1)) && boards[1].is_ahead_of(Rank(2)));
+        let text = boards[2].describe(clock::now());
+        assert!(text.starts_with("rank 0 send number 1 of 40 uint8, "), "{text}");
+        assert!(text.contains("; rank 1 batch number 1 of 80 uint8, "), "{text}");
     }
 
     #[test]

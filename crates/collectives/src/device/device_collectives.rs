@@ -9,6 +9,7 @@ use super::layout::{Layout, UNIT};
 use super::message::DeviceOperation;
 use super::plan::{CallOptions, DeviceAlgorithm, LaunchPlan, Transport};
 use super::program::Programs;
+use super::transfers::{Transfer, TransferBlock, TransferPlan};
 use super::twin::{Twin, TwinCall};
 use crate::reduction::{Element, Reduction};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -222,9 +223,7 @@ impl DeviceCollectives {
         let divisor = if call.average { self.layout.ranks } else { 0 };
         match &parts.backend {
             Backend::Cuda(programs) => {
-                if !self.captured.load(Ordering::Relaxed) && programs.is_captured(call.stream) {
-                    self.captured.store(true, Ordering::Relaxed);
-                }
+                self.note_capture(programs, call.stream);
                 let watch = parts.domain.failures().watch();
                 let block = ArgumentBlock {
                     table: parts.domain.table(),
@@ -257,6 +256,60 @@ impl DeviceCollectives {
                 unsafe { twin.run(&call) };
                 parts.domain.check_fatal().map_err(|error| parts.failed(error))
             }
+        }
+    }
+
+    /// Starts sends and receives on a stream, all at the same time; no work if there are none. A message is matched with its
+    /// other end by the order of messages of that pair and direction; other ranks take no part. It lies in rings of the
+    /// receiver until that one's call: a longer one ends once the receiver consumes it.
+    ///
+    /// # Errors
+    /// The cause of a failed group; [`DeviceError::NoRank`], [`DeviceError::ToItself`], [`DeviceError::TooLarge`]; CUDA's.
+    ///
+    /// # Safety
+    /// Addresses are those of tensors on this rank's device (for the twin, on the CPU), until the call has run on its
+    /// stream, which is one of that device; tensors of receives are accessed by one transfer alone.
+    pub unsafe fn run_transfers(
+        &self,
+        stream: Stream,
+        batch: &[Transfer],
+    ) -> Result<(), DeviceError> {
+        let parts = self.parts()?;
+        parts.domain.check_fatal().map_err(|error| parts.failed(error))?;
+        parts.domain.failures().check_peers_present()?;
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let plan = TransferPlan::new(batch, self.rank, &self.layout)?;
+        if let Some(board) = &parts.board {
+            board.write_transfers(batch);
+        }
+        match &parts.backend {
+            Backend::Cuda(programs) => {
+                self.note_capture(programs, stream);
+                let watch = parts.domain.failures().watch();
+                let block = TransferBlock {
+                    table: parts.domain.table(),
+                    record: watch.record_address(),
+                    abort: watch.abort_address(),
+                    rank: self.rank,
+                    count: batch.len() as u32,
+                };
+                // SAFETY: the caller's contract; `parts` live until the device is idle.
+                unsafe { programs.launch_transfers(&plan, &parts.peers, &block, stream) }
+            }
+            Backend::Twin(twin) => {
+                // SAFETY: the caller's contract.
+                unsafe { twin.run_transfers(&plan) };
+                parts.domain.check_fatal().map_err(|error| parts.failed(error))
+            }
+        }
+    }
+
+    /// Notes that a call is captured.
+    fn note_capture(&self, programs: &Programs, stream: Stream) {
+        if !self.captured.load(Ordering::Relaxed) && programs.is_captured(stream) {
+            self.captured.store(true, Ordering::Relaxed);
         }
     }
 

@@ -14,6 +14,12 @@ pub enum DeviceError {
         /// Number of ranks.
         ranks: u32,
     },
+    /// A message of a rank to itself.
+    #[error("rank {rank} sends to itself or receives from itself: copy the tensor")]
+    ToItself {
+        /// Rank.
+        rank: u32,
+    },
     /// A list of parts that does not have one for each rank.
     #[error("{given} parts are {what}: expected one for each of {ranks} ranks")]
     Parts {

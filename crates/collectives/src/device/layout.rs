@@ -1,4 +1,5 @@
-//! Memory of the device collectives in the symmetric heap: state, flags, packets and rings of each block.
+//! Memory of the device collectives in the symmetric heap: state, flags, packets and rings of each block, and those of
+//! the lanes of sends and receives.
 
 /// Fewest chunks of a source in a ring.
 const MIN_RING_CHUNKS: u32 = 8;
@@ -17,6 +18,13 @@ const RING_BYTES: u32 = 512 << 10;
 const CHUNK_OF_FEW: u32 = 16 << 10;
 const CHUNK_OF_MANY: u32 = 8 << 10;
 const FEW_RANKS: u32 = 4;
+/// Most lanes of a pair of ranks in one direction, for sends and receives.
+const MAX_LANES: u32 = 16;
+/// Bytes of a lane's ring for each source, of few, more and many ranks.
+const LANE_BYTES_OF_FEW: u32 = 128 << 10;
+const LANE_BYTES_OF_MORE: u32 = 64 << 10;
+const LANE_BYTES_OF_MANY: u32 = 32 << 10;
+const MORE_RANKS: u32 = 8;
 /// Alignment of areas.
 const ALIGNMENT: u64 = 128;
 
@@ -51,6 +59,20 @@ pub struct Layout {
     pub packets: u64,
     /// Offset of the rings, by ring, block and source.
     pub rings: u64,
+    /// Lanes of a pair in one direction, for sends and receives.
+    pub lanes: u32,
+    /// Chunks of a source in the ring of a lane: a power of two, as `ring_chunks`.
+    pub lane_chunks: u32,
+    /// Offset of the chunks that this rank has sent and received, by direction, lane and peer.
+    pub transferred: u64,
+    /// Offset of the flags of arrived chunks, by lane and source.
+    pub arrivals: u64,
+    /// Offset of the credits, chunks that a peer has consumed, by lane and peer.
+    pub credits: u64,
+    /// Offset of the headers, bytes of the message of each chunk, by lane, source and place.
+    pub headers: u64,
+    /// Offset of the rings of lanes, by lane and source.
+    pub lane_rings: u64,
     /// Length of all.
     pub bytes: u64,
 }
@@ -80,6 +102,19 @@ impl Layout {
         let packets = area(blocks_each * 2 * ranks_each * (u64::from(slots) + 1) * PACKETS_BYTES);
         let ring = blocks_each * ranks_each * u64::from(ring_chunks) * u64::from(chunk_capacity);
         let rings = area(u64::from(RINGS) * ring);
+        let lanes = blocks.min(MAX_LANES);
+        let lane_chunks = match ranks {
+            0..=FEW_RANKS => LANE_BYTES_OF_FEW,
+            0..=MORE_RANKS => LANE_BYTES_OF_MORE,
+            _ => LANE_BYTES_OF_MANY,
+        } / chunk_capacity;
+        let lanes_each = u64::from(lanes);
+        let transferred = area(4 * 2 * lanes_each * ranks_each);
+        let arrivals = area(4 * lanes_each * u64::from(flag_words));
+        let credits = area(4 * lanes_each * u64::from(flag_words));
+        let places = lanes_each * ranks_each * u64::from(lane_chunks);
+        let headers = area(8 * places);
+        let lane_rings = area(places * u64::from(chunk_capacity));
         Layout {
             ranks,
             blocks,
@@ -95,6 +130,13 @@ impl Layout {
             signals,
             packets,
             rings,
+            lanes,
+            lane_chunks,
+            transferred,
+            arrivals,
+            credits,
+            headers,
+            lane_rings,
             bytes: end,
         }
     }
@@ -119,6 +161,13 @@ impl Layout {
             of("AT_SIGNALS", self.signals),
             of("AT_PACKETS", self.packets),
             of("AT_RINGS", self.rings),
+            of("LANES", self.lanes.into()),
+            of("LANE_CHUNKS", self.lane_chunks.into()),
+            of("AT_TRANSFERRED", self.transferred),
+            of("AT_ARRIVALS", self.arrivals),
+            of("AT_CREDITS", self.credits),
+            of("AT_HEADERS", self.headers),
+            of("AT_LANE_RINGS", self.lane_rings),
         ]
     }
 
@@ -162,6 +211,38 @@ impl Layout {
         let place = row * u64::from(self.ring_chunks) + u64::from(sequence % self.ring_chunks);
         self.rings + place * u64::from(self.chunk_capacity)
     }
+
+    /// Offset of the chunks sent to (`receives`: received from) a peer in a lane.
+    pub(super) fn transferred(&self, receives: bool, lane: u32, peer: u32) -> u64 {
+        let row = u64::from(u32::from(receives) * self.lanes + lane);
+        self.transferred + 4 * (row * u64::from(self.ranks) + u64::from(peer))
+    }
+
+    /// Offset of the flag of the chunks that have arrived from a source in a lane.
+    pub(super) fn arrival(&self, lane: u32, source: u32) -> u64 {
+        self.arrivals + 4 * (u64::from(lane) * u64::from(self.flag_words) + u64::from(source))
+    }
+
+    /// Offset of the credit: chunks of a lane that a peer has consumed.
+    pub(super) fn credit(&self, lane: u32, peer: u32) -> u64 {
+        self.credits + 4 * (u64::from(lane) * u64::from(self.flag_words) + u64::from(peer))
+    }
+
+    fn lane_place(&self, lane: u32, source: u32, sequence: u32) -> u64 {
+        let row = u64::from(lane * self.ranks + source);
+        row * u64::from(self.lane_chunks) + u64::from(sequence % self.lane_chunks)
+    }
+
+    /// Offset of the header of a chunk of a lane.
+    pub(super) fn header(&self, lane: u32, source: u32, sequence: u32) -> u64 {
+        self.headers + 8 * self.lane_place(lane, source, sequence)
+    }
+
+    /// Offset of a chunk of a lane.
+    pub(super) fn lane_chunk(&self, lane: u32, source: u32, sequence: u32) -> u64 {
+        let place = self.lane_place(lane, source, sequence);
+        self.lane_rings + place * u64::from(self.chunk_capacity)
+    }
 }
 
 #[cfg(test)]
@@ -183,6 +264,18 @@ mod tests {
                 (
                     layout.chunk(1, block, rank, layout.ring_chunks - 1)
                         + u64::from(layout.chunk_capacity),
+                    layout.transferred,
+                ),
+                (layout.transferred(true, layout.lanes - 1, rank) + 4, layout.arrivals),
+                (layout.arrival(layout.lanes - 1, rank) + 4, layout.credits),
+                (layout.credit(layout.lanes - 1, rank) + 4, layout.headers),
+                (
+                    layout.header(layout.lanes - 1, rank, layout.lane_chunks - 1) + 8,
+                    layout.lane_rings,
+                ),
+                (
+                    layout.lane_chunk(layout.lanes - 1, rank, layout.lane_chunks - 1)
+                        + u64::from(layout.chunk_capacity),
                     layout.bytes,
                 ),
             ];
@@ -192,16 +285,15 @@ mod tests {
             assert!(layout.closed + 4 <= layout.epochs);
             assert!(layout.chunk_capacity.is_multiple_of(16));
             assert!(layout.ring_chunks.is_power_of_two() && layout.ring_chunks >= MIN_RING_CHUNKS);
+            assert!(layout.lane_chunks.is_power_of_two() && layout.lane_chunks >= 4);
         }
     }
 
     #[test]
-    fn memory_of_up_to_sixteen_ranks_is_not_more_than_that_of_two() {
-        let two = Layout::new(2, 32).bytes;
-        assert!(two < 80 << 20, "{two}");
-        for ranks in 3..=16 {
+    fn memory_of_up_to_sixteen_ranks_is_less_than_80_mib() {
+        for ranks in 2..=16 {
             let bytes = Layout::new(ranks, 32).bytes;
-            assert!(bytes <= two, "{ranks} ranks: {bytes}");
+            assert!(bytes < 80 << 20, "{ranks} ranks: {bytes}");
         }
     }
 }

@@ -9,6 +9,7 @@
 //! - `layout.rs`: memory in the symmetric heap
 //! - `copies.rs`: copies of a call by copy engines
 //! - `arguments.rs`: the kernels' argument; `program.rs`: compilation and launch; `family.rs`: names of phases
+//! - `transfers.rs`: sends and receives, which are matched by pairs of ranks alone
 //! - `call_board.rs`: last calls of all ranks, for errors
 //! - `device_collectives.rs`: construction, calls, end; `config.rs`: configuration; `error.rs`: errors
 //! - `twin/`: the kernels on the CPU
@@ -24,6 +25,7 @@ mod layout;
 mod message;
 mod plan;
 mod program;
+mod transfers;
 mod twin;
 
 pub use arguments::arguments_header;
@@ -34,4 +36,5 @@ pub use family::FAMILY;
 pub use layout::Layout;
 pub use message::{DeviceOperation, Message};
 pub use plan::{CallOptions, DeviceAlgorithm};
-pub use program::{Arithmetic, SOURCES, compile_request};
+pub use program::{Arithmetic, SOURCES, compile_request, transfers_request};
+pub use transfers::{MAX_TRANSFERS, Transfer, transfer_arguments_header};

@@ -6,6 +6,7 @@ use super::error::DeviceError;
 use super::family::FAMILY;
 use super::layout::Layout;
 use super::plan::{BulkKernel, Kernel, LaunchPlan};
+use super::transfers::{self, TransferBlock, TransferPlan};
 use crate::reduction::{Element, Reduction};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,8 +24,10 @@ pub const SOURCES: &[SourceFile] = weft_gpu::sources![
     "collectives/elements.cuh",
     "collectives/float8.cuh",
     "collectives/packets.cuh",
+    "collectives/transfer_arguments.cuh",
     "exchange.cu",
     "reduce.cu",
+    "transfers.cu",
 ];
 
 /// Reduction of the elements of a type.
@@ -55,6 +58,16 @@ pub fn compile_request(
     arch: &str,
 ) -> CompileRequest<'static> {
     request(&Layout::new(ranks.max(1), blocks.max(1)), arithmetic, arch)
+}
+
+/// Compile request of the kernel of sends and receives, as [`compile_request`].
+pub fn transfers_request(ranks: u32, blocks: u32, arch: &str) -> CompileRequest<'static> {
+    transfers_of(&Layout::new(ranks.max(1), blocks.max(1)), arch)
+}
+
+fn transfers_of(layout: &Layout, arch: &str) -> CompileRequest<'static> {
+    let defines = layout.defines(FAMILY.first_phase, FAMILY.first_code);
+    CompileRequest { defines, ..CompileRequest::kernel("transfers.cu", SOURCES, arch) }
 }
 
 /// Loaded kernel, with the threads and the dynamic shared memory of a block.
@@ -104,6 +117,7 @@ pub(super) struct Programs {
     start: Start,
     copy_streams: CopyStreams,
     exchange: Loaded,
+    transfers: Function,
     reduce: Mutex<HashMap<Arithmetic, Arc<Loaded>>>,
 }
 
@@ -113,10 +127,21 @@ impl Programs {
         let context = Context::primary(device)?;
         let cache = Cache::from_env();
         let exchange = load(&context, device, &layout, &cache, None)?;
+        let transfers = load_transfers(&context, device, &layout, &cache)?;
         let start = jit::launch_start(device);
         let reduce = Mutex::default();
         let copy_streams = CopyStreams::new(context.clone(), layout.ranks);
-        Ok(Programs { context, device, layout, cache, start, copy_streams, exchange, reduce })
+        Ok(Programs {
+            context,
+            device,
+            layout,
+            cache,
+            start,
+            copy_streams,
+            exchange,
+            transfers,
+            reduce,
+        })
     }
 
     /// Compiles and loads the kernels of a reduction, unless they are loaded.
@@ -187,6 +212,39 @@ impl Programs {
         // execute `griddepcontrol.wait` before they access memory.
         unsafe { loaded.launch(plan.kernel, plan, aligned, self.start, stream, &words) }
     }
+
+    /// Launches a batch of sends and receives.
+    ///
+    /// # Safety
+    /// As of [`Programs::launch`], for the tensors of the plan.
+    pub unsafe fn launch_transfers(
+        &self,
+        plan: &TransferPlan,
+        peers: &[u64],
+        block: &TransferBlock,
+        stream: Stream,
+    ) -> Result<(), DeviceError> {
+        let words = transfers::argument(peers, &plan.transfers, block);
+        let size = [plan.grid, transfers::THREADS, 0];
+        // SAFETY: as above.
+        Ok(unsafe { self.transfers.launch(size, self.start, stream, words.as_ptr().cast()) }?)
+    }
+}
+
+fn load_transfers(
+    context: &Arc<Context>,
+    device: Device,
+    layout: &Layout,
+    cache: &Cache,
+) -> Result<Function, DeviceError> {
+    let request = transfers_of(layout, &jit::architecture(device.compute_capability()));
+    let compiled = jit::cubin(&request, cache)?;
+    let _relaxed = RelaxedCapture::new()?;
+    let module = Module::load(context, &compiled.cubin)?;
+    let function = module.function(transfers::KERNEL)?;
+    // Loads the kernel now, as below.
+    function.set_dynamic_shared(0)?;
+    Ok(function)
 }
 
 fn load(

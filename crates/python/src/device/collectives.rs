@@ -13,7 +13,7 @@ use crate::shared::{Shared, deadline, duration};
 use pyo3::prelude::*;
 use weft_collectives::device::{
     CallOptions, DeviceAlgorithm, DeviceCall, DeviceCollectives as Native, DeviceConfig,
-    DeviceError, DeviceOperation,
+    DeviceError, DeviceOperation, Transfer,
 };
 use weft_collectives::{Element, Reduction};
 use weft_cuda::Stream;
@@ -214,6 +214,23 @@ impl DeviceCollectives {
         Ok(if self.waits { py.detach(run) } else { run() }?)
     }
 
+    /// Starts sends and receives on a stream, all at the same time. Each is a peer, true for a receive, an address and bytes.
+    fn run_transfers(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        batch: Vec<(u32, bool, u64, u64)>,
+    ) -> PyResult<()> {
+        fork::check(py)?;
+        let transfer =
+            |(peer, receives, address, bytes)| Transfer { peer, receives, address, bytes };
+        let batch: Vec<Transfer> = batch.into_iter().map(transfer).collect();
+        // SAFETY: as of `run`; the Python layer has checked that no receive overlaps another tensor.
+        let run =
+            || self.native.run(|native| unsafe { native.run_transfers(Stream(stream), &batch) });
+        Ok(if self.waits { py.detach(run) } else { run() }?)
+    }
+
     /// Raises the error that the device recorded.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         fork::check(py)?;
@@ -285,10 +302,10 @@ fn operation_of(
     })
 }
 
-/// The program with the kernels of a reduction, or those without arithmetic, and the compiler's options. For tests that
-/// compile kernels without a GPU.
+/// The program with the kernels of a reduction, or those without arithmetic, or (`transfers`) that of sends and receives, and
+/// the compiler's options. For tests that compile kernels without a GPU.
 #[pyfunction]
-#[pyo3(signature = (ranks, blocks, arch, reduction=None, element=None))]
+#[pyo3(signature = (ranks, blocks, arch, reduction=None, element=None, *, transfers=false))]
 pub fn device_collectives_source(
     py: Python<'_>,
     ranks: u32,
@@ -296,6 +313,7 @@ pub fn device_collectives_source(
     arch: &str,
     reduction: Option<&str>,
     element: Option<&str>,
+    transfers: bool,
 ) -> PyResult<Source> {
     let arithmetic = match (reduction, element) {
         (Some(reduction), Some(element)) => {
@@ -303,6 +321,9 @@ pub fn device_collectives_source(
         }
         _ => None,
     };
-    let request = weft_collectives::device::compile_request(ranks, blocks, arithmetic, arch);
+    let request = match transfers {
+        true => weft_collectives::device::transfers_request(ranks, blocks, arch),
+        false => weft_collectives::device::compile_request(ranks, blocks, arithmetic, arch),
+    };
     Ok((request.name, request.sources().collect(), request.arguments()))
 }

@@ -4,6 +4,7 @@
 //! Blocks of a launch are independent channels, so a call runs them one after another on the calling thread.
 //!
 //! - `packets.rs`: calls by packets; `chunks.rs`: calls by chunks; `direct.rs`: direct calls
+//! - `transfers.rs`: sends and receives
 //! - `user_bytes.rs`: tensors of the user
 
 mod chunks;
@@ -11,6 +12,7 @@ mod direct;
 mod packets;
 #[cfg(test)]
 mod tests;
+mod transfers;
 mod user_bytes;
 
 use super::arguments::TensorsOfRanks;
@@ -67,6 +69,8 @@ enum Phase {
     Results,
     Entry,
     Exit,
+    Send,
+    Receive,
 }
 
 impl Twin {

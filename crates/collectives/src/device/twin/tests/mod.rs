@@ -3,6 +3,7 @@
 mod case;
 mod group;
 mod memory;
+mod transfers;
 
 use super::*;
 use crate::device::family::OTHER_CALL;
