@@ -64,6 +64,28 @@ def test_rejected_arguments_are_named_before_any_kernel() -> None:
         ]
 
 
+def test_messages_of_a_batch_run_at_the_same_time() -> None:
+    for rank, found in enumerate(results("messages", 3)):
+        left, right = (rank - 1) % 3, (rank + 1) % 3
+        assert found["works"] == [True]
+        assert found["received"] == [left, right]
+        # No collective is among them.
+        assert found["launched"] == []
+        early, completed = found["early"]
+        assert "expected the end of coalescing before it" in early
+        assert completed is False
+        assert found["mixed"] == [[3.0, 3.0], [left, left], True, True]
+        assert found["future"] == [left, left]
+        assert found["errors"] == [
+            f"ValueError: send of rank {rank} to itself: expected another rank; copy the tensor "
+            "instead",
+            "ValueError: recv: source 3: expected a rank from 0 to 2",
+            "DistBackendError: weft: coalesced messages: the tensor of a receive overlaps another "
+            "one of the batch: pass memory of its own",
+        ]
+        assert found.get("pair") == (None if rank == 2 else [5.0, 5.0])
+
+
 def test_more_dtypes_than_on_the_cpu() -> None:
     for found in results("dtypes", 2):
         for name in ("int16", "uint16", "uint32", "uint64"):

@@ -75,6 +75,21 @@ def test_movements_equal_those_on_the_cpu(ranks: Ranks) -> None:
     assert ranks.run("operations.movements") == [135, 135]
 
 
+def test_messages_equal_the_tensors_that_were_sent(ranks: Ranks) -> None:
+    assert ranks.run("operations.messages") == [103, 103]
+
+
+def test_a_receive_without_its_send_names_the_rank(ranks: Ranks, kind: str) -> None:
+    import math
+
+    waiting, _ = ranks.run("failures.unmatched")
+    assert waiting["first"] == "none" if kind == "cuda" else "rank 1" in waiting["first"]
+    assert 2.5 < waiting["seconds"] < 40
+    assert all(map(math.isnan, waiting["value"]))
+    assert waiting["later"].startswith("DistBackendError: weft: send: ")
+    assert "rank 1" in waiting["later"]
+
+
 def test_coalesced_operations_and_groups_of_some_ranks(ranks: Ranks) -> None:
     for rank, found in enumerate(ranks.run("operations.groups")):
         assert found["gathered"] == [[0.0, 1.0], [0.0] * 3 + [1.0] * 3]
@@ -135,11 +150,10 @@ def test_a_barrier_waits_for_the_streams_of_all_ranks(gpu_ranks: Ranks) -> None:
 @pytest.mark.gpu
 def test_operations_that_gpus_lack_are_named(gpu_ranks: Ranks) -> None:
     for rank, found in enumerate(gpu_ranks.run("failures.errors")):
-        for name in ("send", "recv"):
-            assert found[name].startswith(
-                f"NotImplementedError: {name} of a tensor on cuda:{rank}: backend weft has "
-                "messages of tensors on cpu alone; send tensor.cpu()"
-            )
+        assert found["recv"].startswith(
+            f"NotImplementedError: recvAnySource of a tensor on cuda:{rank}: backend weft has "
+            "receives from any rank on cpu alone; pass the source"
+        )
         assert "ReduceOp.PREMUL_SUM on int32 on a GPU: expected float16" in found["factor"]
         assert f"on cuda:{rank} and cpu: expected one device" in found["mixed"]
         assert f"all_reduce of a tensor on cuda:{1 - rank}: expected cuda:{rank}" in found["device"]

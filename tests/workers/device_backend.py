@@ -99,6 +99,58 @@ def rejected() -> list[str]:
     return found
 
 
+def messages() -> dict[str, Any]:
+    """Batches of messages, the first operation of the group, and their works and errors."""
+    rank, ranks = begin()
+    left, right = (rank - 1) % ranks, (rank + 1) % ranks
+    sent = torch.arange(3.0) + rank
+    received = [torch.empty(3) for _ in range(2)]
+    batch = [
+        distributed.P2POp(distributed.irecv, received[0], left),
+        distributed.P2POp(distributed.irecv, received[1], right),
+        distributed.P2POp(distributed.isend, sent, right),
+        distributed.P2POp(distributed.isend, sent, left),
+    ]
+    works = distributed.batch_isend_irecv(batch)
+    found: dict[str, Any] = {"works": [each.wait() for each in works]}
+    found["received"] = [each[0].item() for each in received]
+    found["launched"] = list(launched)
+    group: Any = distributed.group.WORLD
+    total, given, into = torch.ones(2), torch.full((2,), float(rank)), torch.empty(2)
+    # Collectives among coalesced messages run first.
+    with distributed._coalescing_manager(device=torch.device("cpu"), async_ops=True) as works:
+        part = group.send([given], right, 0)
+        found["early"] = [message(part.wait), part.is_completed()]
+        group.recv([into], left, 0)
+        distributed.all_reduce(total, async_op=True)
+    works.wait()
+    found["mixed"] = [total.tolist(), into.tolist(), part.wait(), part.is_completed()]
+    found["future"] = part.get_future().wait()[0].tolist()
+    whole = torch.ones(4)
+    overlapping = [
+        distributed.P2POp(distributed.irecv, whole[:3], left),
+        distributed.P2POp(distributed.isend, whole[2:], right),
+    ]
+    found["errors"] = [
+        message(lambda: group.send([given], rank, 0)),
+        message(lambda: group.recv([given], ranks, 0)),
+        message(lambda: distributed.batch_isend_irecv(overlapping)),
+    ]
+    # Batches after an error, and a group of some ranks, whose messages the others do not see.
+    pair = distributed.new_group([0, 1])
+    if rank < 2:
+        distributed.barrier(pair)
+        value = torch.full((2,), rank + 5.0)
+        if rank == 0:
+            distributed.send(value, 1, group=pair)
+        else:
+            distributed.recv(value, 0, group=pair)
+        found["pair"] = value.tolist()
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return found
+
+
 def raised() -> None:
     """The error of rank 0, on a rank where a call would wait for it."""
     raise ValueError("gather: output of 3 elements: expected 2")

@@ -120,11 +120,26 @@ class DeviceCalls:
             sent=sent,
             received=received,
         )
+        self._record(stream, (given, into))
+
+    def transfer(self, batch: list[tuple[int, bool, int, int]]) -> None:
+        """Put messages on the current stream; `batch` is as of the native module."""
+        from weft.cuda.collective_transfers import check_apart
+
+        check_apart(batch)
+        collectives = self._collectives
+        assert collectives is not None, "the C++ library has called `start`"
+        stream = self._stream()
+        collectives._native.run_transfers(stream, batch)
+        self._record(stream, tuple(address for _, _, address, _ in batch))
+
+    def _record(self, stream: int, addresses: tuple[int, ...]) -> None:
+        """Keep the memory of tensors of a call on the stream of asynchronous operations."""
         # Memory of a capture stays with its graph.
         pool, own = self._pool, self._own
         if pool is None or own is None or stream != own.cuda_stream or self.is_capturing():
             return
-        pool.record((given, into), own)
+        pool.record(addresses, own)
 
     def allocate(self, length: int) -> torch.Tensor | None:
         """A tensor of `length` bytes in symmetric memory, uninitialised; every rank calls this.

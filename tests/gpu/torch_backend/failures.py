@@ -25,8 +25,7 @@ def errors(at: Context) -> dict[str, str]:
     distributed.all_reduce(ones)
     elsewhere = torch.ones(2, device=torch.device("cuda", 1 - at.rank))
     found = {
-        "send": message(lambda: distributed.send(ones, 1 - at.rank)),
-        "recv": message(lambda: distributed.recv(ones, 1 - at.rank)),
+        "recv": message(lambda: distributed.recv(ones)),
         "factor": message(
             lambda: distributed.all_reduce(ones.int(), distributed._make_nccl_premul_sum(2.0))
         ),
@@ -48,6 +47,24 @@ def begun(at: Context, **options: Any) -> tuple[Any, torch.Tensor]:
     at.synchronise()
     distributed.barrier()
     return group, value
+
+
+def unmatched(at: Context) -> dict[str, Any]:
+    """Errors of a receive whose message does not come, in a group of its own."""
+    group, value = begun(at, timeout=timedelta(seconds=3))
+    found: dict[str, Any] = {}
+    if at.rank == 0:
+        began = time.perf_counter()
+        # On a GPU the call returns, and its kernel gives up.
+        found["first"] = message(lambda: distributed.recv(value, 1, group=group))
+        at.synchronise()
+        found["seconds"] = time.perf_counter() - began
+        found["value"] = value.tolist()
+        found["later"] = message(lambda: distributed.send(value, 1, group=group))
+    distributed.barrier()
+    distributed.destroy_process_group(group)
+    distributed.barrier()
+    return found
 
 
 def late(at: Context) -> dict[str, Any]:

@@ -202,6 +202,70 @@ def movements(at: Context) -> int:
     return compared
 
 
+def messages(at: Context) -> int:
+    """Sends and receives alone, asynchronous and in batches; the number of compared tensors."""
+    compared, left, right = 0, (at.rank - 1) % at.ranks, (at.rank + 1) % at.ranks
+    distributed.barrier()
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.complex64):
+        for count in (0, 1, 17, 300_001):
+            sources = [
+                values(torch.float32, 2 * count, 5 * rank + 1).to(dtype).view(-1, 2)
+                for rank in range(at.ranks)
+            ]
+            mine = sources[at.rank].to(at.device)
+            # A pipeline: blocking calls, whose order differs between ranks.
+            result = torch.zeros_like(mine)
+            if at.rank > 0:
+                distributed.recv(result, at.rank - 1)
+                same("recv", result, sources[at.rank - 1])
+            if at.rank + 1 < at.ranks:
+                distributed.send(mine, at.rank + 1)
+            # A ring in both directions: longer than all buffers.
+            results = [torch.zeros_like(mine) for _ in range(4)]
+            works = distributed.batch_isend_irecv(
+                [
+                    distributed.P2POp(distributed.isend, mine, right),
+                    distributed.P2POp(distributed.irecv, results[0], left),
+                    distributed.P2POp(distributed.isend, mine, left),
+                    distributed.P2POp(distributed.irecv, results[1], right),
+                ]
+            )
+            for work in works:
+                work.wait()
+            same("batch from the left", results[0], sources[left])
+            same("batch from the right", results[1], sources[right])
+            # Asynchronous ones, matched by their order: even ranks send first.
+            turned = mine.t()
+            first = distributed.isend(mine, right) if at.rank % 2 == 0 else None
+            into = distributed.irecv(results[2].t(), left)
+            works = [distributed.isend(mine, right)] if first is None else [first]
+            works += [distributed.isend(turned, right)] if at.rank % 2 == 0 else []
+            more = distributed.irecv(results[3].t(), left)
+            works += [distributed.isend(turned, right)] if at.rank % 2 else []
+            for work in (*works, into, more):
+                work.wait()
+            same("irecv", results[2].t().reshape(-1, 2), sources[left])
+            same("irecv of a transposed tensor", results[3], sources[left])
+            compared += 5
+    # Several messages of a pair and of other dtypes in one batch, in the order of the list.
+    tensors = [values(kind, 50, 3) for kind in (torch.int32, torch.bool, torch.float16)]
+    given = [each.to(at.device) for each in tensors]
+    received = [torch.zeros_like(each) for each in given]
+    batch = [distributed.P2POp(distributed.irecv, each, left) for each in received]
+    batch += [distributed.P2POp(distributed.isend, each, right) for each in given]
+    for work in distributed.batch_isend_irecv(batch):
+        work.wait()
+    for one, expected in zip(received, tensors, strict=True):
+        same("several messages in a batch", one, expected)
+    objects: list[Any] = [{"rank": 0}] if at.rank == 0 else [None]
+    if at.rank == 0:
+        distributed.send_object_list(objects, 1, device=at.device)
+    elif at.rank == 1:
+        distributed.recv_object_list(objects, 0, device=at.device)
+    assert at.rank > 1 or objects == [{"rank": 0}], objects
+    return compared + len(received)
+
+
 def groups(at: Context) -> dict[str, Any]:
     """Coalesced operations, groups of some ranks, and a device mesh."""
     found: dict[str, Any] = {}

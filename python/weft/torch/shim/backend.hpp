@@ -112,7 +112,13 @@ class WeftBackend final : public Submitter {
     auto work = coalesced();
     TORCH_CHECK(work, "weft: endCoalescing: expected startCoalescing before it, in the same thread");
     auto last = coalesced_on_device();
+    auto messages = coalesced_messages();
     set_coalesced(nullptr);
+    if (messages) {
+      last = transfer("coalesced messages", OpType::COALESCED, messages->messages);
+      messages->begin(last);
+      messages->messages.clear();
+    }
     if (last) {
       // Those on the CPU, if there are any, end first.
       await(work);
@@ -322,8 +328,11 @@ class WeftBackend final : public Submitter {
 
   intrusive_ptr<Work> send(Tensors& tensors, int destination, int tag) override {
     auto& tensor = only("send", tensors);
-    check_message("send", tensor);
     check_rank("send", "destination", destination, size_);
+    if (device_->serves(tensor)) {
+      return transfer("send", OpType::SEND, tensor, destination, false);
+    }
+    TORCH_CHECK_TYPE(tensor.is_cpu(), "send of a tensor on ", tensor.device(), ": expected a dense tensor on cpu");
     return submit_on_host("send", OpType::SEND, {}, tensors, c10d::AllToAllOptions{}, [&](Submission& call) {
       call.send(destination, tag, call.input(tensor));
     });

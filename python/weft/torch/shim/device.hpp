@@ -258,6 +258,53 @@ class DeviceWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
+// Message between GPUs.
+struct DeviceMessage {
+  at::Tensor tensor;
+  int peer;
+  bool receives;
+};
+
+// Handle of coalesced messages: that of their batch, which is put on a stream at the end of coalescing.
+class CoalescedMessages final : public c10d::Work {
+ public:
+  explicit CoalescedMessages(int rank) : Work(rank, c10d::OpType::COALESCED) {}
+
+  std::vector<DeviceMessage> messages;
+
+  void begin(c10::intrusive_ptr<c10d::Work> batch) {
+    batch_ = std::move(batch);
+  }
+
+  bool isCompleted() override {
+    return batch_ != nullptr && batch_->isCompleted();
+  }
+
+  bool isSuccess() const override {
+    return batch_ != nullptr;
+  }
+
+  void synchronize() override {
+    batch().synchronize();
+  }
+
+  bool wait(Milliseconds timeout = kNoTimeout) override {
+    return batch().wait(timeout);
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return batch().getFuture();
+  }
+
+ private:
+  c10d::Work& batch() const {
+    TORCH_CHECK(batch_ != nullptr, "weft: wait for a coalesced message: expected the end of coalescing before it");
+    return *batch_;
+  }
+
+  c10::intrusive_ptr<c10d::Work> batch_;
+};
+
 // Calls that make up one work on a GPU: each has contiguous memory, copied in and out on the same stream where it is not.
 class DeviceSubmission {
  public:
@@ -372,6 +419,17 @@ class DeviceSubmission {
       begin += each.numel();
     }
     exchange(flat(inputs), sent, buffer, received);
+  }
+
+  // Messages to and from other ranks, all at the same time.
+  void transfer(const std::vector<DeviceMessage>& messages) {
+    std::vector<at::Tensor> held;
+    std::vector<std::tuple<int, bool, uintptr_t, uint64_t>> batch;
+    for (auto& each : messages) {
+      held.push_back(each.receives ? output(each.tensor) : input(each.tensor));
+      batch.emplace_back(each.peer, each.receives, address(held.back()), static_cast<uint64_t>(held.back().nbytes()));
+    }
+    with_python(name_, [&] { calls_.attr("transfer")(batch); });
   }
 
   void barrier() {

@@ -53,6 +53,43 @@ class Submitter : public c10d::Backend {
     return work;
   }
 
+  // A message between GPUs, on the communication stream. One that is coalesced joins the batch of its thread.
+  intrusive_ptr<Work> transfer(const char* name, OpType type, const at::Tensor& tensor, int peer, bool receives) {
+    TORCH_CHECK_VALUE(
+        peer != rank_, name, " of rank ", rank_, " to itself: expected another rank; copy the tensor instead");
+    engine_->check_open(name);
+    DeviceMessage message{tensor, peer, receives};
+    if (!coalesced()) {
+      return transfer(name, type, {std::move(message)});
+    }
+    std::lock_guard<std::mutex> lock(coalesced_mutex_);
+    auto& whole = coalesced_messages_[std::this_thread::get_id()];
+    if (!whole) {
+      whole = c10::make_intrusive<CoalescedMessages>(rank_);
+    }
+    TORCH_CHECK_VALUE(
+        whole->messages.empty() || whole->messages[0].tensor.device() == tensor.device(),
+        name, " of a tensor on ", tensor.device(), " in a batch of tensors on ",
+        whole->messages[0].tensor.device(), ": expected one device");
+    whole->messages.push_back(std::move(message));
+    return whole;
+  }
+
+  // Messages between GPUs, all at the same time.
+  intrusive_ptr<Work> transfer(const char* name, OpType type, const std::vector<DeviceMessage>& messages) {
+    Tensors outputs, tensors;
+    for (auto& each : messages) {
+      tensors.push_back(each.tensor);
+      if (each.receives) {
+        outputs.push_back(each.tensor);
+      }
+    }
+    auto device = tensors[0].device();
+    return submit_on_device(
+        name, type, std::move(outputs), tensors, device, true,
+        [&](DeviceSubmission& call) { call.transfer(messages); });
+  }
+
   // Makes a work and starts its operations. Unless it is asynchronous, the call returns once they are done. One that is
   // asynchronous joins the operations that its thread coalesces.
   template <typename Options, typename Start>
@@ -129,11 +166,19 @@ class Submitter : public c10d::Backend {
     return found == coalesced_on_device_.end() ? nullptr : found->second;
   }
 
+  // The messages between GPUs among them; null if there are none.
+  intrusive_ptr<CoalescedMessages> coalesced_messages() {
+    std::lock_guard<std::mutex> lock(coalesced_mutex_);
+    auto found = coalesced_messages_.find(std::this_thread::get_id());
+    return found == coalesced_messages_.end() ? nullptr : found->second;
+  }
+
   // Sets or removes those works.
   void set_coalesced(intrusive_ptr<WeftWork> work) {
     std::lock_guard<std::mutex> lock(coalesced_mutex_);
     coalesced_.erase(std::this_thread::get_id());
     coalesced_on_device_.erase(std::this_thread::get_id());
+    coalesced_messages_.erase(std::this_thread::get_id());
     if (work) {
       coalesced_.emplace(std::this_thread::get_id(), std::move(work));
     }
@@ -208,7 +253,10 @@ class Submitter : public c10d::Backend {
 
   intrusive_ptr<Work> receive(const char* name, OpType type, Tensors& tensors, uint32_t source, uint64_t tag) {
     auto& tensor = only(name, tensors);
-    check_message(name, tensor);
+    if (source != WEFT_ANY_RANK && device_->serves(tensor)) {
+      return transfer(name, type, tensor, static_cast<int>(source), true);
+    }
+    check_any_source(name, tensor);
     return submit_on_host(name, type, tensors, tensors, c10d::AllToAllOptions{}, [&](Submission& call) {
       call.receive(source, tag, call.output(tensor));
     });
@@ -265,14 +313,14 @@ class Submitter : public c10d::Backend {
     return bytes;
   }
 
-  // Messages between GPUs do not exist.
-  static void check_message(const char* name, const at::Tensor& tensor) {
+  // A message on a GPU has a named source.
+  static void check_any_source(const char* name, const at::Tensor& tensor) {
     if (!tensor.is_cpu()) {
       C10_THROW_ERROR(
           NotImplementedError,
           c10::str(
-              name, " of a tensor on ", tensor.device(), ": backend weft has messages of tensors on cpu alone; send ",
-              "tensor.cpu(), or use broadcast or all_to_all_single in a group of both ranks"));
+              name, " of a tensor on ", tensor.device(), ": backend weft has receives from any rank on cpu alone; pass the ",
+              "source, or receive into a tensor on cpu"));
     }
   }
 
@@ -314,6 +362,7 @@ class Submitter : public c10d::Backend {
   // By thread, between startCoalescing and endCoalescing.
   std::map<std::thread::id, intrusive_ptr<WeftWork>> coalesced_;
   std::map<std::thread::id, intrusive_ptr<Work>> coalesced_on_device_;
+  std::map<std::thread::id, intrusive_ptr<CoalescedMessages>> coalesced_messages_;
   std::atomic<size_t> coalescing_{0};
 };
 
