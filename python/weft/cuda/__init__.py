@@ -41,6 +41,7 @@ from weft.cuda.collectives import Collectives, local_collectives, local_symmetri
 from weft.cuda.combine import Combine
 from weft.cuda.dispatch import Dispatch
 from weft.cuda.group import local_group
+from weft.cuda.hierarchical import HierarchicalCollectives
 from weft.cuda.outputs import Outputs
 from weft.cuda.planned import Handle, HostCounts
 from weft.cuda.received import Received
@@ -54,6 +55,7 @@ __all__ = [
     "Dispatch",
     "Event",
     "Handle",
+    "HierarchicalCollectives",
     "HostCounts",
     "Outputs",
     "Receive",

@@ -1,0 +1,670 @@
+"""Collectives between GPUs of several hosts: NVLink inside a host, the network between hosts.
+
+Every rank of a host exchanges its part of a tensor with the ranks of equal number on the other
+hosts::
+
+    import weft.cuda
+
+    with weft.init() as communicator:
+        with weft.cuda.HierarchicalCollectives(communicator) as collectives:
+            collectives.all_reduce(gradients)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self
+
+import torch
+
+from weft._arguments import expect
+from weft._group import one_line
+from weft._host_collectives import ELEMENTS, HostCall, HostCollectives
+from weft._timeout import seconds
+from weft.communicator import Communicator
+from weft.cuda import pipeline
+from weft.cuda.collective_base import written
+from weft.cuda.collective_checks import (
+    REDUCTIONS,
+    address,
+    check_root,
+    fits,
+    refuse_op,
+    refuse_overlap,
+    rows_of,
+)
+from weft.cuda.collectives import Collectives
+from weft.cuda.hierarchy import Hierarchy, cause, renumbered
+from weft.cuda.pipeline import NetworkError, NetworkThread, Piece, Slot, Slots
+from weft.errors import (
+    ClosedError,
+    ConfigurationError,
+    ConfigurationMismatchError,
+    ShapeError,
+    WeftError,
+)
+from weft.moe.device_errors import ON_DEVICES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["HierarchicalCollectives"]
+
+#: Bytes of a piece.
+PIECE_BYTES: Final = 8 << 20
+#: Least bytes of a piece for each rank, so that parts of all ranks are aligned.
+LEAST_BYTES: Final = 256
+#: Bytes of which the parts of a piece are a multiple, apart from the last piece's.
+PART_BYTES: Final = 128
+#: Type that moves elements, by their bytes.
+WORDS: Final = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+    16: torch.int64,
+}
+
+
+class HierarchicalCollectives:
+    """All-reduce, reduce-scatter, all-gather, broadcast and barrier of GPUs on several hosts.
+
+    Hosts have equal numbers of ranks. A call is cut into pieces. A piece of an all-reduce is
+    reduce-scattered between the GPUs of a host by `Collectives`; each rank copies its part to
+    pinned memory, all-reduces it with the ranks of equal number on the other hosts, over the
+    communicator's providers, and copies it back; an all-gather within the host ends the piece.
+    While a piece is on the network, later ones are reduced within the host.
+
+    *Host and stream.* Kernels are in order on torch's current stream, copies on streams of the
+    object. A call returns once its last piece has left the network, with the last copy and kernel
+    on their streams: so the host waits for the network, and for work before the call on the stream.
+    Calls cannot be captured into a CUDA graph.
+
+    All ranks make the same calls in the same order, with equal shapes, dtypes and options, from one
+    thread at a time.
+
+    *Tensors* are as of `Collectives`. Calls without arithmetic take any dtype, reductions bool,
+    uint8, signed integers, float16, bfloat16, float32 and float64.
+
+    *Reductions.* Contributions of a host are combined in the order of ranks, then the results of
+    hosts in the order of their lowest ranks. So all ranks, runs and lengths of pieces give the same
+    bits. Those of floating-point sums, products and averages may differ from `Collectives`, which
+    adds in the order of all ranks: in 16-bit floats the result of a host is rounded, and each
+    addition between hosts. "avg" is the rounded sum divided by the number of ranks, rounded again,
+    of integers truncated.
+
+    *Failures.* A wait that times out, a lost rank or another error ends the communicator's group at
+    all ranks, so that their calls raise as well. Errors name ranks of the communicator.
+
+    As a context manager it closes itself at the end of the block; if the block raises, on this rank
+    alone.
+
+    Args:
+        communicator: what `weft.init()` returned.
+        device: as of `Collectives`; "twin" for CPU tensors.
+        piece_bytes: length of a piece, at least 256 for each rank, equal on all ranks. The memory
+            of the object is proportional to it.
+        num_sms: as of `Collectives`.
+        memory: as of `Collectives`.
+        skew_timeout: maximum number of seconds between the calls of two ranks. Between hosts a
+            piece has twice this time and one second more, so that an absent rank is named by the
+            ranks of its own host.
+        timeout: maximum number of seconds to wait for the same construction on all ranks.
+
+    Raises:
+        ConfigurationError: if hosts have different numbers of ranks, or an argument is out of
+            range.
+        ConfigurationMismatchError: if `piece_bytes` or `skew_timeout` differ between ranks.
+        RendezvousError, SizeError, AllocationError, ProviderError: as of `Communicator.split` and
+            `Collectives`.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        *,
+        device: object = "cuda",
+        piece_bytes: int = PIECE_BYTES,
+        num_sms: int | None = None,
+        memory: Literal["fd", "ipc"] = "fd",
+        skew_timeout: float = 30.0,
+        timeout: float = 60.0,
+    ) -> None:
+        expect(communicator, Communicator, "communicator")
+        limit, until = seconds(skew_timeout, "skew_timeout"), time.monotonic() + seconds(timeout)
+        #: This rank, and the number of ranks.
+        self.rank, self.world_size = communicator.rank, communicator.world_size
+        self.communicator = communicator
+        self._hierarchy = Hierarchy.of(communicator.hosts, self.rank)
+        least = LEAST_BYTES * self.world_size
+        if piece_bytes < least:
+            raise ConfigurationError(
+                f"piece_bytes {piece_bytes}: expected at least {least} for {self.world_size} "
+                "ranks; pass more"
+            )
+        self._check_alike({"piece_bytes": piece_bytes, "skew_timeout": limit}, timeout)
+
+        def left() -> float:
+            return max(until - time.monotonic(), 0.0)
+
+        with contextlib.ExitStack() as made:
+            within = communicator.split(self._hierarchy.within, timeout=left())
+            assert within is not None, "this rank is in its list"
+            made.callback(within.close)
+            across = communicator.split(self._hierarchy.across, timeout=left())
+            assert across is not None, "this rank is in its list"
+            made.callback(across.close)
+            self._within, self._across = within, across
+            self._local = Collectives(
+                within,
+                device=device,
+                num_sms=num_sms,
+                memory=memory,
+                skew_timeout=limit,
+                timeout=left(),
+            )
+            made.callback(self._local._abandon)
+            #: Device of tensors: the CPU for a twin.
+            self.device = self._local.device
+            self._on_gpu = self.device.type == "cuda"
+            self._piece_bytes = piece_bytes
+            self._slots = Slots(self.device, piece_bytes, within.world_size)
+            self._network = HostCollectives(across, left())
+            made.pop_all()
+        # `check` of this object numbers ranks as the communicator does.
+        ON_DEVICES.discard(self._local)  # type: ignore[arg-type]
+        ON_DEVICES.add(self)  # type: ignore[arg-type]
+        alone = within.world_size == 1
+        self._thread = NetworkThread(
+            self._network, self._hierarchy.across, limit if alone else 2 * limit + 1, self._guard
+        )
+        self._order = torch.tensor(self._hierarchy.order, device=self.device)
+        self._last: torch.cuda.Event | None = None
+        self._failure: WeftError | None = None
+        self._failing = threading.Lock()
+        self._closed, self._process = False, os.getpid()
+        # Closed with the communicator, as its all-to-alls are.
+        communicator._all_to_alls.add(self)  # type: ignore[arg-type]
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of hosts."""
+        return len(self._hierarchy.hosts)
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """Ranks of this host."""
+        return self._hierarchy.within
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of device memory of this rank."""
+        return self._local.memory_bytes + self._slots.nbytes[0]
+
+    @property
+    def host_memory_bytes(self) -> int:
+        """Bytes of pinned memory of the host; ordinary memory of a twin."""
+        return self._slots.nbytes[1]
+
+    def all_reduce(
+        self, tensor: torch.Tensor, op: str = "sum", *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Reduction over all ranks, at all ranks; in place unless `out` is given.
+
+        Args:
+            tensor: contribution of this rank, of any shape.
+            op: reduction, as of `Collectives`.
+            out: tensor of the same shape and dtype for the result; may be `tensor` itself.
+
+        Returns:
+            `out`, or `tensor`.
+
+        Raises:
+            ShapeError: if a tensor does not fit, before any launch.
+            ConfigurationError: if `op` does not apply to the dtype, or in a capture.
+            WaitTimeoutError, GroupPoisonedError: and its kinds: a rank did not call, or was lost.
+            ClosedError: after `close`.
+        """
+        self._enter()
+        begin = address(tensor, "tensor", self.device)
+        element, reduction, average = self._reduction(op, tensor.dtype)
+        result = tensor
+        if out is not None and out is not tensor:
+            into = address(out, "out", self.device)
+            fits(out, "out", tensor.shape, tensor.dtype)
+            if abs(into - begin) < tensor.nbytes and into != begin:
+                refuse_overlap("the input itself")
+            result = out
+        source, target = tensor.detach().view(-1), result.detach().view(-1)
+        local, dtype = self._local, tensor.dtype
+
+        def piece(begin: int, end: int) -> Piece:
+            count = -(-(end - begin) // local.world_size)
+            bytes = count * dtype.itemsize
+
+            def before(slot: Slot) -> torch.Tensor:
+                shard = slot.shard[:bytes]
+                given = self._padded(source[begin:end], count, slot)
+                local.reduce_scatter(given, reduction, out=shard.view(dtype))
+                return shard
+
+            def call(slot: Slot) -> HostCall:
+                at = slot.sent.data_ptr()
+                return HostCall("all_reduce", element, count, at, at, reduction)
+
+            def after(slot: Slot, shard: torch.Tensor) -> None:
+                part = shard.view(dtype)
+                if average:
+                    self._divide(part)
+                self._gather(part, target[begin:end], slot)
+
+            return Piece(before, call, bytes, True, after)
+
+        self._run([piece(*cut) for cut in self._cuts(tensor.numel(), dtype.itemsize)])
+        return written(result)
+
+    def reduce_scatter(
+        self, tensor: torch.Tensor, op: str = "sum", *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Reduction over all ranks, part r of it at rank r.
+
+        Args:
+            tensor: `[ranks * m, ...]`.
+            op: reduction, as of `Collectives`.
+            out: `[m, ...]`, allocated if not given. In place: rows `[rank * m, (rank + 1) * m)` of
+                `tensor`.
+
+        Returns:
+            `[m, ...]`.
+
+        Raises:
+            ShapeError, ConfigurationError, WaitTimeoutError, ClosedError: as of `all_reduce`.
+        """
+        self._enter()
+        begin, dtype = address(tensor, "tensor", self.device), tensor.dtype
+        element, reduction, average = self._reduction(op, dtype)
+        rows, *rest = rows_of(tensor)
+        each, over = divmod(rows, self.world_size)
+        if over:
+            raise ShapeError(
+                f"tensor has {rows} rows: expected a multiple of {self.world_size} ranks; pad it"
+            )
+        if out is None:
+            out = torch.empty((each, *rest), dtype=dtype, device=self.device)
+        else:
+            into = address(out, "out", self.device)
+            fits(out, "out", (each, *rest), dtype)
+            own = begin + self.rank * out.nbytes
+            if begin < into + out.nbytes and into < begin + tensor.nbytes and into != own:
+                refuse_overlap(f"rows {self.rank * each} to {(self.rank + 1) * each} of the input")
+        count = out.numel()
+        source, target = tensor.detach().view(self.world_size, count), out.detach().view(-1)
+        local, hosts = self._local, self.num_hosts
+
+        def piece(begin: int, end: int) -> Piece:
+            columns, bytes = end - begin, (end - begin) * dtype.itemsize
+
+            def before(slot: Slot) -> torch.Tensor:
+                ordered = slot.whole[: self.world_size * bytes].view(dtype)
+                torch.index_select(
+                    source[:, begin:end], 0, self._order, out=ordered.view(-1, columns)
+                )
+                shard = slot.shard[: hosts * bytes]
+                local.reduce_scatter(ordered, reduction, out=shard.view(dtype))
+                return shard
+
+            def call(slot: Slot) -> HostCall:
+                at, into = slot.sent.data_ptr(), slot.received.data_ptr()
+                return HostCall("reduce_scatter", element, hosts * columns, at, into, reduction)
+
+            def after(slot: Slot, shard: torch.Tensor) -> None:
+                part = shard.view(dtype)
+                if average:
+                    self._divide(part)
+                target[begin:end].copy_(part)
+
+            return Piece(before, call, bytes, False, after)
+
+        self._run([piece(*cut) for cut in self._columns(count, dtype.itemsize)])
+        return written(out)
+
+    def all_gather(self, tensor: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Tensors of all ranks, by rank, at all ranks.
+
+        Args:
+            tensor: `[m, ...]` of any dtype.
+            out: `[ranks * m, ...]`, allocated if not given. In place: `tensor` is its rows
+                `[rank * m, (rank + 1) * m)`.
+
+        Returns:
+            `[ranks * m, ...]`.
+
+        Raises:
+            ShapeError, ConfigurationError, WaitTimeoutError, ClosedError: as of `all_reduce`.
+        """
+        self._enter()
+        begin = address(tensor, "tensor", self.device)
+        rows, *rest = rows_of(tensor)
+        shape = (self.world_size * rows, *rest)
+        if out is None:
+            out = torch.empty(shape, dtype=tensor.dtype, device=self.device)
+        else:
+            into = address(out, "out", self.device)
+            fits(out, "out", shape, tensor.dtype)
+            own = into + self.rank * tensor.nbytes
+            if begin < into + out.nbytes and into < begin + tensor.nbytes and begin != own:
+                refuse_overlap("the input is its rows of this rank")
+        source = _words(tensor)
+        count, width = source.numel(), source.itemsize
+        target = _words(out).view(self.world_size, count)
+        local, hosts = self._local, self.num_hosts
+
+        def piece(begin: int, end: int) -> Piece:
+            columns, bytes = end - begin, (end - begin) * width
+
+            def before(slot: Slot) -> torch.Tensor:
+                return source[begin:end].view(torch.uint8)
+
+            def call(slot: Slot) -> HostCall:
+                at, into = slot.sent.data_ptr(), slot.received.data_ptr()
+                return HostCall("all_gather", "uint8", hosts * bytes, at, into)
+
+            def after(slot: Slot, shard: torch.Tensor) -> None:
+                gathered = slot.whole[: self.world_size * bytes]
+                local.all_gather(shard, out=gathered)
+                ordered = gathered.view(source.dtype).view(-1, columns)
+                target[:, begin:end].index_copy_(0, self._order, ordered)
+
+            return Piece(before, call, hosts * bytes, False, after)
+
+        self._run([piece(*cut) for cut in self._columns(count, width)], meet=True)
+        return written(out)
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
+        """The tensor of `root`, at all ranks, in place.
+
+        Each rank of the root's host sends a part to the other hosts.
+
+        Args:
+            tensor: of any shape and dtype.
+            root: rank of the source.
+
+        Returns:
+            `tensor`.
+
+        Raises:
+            UnknownError: if there is no rank `root`.
+            ShapeError, ConfigurationError, WaitTimeoutError, ClosedError: as of `all_reduce`.
+        """
+        self._enter()
+        address(tensor, "tensor", self.device)
+        check_root(root, self.world_size)
+        host, first = self._hierarchy.place(root)
+        vector, local = _words(tensor), self._local
+        width = vector.itemsize
+
+        def piece(begin: int, end: int) -> Piece:
+            count = -(-(end - begin) // local.world_size)
+            bytes = count * width
+
+            def before(slot: Slot) -> torch.Tensor | None:
+                if self._hierarchy.host != host:
+                    return None
+                given, shard = None, slot.shard[:bytes]
+                if self.rank == root:
+                    given = self._padded(vector[begin:end], count, slot)
+                local.scatter(given, first, out=shard.view(vector.dtype))
+                return shard
+
+            def call(slot: Slot) -> HostCall:
+                at = slot.sent.data_ptr()
+                return HostCall("broadcast", "uint8", bytes, at, at, root=host)
+
+            def after(slot: Slot, shard: torch.Tensor) -> None:
+                self._gather(shard.view(vector.dtype), vector[begin:end], slot)
+
+            return Piece(before, call, bytes, True, after)
+
+        self._run([piece(*cut) for cut in self._cuts(vector.numel(), width)], meet=True)
+        return written(tensor)
+
+    def barrier(self) -> None:
+        """Work behind it on the stream begins once that before it has ended at all ranks.
+
+        The host waits for the work before it.
+
+        Raises:
+            ConfigurationError, WaitTimeoutError, ClosedError: as of `all_reduce`.
+        """
+        self._enter()
+
+        def before(slot: Slot) -> None:
+            self._local.barrier()
+
+        def call(slot: Slot) -> HostCall:
+            at = slot.sent.data_ptr()
+            return HostCall("all_reduce", "uint8", 1, at, at, "max")
+
+        def after(slot: Slot, shard: torch.Tensor) -> None:
+            """The stream is empty up to here on all ranks."""
+
+        self._run([Piece(before, call, 1, True, after)])
+
+    def prepare(self, op: str, dtype: torch.dtype) -> None:
+        """Compile and load the kernels of a reduction now, as of `Collectives`.
+
+        Args:
+            op: as of `all_reduce`.
+            dtype: of the tensors.
+        """
+        self._open()
+        self._local.prepare(self._reduction(op, dtype)[1], dtype)
+
+    def check(self) -> None:
+        """Raise the error that ended the object, or that the device recorded.
+
+        Raises:
+            WaitTimeoutError: a wait on the device timed out; it names the rank that did not come.
+            PeerLostError, GroupPoisonedError: the group has ended.
+        """
+        self._open()
+        try:
+            self._local.check()
+        except WeftError as error:
+            self._fail(error, self._hierarchy.within)
+        self.communicator.check()
+
+    def close(self, *, timeout: float = 30.0) -> None:
+        """Free all memory; every rank makes this call. A second call has no effect.
+
+        Every later call raises `ClosedError`.
+
+        Raises:
+            WaitTimeoutError: if the other ranks do not come; this is closed then all the same.
+        """
+        if self._closed:
+            return
+        until, ranks = time.monotonic() + seconds(timeout), self._hierarchy.within
+        try:
+            self._local.close(timeout=timeout)
+            ranks = self._hierarchy.across
+            # The other ends of the last calls have ended as well.
+            self._across.barrier(timeout=max(until - time.monotonic(), 0.0))
+        except WeftError as error:
+            raise renumbered(error, ranks) from None
+        finally:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Close on this rank alone."""
+        if self._closed or os.getpid() != self._process:
+            return
+        self._closed = True
+        ON_DEVICES.discard(self)  # type: ignore[arg-type]
+        self._local._abandon()
+        self._network.end_waits()
+        # Waits on the GPU have ended with the collectives of the host.
+        if self._thread.stop(10.0):
+            self._slots.synchronize()
+            self._network.close()
+        self._within.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # The other ranks may not have raised: a wait for them would time out.
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ClosedError("the collectives were closed")
+        if self._failure is not None:
+            self._raise(self._failure)
+
+    def _enter(self) -> None:
+        """Raise if calls are impossible."""
+        self._open()
+        if self._on_gpu and torch.cuda.is_current_stream_capturing():
+            raise ConfigurationError(
+                "collectives of several hosts in the capture of a CUDA graph: the host makes the "
+                "calls between hosts; call them outside of the capture"
+            )
+
+    def _check_alike(self, settings: dict[str, Any], timeout: float) -> None:
+        """Raise on all ranks if settings differ."""
+        text = ", ".join(f"{name}={value}" for name, value in settings.items())
+        given = self.communicator.all_gather(text.encode(), timeout=timeout)
+        for rank, other in enumerate(given):
+            if other != given[0]:
+                raise ConfigurationMismatchError(
+                    f"rank 0 passed {given[0].decode()}, rank {rank} {other.decode()}: expected "
+                    "equal values"
+                )
+
+    def _reduction(self, op: str, dtype: torch.dtype) -> tuple[str, str, bool]:
+        """Names of element and reduction, and true for an average to be divided."""
+        element, reduction, average = REDUCTIONS.get((op, dtype)) or refuse_op(op, dtype)
+        if element not in ELEMENTS:
+            raise ShapeError(
+                f"{op} of {element} between hosts: expected one of {', '.join(ELEMENTS)}; cast the "
+                "tensor"
+            )
+        return element, reduction, average and dtype is not torch.bool
+
+    def _cuts(self, count: int, width: int) -> Iterator[tuple[int, int]]:
+        """Ends of pieces of a vector; each but the last is divided evenly among local ranks."""
+        step = self._piece_bytes // (PART_BYTES * self._local.world_size)
+        return _ranges(count, step * PART_BYTES * self._local.world_size // width)
+
+    def _columns(self, count: int, width: int) -> Iterator[tuple[int, int]]:
+        """Ends of pieces of the parts of all ranks."""
+        step = self._piece_bytes // (PART_BYTES * self.world_size)
+        return _ranges(count, step * PART_BYTES // width)
+
+    def _padded(self, given: torch.Tensor, count: int, slot: Slot) -> torch.Tensor:
+        """A vector of `count` elements for each local rank."""
+        total = count * self._local.world_size
+        if given.numel() == total:
+            return given
+        whole = slot.whole[: total * given.itemsize].view(given.dtype)
+        whole[: given.numel()].copy_(given)
+        whole[given.numel() :].zero_()
+        return whole
+
+    def _gather(self, part: torch.Tensor, target: torch.Tensor, slot: Slot) -> None:
+        """All-gather of the parts of a host; elements behind the target are dropped."""
+        total = part.numel() * self._local.world_size
+        if total == target.numel():
+            self._local.all_gather(part, out=target)
+            return
+        whole = slot.whole[: total * part.itemsize].view(part.dtype)
+        self._local.all_gather(part, out=whole)
+        target.copy_(whole[: target.numel()])
+
+    def _divide(self, part: torch.Tensor) -> None:
+        """Quotient of a sum by the number of ranks, in place."""
+        if not part.dtype.is_floating_point:
+            part.copy_(torch.div(part, self.world_size, rounding_mode="trunc"))
+            return
+        # A divisor on the device: torch multiplies by the inverse of a number.
+        wide = torch.float64 if part.dtype is torch.float64 else torch.float32
+        divisor = torch.full((1,), self.world_size, dtype=wide, device=self.device)
+        part.copy_(part.to(wide) / divisor)
+        # NaN of the device, and of torch's conversions, have other bits.
+        part.masked_fill_(part.isnan(), math.nan)
+
+    def _run(self, pieces: list[Piece], meet: bool = False) -> None:
+        """Make the pieces of a call; `meet`: the ranks of the host meet first.
+
+        A call whose first step is between hosts would have a rank wait for one whose neighbours are
+        late, and be named itself.
+        """
+        if not pieces:
+            return
+        guard = torch.cuda.device(self.device) if self._on_gpu else contextlib.nullcontext()
+        try:
+            with guard:
+                if self._last is not None:
+                    torch.cuda.current_stream(self.device).wait_event(self._last)
+                if meet:
+                    self._local.barrier()
+                pipeline.run(pieces, self._slots, self._thread)
+                if self._on_gpu:
+                    self._last = torch.cuda.current_stream(self.device).record_event()
+        except NetworkError as failure:
+            self._fail(failure.error, failure.ranks)
+        except WeftError as error:
+            self._fail(error, self._hierarchy.within)
+        except BaseException as error:
+            # The other ranks wait for the rest of this call.
+            with contextlib.suppress(WeftError):
+                self._fail(WeftError(f"{type(error).__name__} in a call"), ())
+            raise
+
+    def _guard(self) -> None:
+        """Raise if the whole group or that of this host has failed, for the network's thread."""
+        for group, ranks in ((self.communicator, None), (self._local, self._hierarchy.within)):
+            try:
+                group.check()
+            except WeftError as error:
+                raise NetworkError(error, ranks) from None
+
+    def _fail(self, error: WeftError, ranks: tuple[int, ...] | None) -> NoReturn:
+        """End the group at all ranks and raise an error; `ranks`: those that it numbers."""
+        if self._closed or isinstance(error, ClosedError):
+            raise error
+        with self._failing:
+            if self._failure is None:
+                self._failure = cause(error, ranks or (), self.communicator)
+                text = one_line(self._failure)
+                # The whole group first: its error is the one that other ranks raise.
+                for group in (self.communicator, self._within, self._across):
+                    with contextlib.suppress(WeftError):
+                        group.poison(text)
+        self._raise(self._failure)
+
+    def _raise(self, failure: WeftError) -> NoReturn:
+        again = type(failure)(str(failure))
+        again.rank, again.missing = failure.rank, failure.missing
+        raise again from None
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """Elements of a dense tensor as integers of at most 8 bytes, in one dimension."""
+    word = WORDS[tensor.itemsize]
+    if not tensor.numel():
+        # Its strides may forbid a view.
+        return torch.empty(0, dtype=word, device=tensor.device)
+    return tensor.detach().view(-1).view(word)
+
+
+def _ranges(count: int, step: int) -> Iterator[tuple[int, int]]:
+    return ((begin, min(begin + step, count)) for begin in range(0, count, step))
