@@ -17,6 +17,7 @@ TRANSPORTS: dict[str, tuple[dict[str, str], list[str]]] = {
     "tcp": ({"WEFT_PROVIDERS": "tcp"}, []),
     "copy": ({"WEFT_PROVIDERS": "copy-twin"}, []),
     "mixed": ({}, ["--pretend-hosts", "2"]),
+    "default": ({}, []),
 }
 #: Transports that need a library and, for verbs, a NIC.
 RDMA: dict[str, tuple[dict[str, str], list[str]]] = {

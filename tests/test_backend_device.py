@@ -194,8 +194,40 @@ def test_split_groups_and_groups_that_are_made_anew() -> None:
         assert found["open"] == 0
 
 
-def test_ranks_on_several_hosts_are_an_error_that_names_the_remedy() -> None:
-    for errors in results("apart", 2, transport="tcp"):
-        for error in errors:
-            assert error.startswith("DistBackendError: weft: all_reduce: ")
-            assert "host" in error
+@pytest.mark.parametrize("hosts", ["ab", "aabb", "abab"])
+def test_ranks_on_several_hosts(hosts: str) -> None:
+    ranks = len(hosts)
+    mean, total = (ranks - 1) / 2, sum(range(1, ranks + 1))
+    for rank, found in enumerate(results("apart", ranks, transport="default", hosts=list(hosts))):
+        assert found["refused"] == "none"
+        assert found["averaged"] == [mean + each for each in range(6)]
+        assert found["part"] == [2 * rank * total, (2 * rank + 1) * total]
+        assert found["whole"]
+        assert found["rows"] == list(range(ranks))
+        assert found["sent"] == [1.0] * 3
+        assert found["complex"] == [total, total - ranks]
+        calls = ["all_gather", "all_reduce", "barrier", "broadcast", "reduce_scatter"]
+        assert found["launched"] == calls
+        for lacking, name in zip(found["lacking"], ("all_to_all", "reduce"), strict=False):
+            assert lacking == (
+                f"DistBackendError: weft: {name}: {name} of tensors on GPUs of several hosts: "
+                f"expected one of {', '.join(sorted(calls, key=order))}; make a group of the ranks "
+                "of one host, or pass tensors on the CPU"
+            )
+        assert "sum of uint16 between hosts: expected one of uint8, int8" in found["lacking"][2]
+        assert found["after"] == mean * ranks
+        assert found["open"] == 0
+
+
+def order(operation: str) -> int:
+    """Place of an operation in the text of an error."""
+    every = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"]
+    return every.index(operation)
+
+
+def test_hosts_with_different_numbers_of_ranks_are_an_error_that_names_the_remedy() -> None:
+    for found in results("apart", 3, transport="default", hosts=["a", "a", "b"]):
+        assert found["refused"] == (
+            "DistBackendError: weft: all_reduce: ranks of each host: a 2, b 1; expected equal "
+            "numbers; start as many ranks on each host"
+        )

@@ -414,14 +414,52 @@ def groups() -> dict[str, Any]:
     return found
 
 
-def apart() -> list[str]:
-    """Errors of ranks on two hosts; operations on the CPU still work."""
-    os.environ["WEFT_HOST_ID"] = "host" + os.environ["WEFT_RANK"]
+def apart(hosts: list[str]) -> dict[str, Any]:
+    """Operations of ranks on these hosts: results, and errors of those that are lacking."""
+    rank = int(os.environ["WEFT_RANK"])
+    os.environ["WEFT_HOST_ID"] = hosts[rank]
     begin()
-    errors = [message(lambda: distributed.all_reduce(torch.ones(2))) for _ in range(2)]
+    ranks = distributed.get_world_size()
+    own = torch.arange(6.0) + rank
+    found: dict[str, Any] = {"refused": message(lambda: distributed.all_reduce(own.clone()))}
+    if "Error" in found["refused"]:
+        distributed.barrier()
+        distributed.destroy_process_group()
+        return found
+    averaged, parts = own.clone(), torch.arange(2.0 * ranks).to(torch.bfloat16) * (1 + rank)
+    works = [distributed.all_reduce(averaged, ReduceOp.AVG, async_op=True)]
+    part, whole = torch.empty(2, dtype=torch.bfloat16), torch.empty(6 * ranks)
+    distributed.reduce_scatter_tensor(part, parts)
+    works.append(distributed.all_gather_into_tensor(whole, own, async_op=True))
+    for work in works:
+        work.wait()
+    sent = torch.full((3,), rank, dtype=torch.float8_e5m2)
+    distributed.broadcast(sent, 1)
+    rows = [torch.empty(6) for _ in range(ranks)]
+    distributed.all_gather(rows, own)
+    value = torch.tensor([1 + rank, 1j * rank])
+    distributed.all_reduce(value)
     distributed.barrier()
+    found |= {
+        "averaged": averaged.tolist(),
+        "part": part.tolist(),
+        "whole": whole.tolist() == torch.cat(rows).tolist(),
+        "rows": [row[0].item() for row in rows],
+        "sent": sent.float().tolist(),
+        "complex": [value[0].real.item(), value[1].imag.item()],
+        "launched": sorted(set(launched)),
+    }
+    lists = [torch.empty(1) for _ in range(ranks)]
+    found["lacking"] = [
+        message(lambda: distributed.all_to_all(lists, [torch.ones(1)] * ranks)),
+        message(lambda: distributed.reduce(own, 0)),
+        message(lambda: distributed.all_reduce(torch.ones(2, dtype=torch.uint16))),
+    ]
+    distributed.all_reduce(averaged)
+    found["after"] = averaged[0].item()
     distributed.destroy_process_group()
-    return errors
+    found["open"] = len(ON_DEVICES)
+    return found
 
 
 def timed(calls: int) -> dict[str, float]:

@@ -12,6 +12,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from weft.cuda import Collectives
 from weft.torch import device
 from workers.forked import message
 from workers.process_group import start
@@ -19,7 +20,6 @@ from workers.process_group import start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weft.cuda import Collectives
     from weft.torch.device_memory import Pool
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def allocate(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def collectives() -> Collectives:
     made = calls[0]._collectives
-    assert made is not None
+    assert isinstance(made, Collectives)
     return made
 
 

@@ -52,6 +52,8 @@ from weft.moe.device_errors import ON_DEVICES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from weft.cuda.order import ChannelOrder
+
 __all__ = ["HierarchicalCollectives"]
 
 #: Bytes of a piece.
@@ -182,7 +184,7 @@ class HierarchicalCollectives:
         self._thread = NetworkThread(
             self._network, self._hierarchy.across, limit if alone else 2 * limit + 1, self._guard
         )
-        self._order = torch.tensor(self._hierarchy.order, device=self.device)
+        self._by_local = torch.tensor(self._hierarchy.order, device=self.device)
         self._last: torch.cuda.Event | None = None
         self._failure: WeftError | None = None
         self._failing = threading.Lock()
@@ -311,7 +313,7 @@ class HierarchicalCollectives:
             def before(slot: Slot) -> torch.Tensor:
                 ordered = slot.whole[: self.world_size * bytes].view(dtype)
                 torch.index_select(
-                    source[:, begin:end], 0, self._order, out=ordered.view(-1, columns)
+                    source[:, begin:end], 0, self._by_local, out=ordered.view(-1, columns)
                 )
                 shard = slot.shard[: hosts * bytes]
                 local.reduce_scatter(ordered, reduction, out=shard.view(dtype))
@@ -377,7 +379,7 @@ class HierarchicalCollectives:
                 gathered = slot.whole[: self.world_size * bytes]
                 local.all_gather(shard, out=gathered)
                 ordered = gathered.view(source.dtype).view(-1, columns)
-                target[:, begin:end].index_copy_(0, self._order, ordered)
+                target[:, begin:end].index_copy_(0, self._by_local, ordered)
 
             return Piece(before, call, hosts * bytes, False, after)
 
@@ -528,6 +530,11 @@ class HierarchicalCollectives:
             raise ClosedError("the collectives were closed")
         if self._failure is not None:
             self._raise(self._failure)
+
+    @property
+    def _order(self) -> ChannelOrder:
+        """Streams of the last kernels."""
+        return self._local._order
 
     def _enter(self) -> None:
         """Raise if calls are impossible."""

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from weft.communicator import Communicator
+from weft.communicator import Communicator, made_options
 from weft.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from weft import _native
-    from weft.cuda import Collectives
+    from weft.cuda import Collectives, HierarchicalCollectives
     from weft.torch.device_memory import Pool
 
 __all__ = ["DeviceCalls"]
@@ -29,6 +29,8 @@ SHORTEST_START: Final = 60.0
 
 class DeviceCalls:
     """Launches of a group on its GPU; the first operation makes `weft.cuda.Collectives`.
+
+    Ranks on several hosts have `weft.cuda.HierarchicalCollectives`, whose calls wait on the host.
 
     The C++ library orders the streams, and has one call at a time.
 
@@ -54,7 +56,7 @@ class DeviceCalls:
         self._process = os.getpid()
         #: True if CPU tensors are served, for tests.
         self.is_twin = kind == "twin"
-        self._collectives: Collectives | None = None
+        self._collectives: Collectives | HierarchicalCollectives | None = None
         self._run: Any = None
         self._stream: Any = None
         #: Stream of asynchronous operations; `None` of a twin.
@@ -74,19 +76,28 @@ class DeviceCalls:
                 "capture forbids; run one operation before the capture"
             )
         # Not at the import, which groups on the CPU make too.
-        from weft.cuda import Collectives
+        from weft.cuda import Collectives, HierarchicalCollectives
         from weft.cuda.streams import communication_stream
 
-        collectives = Collectives(
-            Communicator(self._communicator),
+        options = made_options(None, "caller", None, None, 0)
+        communicator = Communicator(self._communicator, options)
+        several = len(set(communicator.hosts)) > 1
+        collectives = (HierarchicalCollectives if several else Collectives)(
+            communicator,
             device="twin" if self.is_twin else f"cuda:{index}",
             num_sms=self._num_sms,
             skew_timeout=self._timeout,
             timeout=max(self._timeout, SHORTEST_START),
             copy_engine=self._copy_engine,
         )
-        self._collectives, self._run = collectives, collectives._native.run
-        self._stream = collectives._stream
+        self._collectives = collectives
+        if isinstance(collectives, HierarchicalCollectives):
+            from weft.torch.hosts import AddressCalls
+
+            calls = AddressCalls(collectives)
+            self._run, self._stream = calls.run, calls.stream
+        else:
+            self._run, self._stream = collectives._native.run, collectives._stream
         if self.is_twin:
             return None
         self._own = own = communication_stream(collectives.device)
@@ -145,14 +156,17 @@ class DeviceCalls:
         """A tensor of `length` bytes in symmetric memory, uninitialised; every rank calls this.
 
         Returns:
-            `None` if a rank has no room, and in a capture, whose graph needs the memory for longer.
+            `None` if a rank has no room, in a capture, whose graph needs the memory for longer, and
+            on several hosts.
         """
-        if self.is_capturing():
+        from weft.cuda import Collectives
+
+        assert self._collectives is not None, "the C++ library has called `start`"
+        if self.is_capturing() or not isinstance(self._collectives, Collectives):
             return None
         if self._pool is None:
             from weft.torch.device_memory import Pool
 
-            assert self._collectives is not None, "the C++ library has called `start`"
             self._pool = Pool(self._collectives, self._timeout)
         return self._pool.take(length)
 
