@@ -58,6 +58,7 @@ class DeviceCalls:
         self.is_twin = kind == "twin"
         self._collectives: Collectives | HierarchicalCollectives | None = None
         self._run: Any = None
+        self._transfer: Any = None
         self._stream: Any = None
         #: Stream of asynchronous operations; `None` of a twin.
         self._own: torch.cuda.Stream | None = None
@@ -81,23 +82,39 @@ class DeviceCalls:
 
         options = made_options(None, "caller", None, None, 0)
         communicator = Communicator(self._communicator, options)
-        several = len(set(communicator.hosts)) > 1
-        collectives = (HierarchicalCollectives if several else Collectives)(
-            communicator,
-            device="twin" if self.is_twin else f"cuda:{index}",
-            num_sms=self._num_sms,
-            skew_timeout=self._timeout,
-            timeout=max(self._timeout, SHORTEST_START),
-            copy_engine=self._copy_engine,
-        )
-        self._collectives = collectives
-        if isinstance(collectives, HierarchicalCollectives):
+        device = "twin" if self.is_twin else f"cuda:{index}"
+        timeout = max(self._timeout, SHORTEST_START)
+        collectives: Collectives | HierarchicalCollectives
+        if len(set(communicator.hosts)) > 1:
             from weft.torch.hosts import AddressCalls
 
+            if self._copy_engine:
+                raise ConfigurationError(
+                    "Options(copy_engine=True) of a group on several hosts: expected one host; "
+                    "omit it"
+                )
+            collectives = HierarchicalCollectives(
+                communicator,
+                device=device,
+                num_sms=self._num_sms,
+                skew_timeout=self._timeout,
+                timeout=timeout,
+            )
             calls = AddressCalls(collectives)
-            self._run, self._stream = calls.run, calls.stream
+            self._run, self._transfer, self._stream = calls.run, calls.transfer, calls.stream
         else:
-            self._run, self._stream = collectives._native.run, collectives._stream
+            collectives = Collectives(
+                communicator,
+                device=device,
+                num_sms=self._num_sms,
+                skew_timeout=self._timeout,
+                timeout=timeout,
+                copy_engine=self._copy_engine,
+            )
+            native = collectives._native
+            self._run, self._transfer = native.run, native.run_transfers
+            self._stream = collectives._stream
+        self._collectives = collectives
         if self.is_twin:
             return None
         self._own = own = communication_stream(collectives.device)
@@ -138,10 +155,8 @@ class DeviceCalls:
         from weft.cuda.collective_transfers import check_apart
 
         check_apart(batch)
-        collectives = self._collectives
-        assert collectives is not None, "the C++ library has called `start`"
         stream = self._stream()
-        collectives._native.run_transfers(stream, batch)
+        self._transfer(stream, batch)
         self._record(stream, tuple(address for _, _, address, _ in batch))
 
     def _record(self, stream: int, addresses: tuple[int, ...]) -> None:
@@ -195,6 +210,6 @@ class DeviceCalls:
     def end(self) -> None:
         """Free all memory of the GPU on this rank; a second call has no effect."""
         collectives, self._collectives = self._collectives, None
-        self._run = self._stream = self._pool = None
+        self._run = self._transfer = self._stream = self._pool = None
         if collectives is not None and os.getpid() == self._process:
             collectives._abandon()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import torch
 
@@ -57,11 +57,7 @@ class AddressCalls:
         """
         collectives, ranks = self._collectives, self._collectives.world_size
         if operation not in OPERATIONS:
-            raise ConfigurationError(
-                f"{operation} of tensors on GPUs of several hosts: expected one of "
-                f"{', '.join(OPERATIONS)}; make a group of the ranks of one host, or pass tensors "
-                "on the CPU"
-            )
+            refuse(operation)
         if operation == "barrier":
             collectives.barrier()
             return
@@ -82,7 +78,24 @@ class AddressCalls:
                 made.copy_(self._at(input, count, dtype))
             collectives.broadcast(made, root)
 
+    def transfer(self, stream: int, batch: list[tuple[int, bool, int, int]]) -> None:
+        """Raise: several hosts lack messages; arguments are as of the native module's.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        refuse("send or recv")
+
     def _at(self, address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Elements at an address."""
         shape = (1, count * dtype.itemsize)
         return memory_at(address, shape, self._collectives.device, None)[0].view(dtype)
+
+
+def refuse(operation: str) -> NoReturn:
+    """Raise since several hosts lack an operation."""
+    raise ConfigurationError(
+        f"{operation} of tensors on GPUs of several hosts: expected one of "
+        f"{', '.join(OPERATIONS)}; make a group of the ranks of one host, or pass tensors on "
+        "the CPU"
+    )
