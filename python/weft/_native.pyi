@@ -382,6 +382,12 @@ class SymmetricMemory:
     def table(self) -> int:
         """The address of the domain's table."""
 
+    def prepare_waits(self, limit: float) -> None:
+        """Prepare the domain for waits of the user's kernels of at most `limit` seconds."""
+
+    def check(self) -> None:
+        """Raise the error that the device recorded."""
+
     def usage(self) -> tuple[int, int]:
         """Bytes in blocks of the domain, and bytes of its heap."""
 

@@ -19,6 +19,7 @@
 //! - [`kernels`]: the device headers
 //! - [`table`]: the ABI between host and kernels
 //! - [`mod@layout`]: structs shared by host and kernels, declared once
+//! - [`user_kernels`]: context and phases of Triton kernels of the user
 //! - [`twin`], [`raw_memory`]: common parts of CPU twins: waits, records, memory by address
 
 pub mod domain;
@@ -31,6 +32,7 @@ mod phase;
 pub mod raw_memory;
 pub mod table;
 pub mod twin;
+pub mod user_kernels;
 pub mod watch;
 
 pub use domain::{Block, Domain};

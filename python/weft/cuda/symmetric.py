@@ -19,7 +19,18 @@ from weft.errors import ConfigurationError, RegionError, UnknownError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TABLE", "Field", "empty", "only_open", "peer", "shown", "size_of", "table"]
+__all__ = [
+    "TABLE",
+    "Field",
+    "Owner",
+    "empty",
+    "only_open",
+    "owner",
+    "peer",
+    "shown",
+    "size_of",
+    "table",
+]
 
 
 class Field(NamedTuple):
@@ -35,16 +46,24 @@ class Field(NamedTuple):
 TABLE: Final = {name: Field(*place) for name, *place in _native.table_fields()}
 
 
-class _Owner:
+class Owner:
     """Keeps a block while a tensor shows it."""
 
-    def __init__(self, native: _native.SymmetricMemory, device: torch.device) -> None:
-        self.native, self.device = native, device
+    def __init__(
+        self, native: _native.SymmetricMemory, device: torch.device, own_rank: int
+    ) -> None:
+        self.native, self.device, self.rank = native, device, own_rank
         self.addresses = native.addresses
+        #: That of `weft.triton.context`, once it was made.
+        self.context: torch.Tensor | None = None
+
+    def check(self) -> None:
+        """Raise the error that the device recorded."""
+        self.native.check()
 
 
 #: By the address of this rank's part. An entry goes with the last tensor.
-_OWNERS: Final[weakref.WeakValueDictionary[int, _Owner]] = weakref.WeakValueDictionary()
+_OWNERS: Final[weakref.WeakValueDictionary[int, Owner]] = weakref.WeakValueDictionary()
 
 
 def empty(
@@ -92,23 +111,32 @@ def shown(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """This rank's part of symmetric memory as a tensor, which keeps it."""
-    owner = _Owner(native, place)
-    own = owner.addresses[rank]
-    _OWNERS[own] = owner
-    return _show(owner, own, prod(sizes), dtype).view(sizes)
+    its = Owner(native, place, rank)
+    own = its.addresses[rank]
+    _OWNERS[own] = its
+    return _show(its, own, prod(sizes), dtype).view(sizes)
 
 
 def peer(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """See `weft.symmetric_peer`."""
-    base = tensor.untyped_storage().data_ptr()
-    owner = _OWNERS.get(base)
-    if owner is None:
-        raise RegionError("the tensor's memory is not symmetric: weft.symmetric_empty makes it")
-    if not 0 <= rank < len(owner.addresses):
-        raise UnknownError(f"there is no rank {rank} among {len(owner.addresses)}")
+    its = owner(tensor)
+    if not 0 <= rank < len(its.addresses):
+        raise UnknownError(f"there is no rank {rank} among {len(its.addresses)}")
     elements = tensor.untyped_storage().nbytes() // tensor.itemsize
-    whole = _show(owner, owner.addresses[rank], elements, tensor.dtype)
+    whole = _show(its, its.addresses[rank], elements, tensor.dtype)
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def owner(tensor: torch.Tensor) -> Owner:
+    """Owner of the block that a symmetric tensor shows.
+
+    Raises:
+        RegionError: if the tensor's memory is not symmetric.
+    """
+    found = _OWNERS.get(tensor.untyped_storage().data_ptr())
+    if found is None:
+        raise RegionError("the tensor's memory is not symmetric: weft.symmetric_empty makes it")
+    return found
 
 
 def table(tensor: torch.Tensor) -> int:
@@ -117,16 +145,13 @@ def table(tensor: torch.Tensor) -> int:
     Raises:
         RegionError: if the tensor's memory is not symmetric.
     """
-    owner = _OWNERS.get(tensor.untyped_storage().data_ptr())
-    if owner is None:
-        raise RegionError("the tensor's memory is not symmetric: weft.symmetric_empty makes it")
-    return owner.native.table
+    return owner(tensor).native.table
 
 
-def _show(owner: _Owner, address: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
+def _show(its: Owner, address: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
     if elements == 0:
-        return torch.empty(0, dtype=dtype, device=owner.device)
-    row = memory_at(address, (1, elements * dtype.itemsize), owner.device, owner)
+        return torch.empty(0, dtype=dtype, device=its.device)
+    row = memory_at(address, (1, elements * dtype.itemsize), its.device, its)
     return row[0].view(dtype)
 
 

@@ -2,14 +2,15 @@
 
 use crate::communicator::Communicator;
 use crate::device::options::{memory_kind, memory_location};
+use crate::errors::Error;
 use crate::fork::ProcessOwned;
-use crate::shared::deadline;
+use crate::shared::{deadline, duration};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_fabric::{Communicator as Fabric, Time};
 use weft_gpu::domain::{ALIGNMENT, Block, Domain, Registrations};
 use weft_gpu::table::Table;
-use weft_gpu::{Error as GpuError, MemoryLocation};
+use weft_gpu::{Error as GpuError, MemoryLocation, user_kernels};
 
 /// The domains of a communicator, and the memory of the user that it has registered.
 #[derive(Clone, Default)]
@@ -144,6 +145,22 @@ impl SymmetricMemory {
     #[getter]
     fn table(&self) -> u64 {
         self.domain.table()
+    }
+
+    /// Prepares the domain for waits of the user's kernels, which last at most `limit` seconds.
+    fn prepare_waits(&self, py: Python<'_>, limit: f64) -> PyResult<()> {
+        let prepare = || {
+            self.domain.register(&user_kernels::FAMILY)?;
+            self.domain.raise_wait_limit(duration(limit))
+        };
+        py.detach(prepare).map_err(|error: GpuError| Error::from(weft_moe::Error::from(error)))?;
+        Ok(())
+    }
+
+    /// Raises the error that the device recorded.
+    fn check(&self) -> PyResult<()> {
+        self.domain.check().map_err(|error| Error::from(weft_moe::Error::from(error)))?;
+        Ok(())
     }
 
     /// Bytes in blocks of the domain, and bytes of its heap.

@@ -1,0 +1,300 @@
+"""Device functions: places at peers, puts with signals, bounded waits, barrier, last arrival.
+
+All programs of a kernel may call them; each call is made by a whole program (a block of threads).
+`context` is a pointer to int64, from `weft.triton.context`; words are int32 in symmetric memory.
+
+Memory order: a function that releases begins with a block barrier, so the stores of all threads
+precede it. A function that acquires ends with one, so the loads of all threads follow it. Words of
+peers are accessed at system scope.
+"""
+
+import triton
+import triton.language as tl
+
+from weft.triton import layout
+from weft.triton.clock import POLLS, now
+
+__all__ = [
+    "barrier",
+    "fetch_add",
+    "last_arrival",
+    "next_epoch",
+    "peer",
+    "put",
+    "put_signal",
+    "rank",
+    "reached",
+    "signal",
+    "signal_add",
+    "wait",
+    "world_size",
+]
+
+# Fields of a context, in elements of int64 or int32.
+_TABLE = tl.constexpr(layout.CONTEXT_TABLE // 8)
+_RANK = tl.constexpr(layout.CONTEXT_RANK // 4)
+_RANKS = tl.constexpr(layout.CONTEXT_RANKS // 4)
+_SHIFTS = tl.constexpr(layout.CONTEXT_SHIFTS // 8)
+_MAX_RANKS = tl.constexpr(layout.MAX_RANKS)
+
+# Fields of the table and of a record, in bytes.
+_DEAD = tl.constexpr(layout.TABLE_DEAD)
+_LIMIT = tl.constexpr(layout.TABLE_LIMIT_NS)
+_LOOKED = tl.constexpr(layout.TABLE_LOOKED_NS)
+_OWN_RANK = tl.constexpr(layout.TABLE_RANK)
+_RECORD = tl.constexpr(layout.TABLE_RECORD)
+_ABORT = tl.constexpr(layout.TABLE_ABORT)
+_RECORD_CODE = tl.constexpr(layout.RECORD_CODE)
+_RECORD_RANK = tl.constexpr(layout.RECORD_RANK)
+_RECORD_PHASE = tl.constexpr(layout.RECORD_PHASE)
+_RECORD_PEER = tl.constexpr(layout.RECORD_PEER)
+_RECORD_CHANNEL = tl.constexpr(layout.RECORD_CHANNEL)
+_RECORD_SLOT = tl.constexpr(layout.RECORD_SLOT)
+_RECORD_EXPECTED = tl.constexpr(layout.RECORD_EXPECTED)
+_RECORD_SEEN = tl.constexpr(layout.RECORD_SEEN)
+
+_TIMEOUT = tl.constexpr(layout.CODE_TIMEOUT)
+_ABORTED = tl.constexpr(layout.CODE_ABORTED)
+_WAIT = tl.constexpr(layout.PHASE_WAIT)
+_BARRIER = tl.constexpr(layout.PHASE_BARRIER)
+# As in `weft/wait.cuh`: one thread of the GPU reads the abort word for all, this often.
+_ABORT_CHECK_NS = tl.constexpr(50_000)
+
+
+@triton.jit
+def rank(context):
+    """This rank, int32."""
+    return tl.load(context.to(tl.pointer_type(tl.int32)) + _RANK)
+
+
+@triton.jit
+def world_size(context):
+    """Number of ranks, int32."""
+    return tl.load(context.to(tl.pointer_type(tl.int32)) + _RANKS)
+
+
+@triton.jit
+def peer(context, pointer, rank):
+    """The place at `rank` that corresponds to `pointer` here.
+
+    Args:
+        context: of the tensor that `pointer` points into.
+        pointer: scalar or block of pointers. Stores to the result are as wide as stores to it.
+        rank: of the memory; this rank is allowed.
+    """
+    # Blocks begin at multiples of 16 bytes on all ranks. Addition to a pointer, unlike that of
+    # integers, keeps the compiler's information on contiguity.
+    shift = tl.multiple_of(tl.load(context + _SHIFTS + rank), 16)
+    return (pointer.to(tl.pointer_type(tl.int8)) + shift).to(pointer.dtype)
+
+
+@triton.jit
+def put(context, pointer, values, rank, mask=None):
+    """Stores a block of values at the place of `pointer` at a peer. Relaxed: a signal releases it.
+
+    Args:
+        context: of the tensor that `pointer` points into.
+        pointer: block of pointers into this rank's tensor.
+        values: block of the same shape.
+        rank: destination.
+        mask: block of int1; by default all elements are stored.
+    """
+    tl.store(peer(context, pointer, rank), values, mask=mask)
+
+
+@triton.jit
+def signal(context, word, epoch, rank):
+    """Sets a peer's word. Release: earlier stores of the whole program are visible before it.
+
+    Args:
+        context: of the tensor that `word` points into.
+        word: pointer to int32 in this rank's tensor; only this program writes it at the peer.
+        epoch: int32.
+        rank: destination.
+    """
+    tl.debug_barrier()
+    tl.atomic_xchg(peer(context, word, rank), epoch, sem="release", scope="sys")
+
+
+@triton.jit
+def signal_add(context, word, amount, rank):
+    """Adds to a peer's word, which several programs or ranks raise. Release, as `signal`.
+
+    Counters wrap around: `wait` compares modulo 2^32.
+    """
+    tl.debug_barrier()
+    tl.atomic_add(peer(context, word, rank), amount, sem="release", scope="sys")
+
+
+@triton.jit
+def fetch_add(context, word, amount, rank):
+    """Adds to a peer's word and returns its former value. Relaxed, at system scope."""
+    return tl.atomic_add(peer(context, word, rank), amount, sem="relaxed", scope="sys")
+
+
+@triton.jit
+def put_signal(context, pointer, values, word, epoch, rank, mask=None):
+    """`put`, then `signal`: a program that has waited for `epoch` observes the values.
+
+    `pointer` and `word` are in tensors of one allocation.
+    """
+    put(context, pointer, values, rank, mask)
+    signal(context, word, epoch, rank)
+
+
+@triton.jit
+def reached(seen, epoch):
+    """True if a counter with value `seen` has reached `epoch`, modulo 2^32."""
+    ahead = tl.cast(seen, tl.int64) - tl.cast(epoch, tl.int64)
+    return ahead.to(tl.int32) >= 0
+
+
+@triton.jit
+def next_epoch(epoch):
+    """The epoch after `epoch`, int32 with wrap-around. Epochs are kept in device memory."""
+    return (tl.cast(epoch, tl.int64) + 1).to(tl.int32)
+
+
+@triton.jit
+def wait(context, word, epoch, source, slot=0):
+    """Waits until a word of this rank is at least `epoch`, modulo 2^32; returns true if it is.
+
+    Acquire: all threads observe what was released before. False once the limit of `context` has
+    passed, or the group has failed: the host raises the error, and the kernel fills its outputs
+    with NaN and returns.
+
+    Args:
+        context: of any tensor of the communicator.
+        word: pointer to int32 in this rank's tensor.
+        epoch: int32.
+        source: rank that raises the word, for the error.
+        slot: number for the error, such as that of a tile.
+    """
+    table = tl.load(context + _TABLE)
+    began = tl.cast(0, tl.int64)
+    polls = 0
+    seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+    while (began >= 0) & (reached(seen, epoch) == 0):
+        polls += 1
+        if polls == POLLS:
+            began = _check(table, _WAIT, source, slot, epoch, seen, began)
+            polls = 0
+        seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+    return reached(seen, epoch)
+
+
+@triton.jit
+def barrier(context, words, epoch):
+    """Barrier of all ranks: rank r raises `words[r]` at each rank. True if all ranks came.
+
+    One program of each rank calls it, with epochs 1, 2, 3, ... of int32. It releases the earlier
+    stores of that program, and acquires those of the others; on failure see `wait`.
+
+    Args:
+        context: of the tensor that `words` points into.
+        words: pointer to as many int32 as there are ranks.
+        epoch: int32.
+    """
+    table = tl.load(context + _TABLE)
+    ranks = tl.arange(0, _MAX_RANKS)
+    present = ranks < world_size(context)
+    shifts = tl.load(context + _SHIFTS + ranks, mask=present, other=0)
+    theirs = (words + rank(context)).to(tl.pointer_type(tl.int8)) + shifts
+    tl.debug_barrier()
+    epochs = tl.zeros([_MAX_RANKS], tl.int32) + epoch
+    tl.atomic_xchg(
+        theirs.to(tl.pointer_type(tl.int32)), epochs, mask=present, sem="release", scope="sys"
+    )
+    began = tl.cast(0, tl.int64)
+    polls = 0
+    first, seen = _first_missing(words, ranks, present, epochs)
+    while (began >= 0) & (first < _MAX_RANKS):
+        polls += 1
+        if polls == POLLS:
+            began = _check(table, _BARRIER, first, 0, epoch, seen, began)
+            polls = 0
+        first, seen = _first_missing(words, ranks, present, epochs)
+    tl.debug_barrier()
+    return first == _MAX_RANKS
+
+
+@triton.jit
+def _first_missing(words, ranks, present, epochs):
+    """Lowest rank whose word has not reached its epoch, and its word; `_MAX_RANKS` if none."""
+    zeros = tl.zeros([_MAX_RANKS], tl.int32)
+    seen = tl.atomic_add(words + ranks, zeros, mask=present, sem="acquire", scope="sys")
+    missing = present & (reached(seen, epochs) == 0)
+    first = tl.min(tl.where(missing, ranks, _MAX_RANKS), axis=0)
+    return first, tl.sum(tl.where(ranks == first, seen, 0), axis=0)
+
+
+@triton.jit
+def last_arrival(mask, bit, all_bits):
+    """True in the last of several programs of a kernel, once in each round.
+
+    Each program sets its bit once its stores are complete; the one that completes the mask clears
+    it for the next round. Release and acquire at the scope of the GPU: the last program may signal
+    peers for the stores of all.
+
+    Args:
+        mask: pointer to int32 in memory of this GPU, zero at first.
+        bit: of this program, 0 to 31.
+        all_bits: int32 with the bits of all programs.
+    """
+    tl.debug_barrier()
+    own = (tl.cast(1, tl.int64) << bit).to(tl.int32)
+    before = tl.atomic_or(mask, own, sem="acq_rel", scope="gpu")
+    last = (before | own) == all_bits
+    if last:
+        tl.atomic_xchg(mask, 0, sem="relaxed", scope="gpu")
+    tl.debug_barrier()
+    return last
+
+
+@triton.jit
+def _check(table, phase, source, slot, epoch, seen, began):
+    """Checks a wait that began at `began` (0: now); returns its begin, or -1 once it has ended."""
+    time = tl.cast(now(), tl.int64)
+    began = tl.where(began == 0, time, began)
+    dead = tl.load(_at(table + _DEAD, tl.int32), volatile=True)
+    limit = tl.load(_at(table + _LIMIT, tl.uint64), volatile=True)
+    looked = _at(table + _LOOKED, tl.int64)
+    last = tl.load(looked, volatile=True)
+    code = tl.cast(0, tl.int32)
+    # Nested, so that one thread at a time makes the exchange.
+    if time - last >= _ABORT_CHECK_NS:  # noqa: SIM102
+        if tl.atomic_cas(looked, last, time, sem="relaxed", scope="sys") == last:
+            abort = tl.load(_at(table + _ABORT, tl.int64))
+            code = tl.where(tl.load(_at(abort, tl.int32), volatile=True) != 0, _ABORTED, 0)
+    code = tl.where((code == 0) & ((time - began).to(tl.uint64) > limit), _TIMEOUT, code)
+    if (code != 0) & (dead == 0):
+        _fail(table, code, phase, source, slot, epoch, seen)
+    return tl.where((code != 0) | (dead != 0), tl.cast(-1, tl.int64), began)
+
+
+@triton.jit
+def _fail(table, code, phase, source, slot, epoch, seen):
+    """Marks the domain dead; the first caller writes the record for the host."""
+    if tl.atomic_cas(_at(table + _DEAD, tl.int32), 0, code, sem="relaxed", scope="sys") == 0:
+        record = tl.load(_at(table + _RECORD, tl.int64))
+        own = tl.load(_at(table + _OWN_RANK, tl.int32))
+        tl.store(_at(record + _RECORD_RANK, tl.int32), own)
+        tl.store(_at(record + _RECORD_PHASE, tl.int32), phase)
+        tl.store(_at(record + _RECORD_PEER, tl.int32), source)
+        tl.store(_at(record + _RECORD_CHANNEL, tl.int32), 0)
+        tl.store(_at(record + _RECORD_SLOT, tl.int32), slot)
+        tl.store(_at(record + _RECORD_EXPECTED, tl.int64), _unsigned(epoch))
+        tl.store(_at(record + _RECORD_SEEN, tl.int64), _unsigned(seen))
+        tl.debug_barrier()
+        tl.atomic_xchg(_at(record + _RECORD_CODE, tl.int32), code, sem="release", scope="sys")
+
+
+@triton.jit
+def _at(address, dtype: tl.constexpr):
+    return address.to(tl.pointer_type(dtype))
+
+
+@triton.jit
+def _unsigned(word):
+    return tl.cast(word, tl.int64) & 0xFFFFFFFF

@@ -1,0 +1,152 @@
+"""Kernels of the tests of `weft.triton`, for the interpreter and the compiler alike."""
+
+import triton
+import triton.language as tl
+
+import weft.triton as wt
+
+
+@triton.jit
+def ring(data, words, context, outputs, rounds, length: tl.constexpr, window: tl.constexpr):
+    """Each rank puts `rank * 1000 + epoch` to the next one, and outputs its arrivals.
+
+    `window` buffers of `length` elements are used in turn; words[0] counts arrivals, words[1] the
+    rounds that the next rank has read, which it signals back.
+    """
+    ranks = wt.world_size(context)
+    own = wt.rank(context)
+    after = (own + 1) % ranks
+    before = (own + ranks - 1) % ranks
+    offsets = tl.arange(0, length)
+    epoch = wt.next_epoch(tl.load(rounds))
+    slot = epoch.to(tl.uint32) % window
+    # The buffer is free once the next rank has read the round `window` before.
+    fine = wt.wait(context, words + 1, (epoch.to(tl.int64) - window).to(tl.int32), after)
+    values = tl.zeros([length], tl.int32) + own * 1000 + epoch % 1000
+    wt.put_signal(context, data + slot * length + offsets, values, words, epoch, after)
+    fine &= wt.wait(context, words, epoch, before)
+    arrived = tl.load(data + slot * length + offsets)
+    tl.store(outputs + offsets, tl.where(fine, arrived, -1))
+    wt.signal(context, words + 1, epoch, before)
+    tl.store(rounds, epoch)
+
+
+@triton.jit
+def all_to_all(data, inputs, words, context, outputs, rounds, length, block: tl.constexpr):
+    """Row r of `inputs` goes to row `rank` of rank r's `data`, and from there to `outputs`.
+
+    words[0:ranks] count arrivals by source; words[ranks:] count rows read, by destination. The one
+    buffer of a source is used again in each round.
+    """
+    ranks = wt.world_size(context)
+    own = wt.rank(context)
+    offsets = tl.arange(0, block)
+    inside = offsets < length
+    before = tl.load(rounds)
+    epoch = wt.next_epoch(before)
+    fine = own >= 0
+    for step in range(ranks):
+        to = wt.destination_at(step, own, ranks)
+        fine &= wt.wait(context, words + ranks + to, before, to, step)
+        values = tl.load(inputs + to * length + offsets, mask=inside)
+        wt.put(context, data + own * length + offsets, values, to, mask=inside)
+        wt.signal_add(context, words + own, 1, to)
+    for step in range(ranks):
+        source = wt.source_at(step, own, ranks)
+        fine &= wt.wait(context, words + source, epoch, source, step)
+        values = tl.load(data + source * length + offsets, mask=inside)
+        values = tl.where(fine, values, -1)
+        tl.store(outputs + source * length + offsets, values, mask=inside)
+        wt.signal_add(context, words + ranks + own, 1, source)
+    tl.store(rounds, epoch)
+
+
+@triton.jit
+def barriers(data, words, context, errors, rounds, count):
+    """`count` times: each rank stores the epoch at all ranks, and reads those of all after it."""
+    ranks = wt.world_size(context)
+    own = wt.rank(context)
+    wrong = 0
+    for _ in range(count):
+        epoch = wt.next_epoch(tl.load(rounds))
+        for to in range(ranks):
+            tl.store(wt.peer(context, data + own, to), epoch)
+        wrong += tl.where(wt.barrier(context, words, epoch), 0, 1)
+        for source in range(ranks):
+            wrong += tl.where(tl.load(data + source) == epoch, 0, 1)
+        epoch = wt.next_epoch(epoch)
+        wrong += tl.where(wt.barrier(context, words, epoch), 0, 1)
+        tl.debug_barrier()
+        tl.store(rounds, epoch)
+        tl.debug_barrier()
+    tl.store(errors, wrong)
+
+
+@triton.jit
+def slices(data, words, mask, context, last, epoch, block: tl.constexpr):
+    """Each program puts its tile to the next rank; the last one signals for all of them."""
+    to = (wt.rank(context) + 1) % wt.world_size(context)
+    tile = tl.program_id(0)
+    offsets = tile * block + tl.arange(0, block)
+    wt.put(context, data + offsets, offsets + epoch, to)
+    all_bits = ((tl.cast(1, tl.int64) << tl.num_programs(0)) - 1).to(tl.int32)
+    is_last = wt.last_arrival(mask, tile, all_bits)
+    tl.store(last + tile, is_last.to(tl.int32))
+    if is_last:
+        wt.signal(context, words, epoch, to)
+
+
+@triton.jit
+def receive(data, words, context, outputs, epoch, count, block: tl.constexpr):
+    """Outputs `count` elements once they are there, or -1."""
+    ranks = wt.world_size(context)
+    fine = wt.wait(context, words, epoch, (wt.rank(context) + ranks - 1) % ranks, 7)
+    offsets = tl.arange(0, block)
+    inside = offsets < count
+    values = tl.load(data + offsets, mask=inside, other=0)
+    tl.store(outputs + offsets, tl.where(fine, values, -1), mask=inside)
+
+
+@triton.jit
+def claims(words, context, outputs, count):
+    """Claims `count` numbers of a counter at rank 0."""
+    for index in range(count):
+        tl.store(outputs + index, wt.fetch_add(context, words, 1, 0))
+
+
+@triton.jit
+def tiles(outputs, rows, columns, rank, ranks, block: tl.constexpr):
+    """Row, column and destination of all tiles in the order of a rank."""
+    index = tl.arange(0, block)
+    inside = index < wt.tile_count(rows, columns)
+    row, column, destination = wt.tile_at(index, rows, columns, rank, ranks)
+    tl.store(outputs + index * 3, row, mask=inside)
+    tl.store(outputs + index * 3 + 1, column, mask=inside)
+    tl.store(outputs + index * 3 + 2, destination, mask=inside)
+
+
+@triton.jit
+def comparisons(seen, epochs, outputs, block: tl.constexpr):
+    """`reached` and `next_epoch` of each pair."""
+    index = tl.arange(0, block)
+    reached = wt.reached(tl.load(seen + index), tl.load(epochs + index))
+    tl.store(outputs + index, reached.to(tl.int32))
+    tl.store(outputs + block + index, wt.next_epoch(tl.load(seen + index)))
+
+
+@triton.jit
+def product(left, right, words, context, outputs, depth, block: tl.constexpr, inside: tl.constexpr):
+    """A product of tiles whose operands a peer has put; `inside`: an acquire is in its loop."""
+    rows = tl.arange(0, block)
+    if not inside:
+        wt.wait(context, words, 1, 0)
+    seen = 0
+    total = tl.zeros([block, block], tl.float32)
+    for step in tl.range(0, depth, block, num_stages=3):
+        if inside:
+            seen += tl.atomic_add(words, 0, sem="acquire", scope="sys")
+        a = tl.load(left + rows[:, None] * depth + step + rows[None, :])
+        b = tl.load(right + (step + rows[:, None]) * block + rows[None, :])
+        total = tl.dot(a, b, total)
+    tl.store(outputs + rows[:, None] * block + rows[None, :], total.to(tl.float16))
+    wt.signal(context, words + 1, 1 + seen, 0)
