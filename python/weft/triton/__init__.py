@@ -18,6 +18,7 @@ find this rank, the domain's table and the tensor at each peer::
 - `wait`, `reached`, `next_epoch`, `barrier`: words of 32 bits that peers raise
 - `last_arrival`: the last program of several
 - `tile_count`, `tile_at`, `destination_at`, `source_at`: orders of a persistent loop
+- `weft.triton.lint`: checks of compiled PTX
 
 Kernels run unchanged under Triton's interpreter (`TRITON_INTERPRET=1`, set before the import) on
 tensors of `device="twin"`, one process for each rank. Importing this module imports torch and

@@ -1,0 +1,227 @@
+"""Compiled device functions of `weft.triton`: the lint of their PTX, and planted violations."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+triton = pytest.importorskip("triton")
+
+if triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET is set: kernels are not compiled", allow_module_level=True)
+
+from weft.triton import lint  # noqa: E402
+from workers import triton_kernels  # noqa: E402
+
+#: Types and constants of the kernels' parameters; pointers are to int32, numbers are int32.
+KERNELS: dict[str, dict[str, Any]] = {
+    "ring": {"numbers": "", "length": 1024, "window": 2},
+    "all_to_all": {"numbers": "length", "block": 1024},
+    "barriers": {"numbers": "count"},
+    "slices": {"numbers": "epoch", "block": 1024},
+    "receive": {"numbers": "epoch count", "block": 1024},
+    "claims": {"numbers": "count"},
+    "tiles": {"numbers": "rows columns rank ranks", "block": 1024},
+    "comparisons": {"numbers": "", "block": 256},
+    "product": {"numbers": "depth", "block": 64, "inside": False},
+}
+#: Pointers to other types, by the names of parameters.
+TYPES = {
+    "context": "*i64",
+    "left": "*fp16",
+    "right": "*fp16",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
+def compiled(name: str, num_warps: int = 4, **constants: Any) -> str:
+    """PTX of a kernel for sm_90a; ptxas accepts it too."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(triton_kernels, name)
+    options = KERNELS[name] | constants
+    numbers = options.pop("numbers").split()
+    types = TYPES | ({"outputs": "*fp16"} if name == "product" else {})
+    signature = {
+        each: "constexpr"
+        if each in options
+        else "i32"
+        if each in numbers
+        else types.get(each, "*i32")
+        for each in kernel.arg_names
+    }
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, each in enumerate(signature.values())
+        if each != "constexpr"
+    }
+    source = ASTSource(kernel, signature, options, aligned)
+    made = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps}
+    )
+    assert made.asm["cubin"]
+    text: str = made.asm["ptx"]
+    return text
+
+
+@pytest.fixture(scope="module")
+def ring() -> str:
+    return compiled("ring")
+
+
+def rules(ptx: str) -> set[str]:
+    return {violation.rule for violation in lint.check(ptx)}
+
+
+@pytest.mark.parametrize("num_warps", [1, 4])
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiled_functions_have_no_violation(name: str, num_warps: int) -> None:
+    assert lint.check(compiled(name, num_warps)) == []
+
+
+def test_stores_to_peers_are_as_wide_as_local_ones() -> None:
+    puts = compiled("slices").partition("acq_rel")[0]
+    # 1024 elements of 4 bytes by 128 threads, 16 bytes each.
+    assert re.findall(r"\bst\.global\S*", puts) == ["st.global.v4.b32"] * 2
+
+
+def test_words_of_peers_have_system_scope(ring: str) -> None:
+    atomics = re.findall(r"\batom\.\S+", ring)
+    assert atomics
+    assert all(".sys." in each for each in atomics)
+    assert "ld.global.sys.acquire.b32" in ring
+
+
+def planted(text: str, pattern: str, replacement: str) -> str:
+    """The text with each match replaced; there is one."""
+    changed, count = re.subn(pattern, replacement, text)
+    assert count > 0, pattern
+    return changed
+
+
+def test_a_release_without_a_block_barrier_is_found(ring: str) -> None:
+    without = planted(ring, r"\bbar\.sync\s+0;", "")
+    assert "release-without-barrier" in rules(without)
+    assert "acquire-without-barrier" in rules(without)
+
+
+def test_a_store_between_barrier_and_release_is_found(ring: str) -> None:
+    store = r"st.global.b32 [ %rd1 + 0 ], { %r1 };\n\1"
+    changed = planted(ring, r"(@%p\d+ atom\.global\.sys\.release)", store)
+    assert rules(changed) == {"release-without-barrier"}
+
+
+def test_a_guarded_barrier_does_not_count(ring: str) -> None:
+    assert "release-without-barrier" in rules(
+        planted(ring, r"\bbar\.sync\s+0;", "@%p1 bar.sync 0;")
+    )
+
+
+def test_a_narrow_scope_toward_a_peer_is_found(ring: str) -> None:
+    changed = planted(ring, r"atom\.global\.sys\.release", "atom.global.gpu.release")
+    assert rules(changed) == {"peer-scope"}
+    default = planted(ring, r"atom\.global\.sys\.release\.", "atom.global.")
+    assert rules(default) == {"peer-scope"}
+
+
+def test_a_narrow_scope_on_this_gpu_is_not_a_violation() -> None:
+    assert re.search(r"atom\.global\.gpu\.acq_rel\.or", compiled("slices"))
+
+
+def test_a_proxy_fence_without_its_state_space_is_found(ring: str) -> None:
+    def fenced(fence: str) -> set[str]:
+        return rules(planted(ring, r"(\bbar\.sync\s+0;)", rf"{fence};\n\1"))
+
+    assert fenced("fence.proxy.async") == {"proxy-fence-space"}
+    assert fenced("fence.proxy.async.shared::cta") == set()
+    assert fenced("fence.proxy.async.global") == set()
+
+
+def test_an_acquire_in_a_pipelined_loop_is_found() -> None:
+    before_the_loop = compiled("product")
+    assert "cp.async" in before_the_loop
+    assert "ld.global.sys.acquire" in before_the_loop
+    assert "acquire-in-pipelined-loop" in rules(compiled("product", inside=True))
+
+
+#: A wait with a bulk load behind it, and a bulk store with a release behind it, by hand.
+BULK = """
+.visible .entry bulk(.param .u64 bulk_param_0) .reqntid 128
+{{
+    .reg .pred %p<4>;
+    .reg .b32 %r<9>;
+    .reg .b64 %rd<9>;
+    ld.param.b64 %rd1, [bulk_param_0];
+$again: ld.global.sys.acquire.b32 %r1, [%rd1];
+    setp.ne.s32 %p1, %r1, 1;
+    @%p1 bra $again;
+    bar.sync 0;
+    {load_fence}
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd1], 16, [%r3];
+    {{ .reg .pred q; mbarrier.try_wait.parity.shared::cta.b64 q, [%r3], 0; }}
+    cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], 16;
+    cp.async.bulk.commit_group;
+    {store_wait}
+    bar.sync 0;
+    @%p2 st.release.sys.global.u32 [%rd1], %r1;
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("load_fence", "store_wait", "expected"),
+    [
+        ("fence.proxy.async.global;", "cp.async.bulk.wait_group 0;", set()),
+        ("", "cp.async.bulk.wait_group 0;", {"bulk-load-after-acquire"}),
+        (
+            "fence.proxy.async.shared::cta;",
+            "cp.async.bulk.wait_group 0;",
+            {"bulk-load-after-acquire"},
+        ),
+        ("fence.proxy.async.global;", "", {"bulk-store-incomplete"}),
+        (
+            "fence.proxy.async.global;",
+            "cp.async.bulk.wait_group.read 0;",
+            {"bulk-store-incomplete"},
+        ),
+        ("fence.proxy.async.global;", "cp.async.bulk.wait_group 1;", {"bulk-store-incomplete"}),
+    ],
+)
+def test_bulk_copies_need_fences_and_completion(
+    load_fence: str, store_wait: str, expected: set[str]
+) -> None:
+    assert rules(BULK.format(load_fence=load_fence, store_wait=store_wait)) == expected
+
+
+def test_a_text_without_a_function_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"expected \.entry or \.func"):
+        lint.check(".version 8.7\n")
+
+
+def test_the_command_prints_violations_as_json(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.ptx"
+    file.write_text(BULK.format(load_fence="", store_wait=""))
+    command = [sys.executable, "-m", "weft.triton.lint", str(file), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["rule"] for each in found] == ["bulk-load-after-acquire", "bulk-store-incomplete"]
+    assert found[0]["function"] == "bulk"
+    assert found[0]["line"] == 13
+    file.write_text("")
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2
