@@ -1,5 +1,9 @@
 """Device functions of `weft.triton` under Triton's interpreter, one process for each rank."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,3 +98,19 @@ def test_each_tile_comes_once_and_those_of_other_ranks_come_first() -> None:
         # Destinations ascend from the next rank on; this rank is last.
         steps = [(destination - rank - 1) % count for _, _, destination in order]
         assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_example_computes_the_product(count: int) -> None:
+    example = Path(__file__).parent.parent / "examples" / "triton_all_to_all.py"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "weft", "run", "-n", str(count), "--"),
+            *(sys.executable, str(example), "--device", "twin"),
+        ],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "[0] equal to torch\n"), done.stderr

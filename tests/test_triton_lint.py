@@ -1,11 +1,13 @@
 """Compiled device functions of `weft.triton`: the lint of their PTX, and planted violations."""
 
+import importlib.util
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,13 +33,29 @@ KERNELS: dict[str, dict[str, Any]] = {
     "tiles": {"numbers": "rows columns rank ranks", "block": 1024},
     "comparisons": {"numbers": "", "block": 256},
     "product": {"numbers": "depth", "block": 64, "inside": False},
+    "multiply": {"numbers": "rows columns depth", "tile": 64},
+    "finish": {"numbers": "tiles"},
 }
 #: Pointers to other types, by the names of parameters.
 TYPES = {
     "context": "*i64",
     "left": "*fp16",
     "right": "*fp16",
+    "x": "*fp32",
+    "w": "*fp32",
+    "out": "*fp32",
 }
+
+
+def example() -> ModuleType:
+    """The example, which the documentation shows."""
+    file = Path(__file__).parent.parent / "examples" / "triton_all_to_all.py"
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,7 +70,7 @@ def compiled(name: str, num_warps: int = 4, **constants: Any) -> str:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = getattr(triton_kernels, name)
+    kernel = getattr(triton_kernels, name, None) or getattr(example(), name)
     options = KERNELS[name] | constants
     numbers = options.pop("numbers").split()
     types = TYPES | ({"outputs": "*fp16"} if name == "product" else {})
