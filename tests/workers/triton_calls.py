@@ -178,11 +178,3 @@ def orders(grids: int) -> list[list[Any]]:
         kernels.tiles[(1,)](outputs, rows, columns, rank, ranks, 256)
         found.append([rows, columns, rank, ranks, outputs[: rows * columns].tolist()])
     return found
-
-
-def comparisons(pairs: list[list[int]]) -> list[list[int]]:
-    """`reached` of each pair, and `next_epoch` of its first."""
-    seen, epochs = torch.tensor(pairs, dtype=torch.int32).unbind(1)
-    outputs = torch.zeros(2, len(pairs), dtype=torch.int32)
-    kernels.comparisons[(1,)](seen.contiguous(), epochs.contiguous(), outputs, len(pairs))
-    return _list(outputs.T)

@@ -108,6 +108,12 @@ def receive(data, words, context, outputs, epoch, count, block: tl.constexpr):
 
 
 @triton.jit
+def wait_for(words, context, outputs, epoch, source, slot):
+    """Outcome of a wait."""
+    tl.store(outputs, wt.wait(context, words, epoch, source, slot).to(tl.int32))
+
+
+@triton.jit
 def claims(words, context, outputs, count):
     """Claims `count` numbers of a counter at rank 0."""
     for index in range(count):
