@@ -839,6 +839,15 @@ def device_collectives_source(
     `transfers`: the kernel of sends and receives.
     """
 
+def compile_collectives(
+    ranks: int, blocks: int | None, arch: str, pairs: list[tuple[str, str]]
+) -> tuple[int, int]:
+    """Compile kernels of collectives into the cache; see `weft.cuda.compile_collectives`.
+
+    Returns:
+        Numbers of programs that were compiled, and that were in the cache.
+    """
+
 def device_source(arch: str) -> tuple[str, list[tuple[str, str]], list[str]]:
     """The kernels' program: its name, path and text of each file, options but for macros."""
 

@@ -43,8 +43,8 @@ mod _native {
     #[pymodule_export]
     use crate::device::{
         DeviceAllToAll, DeviceCalls, DeviceCollectives, RegisteredMemory, SymmetricMemory,
-        add_nvrtc_directory, device_collectives_source, device_defines, device_options,
-        device_source, table_fields,
+        add_nvrtc_directory, compile_collectives, device_collectives_source, device_defines,
+        device_options, device_source, table_fields,
     };
     #[pymodule_export]
     use crate::errors::error_classes;

@@ -39,6 +39,7 @@ from weft.cuda.carveout import sm_carveout
 from weft.cuda.collective_transfers import Receive, Send
 from weft.cuda.collectives import Collectives, local_collectives, local_symmetric_empty
 from weft.cuda.combine import Combine
+from weft.cuda.compiled import compile_collectives
 from weft.cuda.dispatch import Dispatch
 from weft.cuda.group import local_group
 from weft.cuda.hierarchical import HierarchicalCollectives
@@ -62,6 +63,7 @@ __all__ = [
     "Received",
     "Send",
     "check",
+    "compile_collectives",
     "local_collectives",
     "local_group",
     "local_symmetric_empty",

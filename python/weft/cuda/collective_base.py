@@ -100,9 +100,10 @@ class CollectiveBase:
     def prepare(self, op: str, dtype: torch.dtype) -> None:
         """Compile and load the kernels of a reduction now, rather than at its first call.
 
-        Compilation takes about a second, once for each user and GPU architecture. The first call of
-        ranks that share a context may wait for kernels that run: there, prepare before. Calls
-        without arithmetic are always prepared.
+        Compilation takes a few seconds, once for each user and GPU architecture;
+        `compile_collectives` compiles ahead of time, without a GPU. The first call of ranks that
+        share a context may wait for kernels that run: there, prepare before. Calls without
+        arithmetic are always prepared.
 
         Args:
             op: as of `all_reduce`.

@@ -11,7 +11,7 @@ import torch
 from weft import _native
 from weft.errors import ConfigurationError, ProviderError
 
-__all__ = ["place_of"]
+__all__ = ["place_of", "show_nvrtc"]
 
 
 def place_of(device: object) -> tuple[str, torch.device]:
@@ -37,12 +37,12 @@ def place_of(device: object) -> tuple[str, torch.device]:
     number = torch.cuda.current_device() if place.index is None else place.index
     if number >= torch.cuda.device_count():
         raise ProviderError(f"there is no {device}: torch finds {torch.cuda.device_count()} GPUs")
-    _show_nvrtc()
+    show_nvrtc()
     return f"cuda:{number}", torch.device("cuda", number)
 
 
 @cache
-def _show_nvrtc() -> None:
+def show_nvrtc() -> None:
     """Let the native module find the NVRTC that was installed with PyTorch."""
     wheels = find_spec("nvidia")
     for root in (wheels and wheels.submodule_search_locations) or ():

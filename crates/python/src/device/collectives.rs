@@ -327,3 +327,31 @@ pub fn device_collectives_source(
     };
     Ok((request.name, request.sources().collect(), request.arguments()))
 }
+
+/// Compiles the kernels of collectives among `ranks` into the cache, without a GPU: those without arithmetic, that of sends and
+/// receives, and those of each pair of reduction and element. Returns how many were compiled, and how many were there.
+#[pyfunction]
+#[pyo3(signature = (ranks, blocks, arch, pairs))]
+pub fn compile_collectives(
+    py: Python<'_>,
+    ranks: u32,
+    blocks: Option<i64>,
+    arch: &str,
+    pairs: Vec<(String, String)>,
+) -> PyResult<(usize, usize)> {
+    use weft_collectives::device::{compile_request, transfers_request};
+    let blocks = sms_of(py, blocks)?.unwrap_or(DeviceConfig::usual_sms(ranks));
+    let pair = |(reduction, element): &(String, String)| {
+        Ok(Some((reduction_of(py, reduction)?, element_of(py, element)?)))
+    };
+    let programs = pairs.iter().map(pair).collect::<PyResult<Vec<_>>>()?;
+    let programs = std::iter::once(None).chain(programs);
+    let requests = programs.map(|arithmetic| compile_request(ranks, blocks, arithmetic, arch));
+    let requests = std::iter::once(transfers_request(ranks, blocks, arch)).chain(requests);
+    let requests: Vec<_> = requests.collect();
+    let made =
+        py.detach(|| weft_gpu::jit::prepare_all(&requests, &weft_gpu::jit::Cache::from_env()));
+    let made = made.map_err(DeviceError::from).map_err(Error::from)?;
+    let cached = made.iter().filter(|program| program.cached).count();
+    Ok((made.len() - cached, cached))
+}

@@ -13,7 +13,7 @@ mod placement;
 mod registered;
 
 pub use calls::DeviceCalls;
-pub use collectives::{DeviceCollectives, device_collectives_source};
+pub use collectives::{DeviceCollectives, compile_collectives, device_collectives_source};
 pub use defines::{device_defines, device_source};
 pub use domain::{Domains, SymmetricMemory, table_fields};
 pub use options::device_options;
