@@ -9,8 +9,11 @@ use super::plan::LaunchPlan;
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_cuda::{Context, Event, OwnedStream, RelaxedCapture, Stream, copy_async, stream_wait};
 
-/// Most streams of the copies to peers, that of the call among them.
+/// Most streams of the copies to peers.
 const MAX_LANES: usize = 4;
+/// Legacy default stream: between two devices of a process, its copies wait for all earlier work of both, which may be
+/// kernels that wait for this copy.
+const DEFAULT_STREAM: Stream = Stream(0);
 
 /// Copy into the output of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +70,7 @@ impl Lanes {
         let lane = || -> Result<Lane, DeviceError> {
             Ok(Lane { stream: Stream::create(context)?, copied: event()? })
         };
-        let sides = (ranks as usize).saturating_sub(2).min(MAX_LANES - 1);
+        let sides = (ranks as usize).saturating_sub(1).min(MAX_LANES);
         let peers = (0..sides).map(|_| lane()).collect::<Result<_, _>>()?;
         Ok(Lanes { begun: event()?, entered: event()?, own: lane()?, peers })
     }
@@ -117,18 +120,20 @@ impl CopyStreams {
             lanes.own.copied.record(lanes.own.stream.stream())?;
         }
         entry()?;
-        let sides = lanes.peers.len().min(copies.peers.len().saturating_sub(1));
-        let sides = &lanes.peers[..sides];
+        // The stream of the call has copies itself, if it may.
+        let here = (stream != DEFAULT_STREAM).then_some(stream);
+        let needed = copies.peers.len().min(lanes.peers.len());
+        let sides = &lanes.peers[..needed.saturating_sub(usize::from(here.is_some()))];
         if !sides.is_empty() {
             lanes.entered.record(stream)?;
         }
         for side in sides {
             stream_wait(side.stream.stream(), &lanes.entered)?;
         }
-        for (number, copy) in copies.peers.iter().enumerate() {
-            let lane = number % (sides.len() + 1);
-            let on = lane.checked_sub(1).map_or(stream, |side| sides[side].stream.stream());
-            start(copy, on)?;
+        let streams = sides.iter().map(|side| side.stream.stream());
+        let streams: Vec<Stream> = here.into_iter().chain(streams).collect();
+        for (copy, on) in copies.peers.iter().zip(streams.iter().cycle()) {
+            start(copy, *on)?;
         }
         for side in sides {
             side.copied.record(side.stream.stream())?;

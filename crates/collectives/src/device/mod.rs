@@ -2,7 +2,8 @@
 //!
 //! [`DeviceCollectives`] are calls on a stream. A call is planned by a pure function, equal on all ranks, and runs as one
 //! kernel; its blocks exchange data with the blocks of equal number at the other ranks. Short messages travel as packets,
-//! long ones as chunks with flags. The twin does the same on the CPU.
+//! long ones as chunks with flags; on request, copy engines copy them between two kernels of one warp. The twin does the
+//! same on the CPU.
 //!
 //! - `message.rs`: operations, and the bytes that each pair of ranks exchanges
 //! - `plan.rs`: choice of the kernel, the grid and the chunks
