@@ -186,6 +186,7 @@ def test_training_equals_that_of_one_process(ranks: Ranks) -> None:
     for found in ranks.run("training.training"):
         assert found["ddp"] == pytest.approx(found["alone"], rel=1e-4)
         assert found["fsdp"] == pytest.approx(found["alone"], rel=1e-4)
+        assert found["factor"] == pytest.approx(found["alone"], rel=1e-4)
         assert found["difference"] < 1e-5
         assert found["parameters"] < 1e-3
         assert found["alone"][-1] < found["alone"][0]

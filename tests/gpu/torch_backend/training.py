@@ -25,10 +25,14 @@ def network(at: Context) -> Any:
 
 
 def trained(
-    at: Context, model: Any, ranks: list[int], backward: Callable[[Any], None] | None = None
+    at: Context,
+    model: Any,
+    ranks: list[int],
+    backward: Callable[[Any], None] | None = None,
+    rate: float = 0.2,
 ) -> list[float]:
     """Losses of steps on the batches of some ranks."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     losses = []
     for step in range(5):
         batches = []
@@ -73,11 +77,21 @@ def training(at: Context) -> dict[str, Any]:
     )
     found["ddp"] = mean(trained(at, replica, [at.rank], keep("ddp")))
     mesh = init_device_mesh(at.device.type, (at.ranks,))
-    sharded = network(at)
-    for layer in sharded:
-        if list(layer.parameters()):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(sharded, mesh=mesh)
+
+    def shard() -> Any:
+        model = network(at)
+        for layer in model:
+            if list(layer.parameters()):
+                fully_shard(layer, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    halved = shard()
+    # Half of the average, by PREMUL_SUM, and twice the rate of learning.
+    for layer in [*halved, halved]:
+        if hasattr(layer, "set_gradient_divide_factor"):
+            layer.set_gradient_divide_factor(2.0 * at.ranks)
+    found["factor"] = mean(trained(at, halved, [at.rank], rate=0.4))
+    sharded = shard()
     found["fsdp"] = mean(trained(at, sharded, [at.rank]))
     pairs = list(zip(gradients["alone"], gradients["ddp"], strict=True))
     found["difference"] = max((a - b).abs().max().item() for a, b in pairs)
