@@ -34,13 +34,13 @@ PIECE_BYTES = 1 << 14
 
 @dataclass(frozen=True)
 class Spec:
-    """One run; `victim`: the rank that is killed, or that does not call."""
+    """One run; `victim`: the rank that is killed or stopped, or that does not call."""
 
     device: Literal["cuda", "twin"] = "cuda"
     hosts: int = 2
     local: int = 1
     providers: list[str] = field(default_factory=lambda: ["shm", "tcp"])
-    how: Literal["right", "kill", "absent"] = "right"
+    how: Literal["right", "kill", "stop", "absent"] = "right"
     victim: int = 0
     #: True if ranks of a host have consecutive numbers.
     blocks: bool = True
@@ -291,11 +291,11 @@ def play(spec: Spec) -> dict[str, Any]:
             if message != "running":
                 return {"failed": f"rank {rank} did not start: {message}"}
         lost_at = time.monotonic()
-        if spec.how == "kill":
+        if spec.how in ("kill", "stop"):
             time.sleep(0.2)
             lost, lost_at = processes[spec.victim].pid, time.monotonic()
             assert lost is not None
-            os.kill(lost, signal.SIGKILL)
+            os.kill(lost, signal.SIGKILL if spec.how == "kill" else signal.SIGSTOP)
         left = [r for r in range(spec.ranks) if spec.how == "right" or r != spec.victim]
         reports = [receive(pipes[rank], SOON_SECONDS) for rank in left]
         for rank in left:
@@ -307,7 +307,7 @@ def play(spec: Spec) -> dict[str, Any]:
     if spec.how == "right":
         return outcome
     outcome["noticed_s"] = max(each["at"] - max(lost_at, each["began"]) for each in reports)
-    limit = LOST_SECONDS if spec.how == "kill" else ABSENT_SECONDS
+    limit = ABSENT_SECONDS if spec.how == "absent" else LOST_SECONDS
     name = f"rank {spec.victim}"
     wrong = [each for each in reports if name not in each["message"] or not each["computes"]]
     if wrong or outcome["noticed_s"] > limit:
@@ -326,7 +326,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=40, help="random calls (default: 40)")
     given = parser.parse_args()
     failed = False
-    for how in ("right", "kill", "absent"):
+    for how in ("right", "kill", "stop", "absent"):
         last = given.hosts * given.local - 1
         spec = Spec(
             given.device,
