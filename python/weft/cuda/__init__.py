@@ -1,5 +1,7 @@
 """Dispatch and combine, and collectives, between the GPUs of one host, with torch tensors.
 
+`HierarchicalCollectives` has collectives between GPUs of several hosts.
+
 `Collectives` has all-reduce, all-gather and others: see its documentation. All below is about
 `AllToAll`: the same calls as on the CPU, on the tensors of this rank's GPU::
 

@@ -88,7 +88,8 @@ class Collectives(Reductions, Exchanges, Transfers):
     alone.
 
     Args:
-        communicator: what `weft.init()` returned; its ranks are on one host.
+        communicator: what `weft.init()` returned; its ranks are on one host, those of
+            `HierarchicalCollectives` on several.
         device: "cuda" (torch's current one), "cuda:1" or a `torch.device`; "twin" runs the same on
             the CPU, with CPU tensors.
         num_sms: maximum number of multiprocessors of a call, equal on all ranks (default: the
