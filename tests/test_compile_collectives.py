@@ -46,9 +46,9 @@ def test_what_does_not_fit_is_refused(compile_collectives: Any, tmp_path: Path) 
     for ranks in (0, 65):
         with pytest.raises(ConfigurationError, match=f"ranks {ranks}: expected 1 to 64"):
             compile_collectives(ranks)
-    with pytest.raises(ConfigurationError, match="and of float32"):
+    with pytest.raises(ConfigurationError, match="and of bfloat16"):
         compile_collectives(2, ops=["and"])
-    with pytest.raises(WeftError, match="sm_1"):
+    with pytest.raises(WeftError, match="gpu-architecture"):
         compile_collectives(2, arch="sm_1", ops=[])
     assert not list(tmp_path.glob("*.cubin"))
     assert torch.cuda.is_initialized() is False
