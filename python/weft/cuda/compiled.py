@@ -50,7 +50,7 @@ def compile_collectives(
     if not 1 <= ranks <= 64:
         raise ConfigurationError(f"ranks {ranks}: expected 1 to 64")
     dtypes = list(dtypes)
-    pairs = {}
+    pairs: dict[tuple[str, str], None] = {}
     for op in ops:
         for dtype in dtypes:
             element, reduction, _ = REDUCTIONS.get((op, dtype)) or refuse_op(op, dtype)
