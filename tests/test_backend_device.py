@@ -80,6 +80,8 @@ def test_messages_of_a_batch_run_at_the_same_time() -> None:
             f"ValueError: send of rank {rank} to itself: expected another rank; copy the tensor "
             "instead",
             "ValueError: recv: source 3: expected a rank from 0 to 2",
+            "NotImplementedError: recvAnySource of a tensor on cpu: backend weft has receives from "
+            "any rank on cpu alone; pass the source, or receive into a tensor on cpu",
             "DistBackendError: weft: coalesced messages: the tensor of a receive overlaps another "
             "one of the batch: pass memory of its own",
         ]
@@ -183,6 +185,15 @@ def test_a_rank_that_leaves_while_others_wait_for_it_is_named_in_seconds(count: 
         # Only the group with an operation in progress has failed.
         assert found["checks"].count("none") == len(found["checks"]) - 1
         assert "rank 0 left before the others were done" in found["late"]
+
+
+def test_a_sender_that_leaves_is_named_in_seconds() -> None:
+    _, waiting, _ = results("left_by_a_sender", 3)
+    assert waiting["received"] == [3.0] * 4
+    assert waiting["error"].startswith("DistBackendError: weft: recv: ")
+    assert "rank 0 left before the others were done" in waiting["error"]
+    # Below the timeout of the group, 20 s.
+    assert waiting["seconds"] < 12
 
 
 def test_split_groups_and_groups_that_are_made_anew() -> None:

@@ -1,4 +1,4 @@
-"""Small collectives of every kind and algorithm, for compute-sanitizer.
+"""Small collectives of every kind and algorithm, and messages, for compute-sanitizer.
 
     compute-sanitizer --tool memcheck python tests/gpu/sanitise_collectives.py
 
@@ -8,6 +8,7 @@ Two ranks on two GPUs in this process. Results are compared with a reference as 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def main() -> int:
     import torch
 
     from gpu.collective_calls import Group, calls_of
+    from gpu.collective_messages import drawn, verify
 
     if arguments.device == "cuda" and torch.cuda.device_count() < 2:
         print(f"needs two GPUs: {torch.cuda.device_count()} visible", file=sys.stderr)
@@ -42,6 +44,9 @@ def main() -> int:
             name = str(call.options.get("algorithm", "default"))
             counts[name] = counts.get(name, 0) + 1
         group.verify(calls, seed)
+        chance = random.Random(seed)
+        rounds = [drawn(group.members, chance, arguments.elements) for _ in range(10)]
+        counts["messages"] = counts.get("messages", 0) + verify(group, rounds)
         print(f"{seed + 1} of {arguments.seeds} groups", flush=True)
     group.close()
     print("correct:", ", ".join(f"{count} {name}" for name, count in sorted(counts.items())))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,74 +17,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 SKEW_SECONDS, GRACE_SECONDS = 1.0, 4.0
-DTYPES = ("uint8", "bfloat16", "float32", "complex64", "complex128", "bool", "int16")
-
-
-@dataclass
-class Message:
-    """A message, and its tensors at both ends."""
-
-    source: int
-    target: int
-    given: torch.Tensor
-    into: torch.Tensor
-
-    def at(self, rank: int) -> list[cuda.Send | cuda.Receive]:
-        """Its part of the batch of a rank."""
-        from weft import cuda
-
-        if rank == self.source:
-            return [cuda.Send(self.given, self.target)]
-        return [cuda.Receive(self.into, self.source)] if rank == self.target else []
-
-    def check(self) -> None:
-        import torch
-
-        sent, received = (each.cpu().view(torch.uint8) for each in (self.given, self.into))
-        assert torch.equal(sent, received), (self.source, self.target, self.given.numel())
-
-
-def message(
-    members: list[cuda.Collectives],
-    source: int,
-    target: int,
-    count: int,
-    *,
-    dtype: str = "float32",
-    offsets: tuple[int, int] = (0, 0),
-) -> Message:
-    """A message of random bytes, at offsets in elements behind the begin of an allocation."""
-    import torch
-
-    kind = getattr(torch, dtype)
-    width = torch.empty(0, dtype=kind).element_size()
-
-    def part(rank: int, bits: torch.Tensor, offset: int) -> torch.Tensor:
-        whole = torch.zeros((count + offset) * width, dtype=torch.uint8)
-        whole[offset * width :] = bits
-        return whole.to(members[rank].device).view(kind)[offset:]
-
-    bits = torch.randint(0, 2 if dtype == "bool" else 256, (count * width,), dtype=torch.uint8)
-    return Message(
-        source,
-        target,
-        part(source, bits, offsets[0]),
-        part(target, torch.zeros_like(bits), offsets[1]),
-    )
-
-
-def drawn(members: list[cuda.Collectives], chance: random.Random, longest: int) -> list[Message]:
-    """Messages of a round, several for some pairs."""
-    ranks = range(len(members))
-    made = []
-    for _ in range(chance.randrange(1, 10)):
-        source = chance.choice(ranks)
-        target = chance.choice([rank for rank in ranks if rank != source])
-        count = chance.choice([0, 1, chance.randrange(200), chance.randrange(longest)])
-        offsets = (chance.randrange(3), chance.randrange(3))
-        dtype = chance.choice(DTYPES)
-        made.append(message(members, source, target, count, dtype=dtype, offsets=offsets))
-    return made
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -93,6 +24,7 @@ def test_random_batches_after_each_other_arrive_whole(kind: str, seed: int) -> N
     import torch
 
     from gpu.collective_calls import Group, ranks_of
+    from gpu.collective_messages import drawn
 
     torch.manual_seed(seed)
     chance = random.Random(seed)
@@ -119,6 +51,7 @@ def test_random_batches_after_each_other_arrive_whole(kind: str, seed: int) -> N
 
 def test_long_messages_in_all_directions_share_a_kernel(kind: str) -> None:
     from gpu.collective_calls import Group, ranks_of
+    from gpu.collective_messages import message
 
     group = Group(kind, 3 if kind == "twin" else ranks_of(kind, 0))
     ranks, count = len(group.members), 700_001 if kind == "twin" else 20_000_003
@@ -173,6 +106,7 @@ def test_a_pipeline_of_ranks_needs_no_batch(kind: str) -> None:
 
 def test_a_batch_may_run_on_the_communication_stream(kind: str) -> None:
     from gpu.collective_calls import Group
+    from gpu.collective_messages import message
     from weft import cuda
 
     group = Group(kind, 2)
@@ -259,6 +193,7 @@ def poisoned(tensor: torch.Tensor) -> bool:
 
 def test_a_rank_that_does_not_send_is_named_in_time(kind: str) -> None:
     from gpu.collective_calls import Group
+    from gpu.collective_messages import message
 
     group = Group(kind, 2, skew_timeout=SKEW_SECONDS)
     missing = message(group.members, 1, 0, 50_000)
@@ -275,6 +210,7 @@ def test_a_rank_that_does_not_send_is_named_in_time(kind: str) -> None:
 
 def test_long_sends_towards_each_other_end_by_the_timeout(kind: str) -> None:
     from gpu.collective_calls import Group
+    from gpu.collective_messages import message
 
     group = Group(kind, 2, skew_timeout=SKEW_SECONDS)
     there, back = (message(group.members, rank, 1 - rank, 4_000_000) for rank in (0, 1))
@@ -294,6 +230,7 @@ def test_long_sends_towards_each_other_end_by_the_timeout(kind: str) -> None:
 
 def test_messages_of_other_lengths_are_an_error_of_the_receiver(kind: str) -> None:
     from gpu.collective_calls import Group
+    from gpu.collective_messages import message
 
     group = Group(kind, 2, skew_timeout=SKEW_SECONDS)
     short, long = (message(group.members, 0, 1, count) for count in (7, 5000))
@@ -339,4 +276,5 @@ def test_a_captured_batch_is_replayed(own_context: None) -> None:
         group.run(work)
         for _, theirs in tensors:
             assert torch.equal(theirs.cpu(), torch.full((200_000,), float(replay)))
+    graphs.clear()
     group.close()

@@ -134,6 +134,7 @@ def messages() -> dict[str, Any]:
     found["errors"] = [
         message(lambda: group.send([given], rank, 0)),
         message(lambda: group.recv([given], ranks, 0)),
+        message(lambda: distributed.recv(given)),
         message(lambda: distributed.batch_isend_irecv(overlapping)),
     ]
     # Batches after an error, and a group of some ranks, whose messages the others do not see.
@@ -380,6 +381,30 @@ def left() -> dict[str, Any]:
         time.sleep(2)
         found["checks"] = [message(each.check) for each in list(ON_DEVICES)]
         found["late"] = message(lambda: distributed.all_reduce(value, group=idle))
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return found
+
+
+def left_by_a_sender() -> dict[str, Any]:
+    """Rank 0 leaves while rank 1 waits for a message of it, and rank 2 for none."""
+    rank, _ = begin()
+    group = distributed.new_group()
+    value = torch.ones(4)
+    distributed.all_reduce(value, group=group)
+    found: dict[str, Any] = {}
+    began = time.monotonic()
+    if rank == 0:
+        distributed.send(value, 1, group=group)
+        # Rank 1 waits for a second message by then.
+        time.sleep(1)
+        distributed.destroy_process_group(group)
+    elif rank == 1:
+        received = torch.empty(4)
+        distributed.recv(received, 0, group=group)
+        found["received"] = received.tolist()
+        found["error"] = message(lambda: distributed.recv(received, 0, group=group))
+    found["seconds"] = time.monotonic() - began
     distributed.barrier()
     distributed.destroy_process_group()
     return found

@@ -81,6 +81,8 @@ def late(at: Context) -> dict[str, Any]:
         found["later"] = message(lambda: distributed.broadcast(value, 0, group=group))
     distributed.barrier()
     if at.rank == 1:
+        # The barrier may come before the report of the failure.
+        time.sleep(1)
         found["later"] = message(lambda: distributed.broadcast(value, 0, group=group))
     distributed.destroy_process_group(group)
     distributed.all_reduce(torch.ones(1, device=at.device))

@@ -253,10 +253,17 @@ class Submitter : public c10d::Backend {
 
   intrusive_ptr<Work> receive(const char* name, OpType type, Tensors& tensors, uint32_t source, uint64_t tag) {
     auto& tensor = only(name, tensors);
-    if (source != WEFT_ANY_RANK && device_->serves(tensor)) {
+    if (device_->serves(tensor)) {
+      if (source == WEFT_ANY_RANK) {
+        C10_THROW_ERROR(
+            NotImplementedError,
+            c10::str(
+                name, " of a tensor on ", tensor.device(), ": backend weft has receives from any rank on cpu alone; pass the ",
+                "source, or receive into a tensor on cpu"));
+      }
       return transfer(name, type, tensor, static_cast<int>(source), true);
     }
-    check_any_source(name, tensor);
+    TORCH_CHECK_TYPE(tensor.is_cpu(), name, " of a tensor on ", tensor.device(), ": expected a dense tensor on cpu");
     return submit_on_host(name, type, tensors, tensors, c10d::AllToAllOptions{}, [&](Submission& call) {
       call.receive(source, tag, call.output(tensor));
     });
@@ -311,17 +318,6 @@ class Submitter : public c10d::Backend {
         sizes.size() == static_cast<size_t>(size_) && sum == rows,
         name, ": ", which, " split sizes ", at::IntArrayRef(sizes), ": expected ", size_, " that add up to ", rows);
     return bytes;
-  }
-
-  // A message on a GPU has a named source.
-  static void check_any_source(const char* name, const at::Tensor& tensor) {
-    if (!tensor.is_cpu()) {
-      C10_THROW_ERROR(
-          NotImplementedError,
-          c10::str(
-              name, " of a tensor on ", tensor.device(), ": backend weft has receives from any rank on cpu alone; pass the ",
-              "source, or receive into a tensor on cpu"));
-    }
   }
 
   static void check_all(const char* name, const Tensors& tensors) {
