@@ -28,6 +28,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "all_to_all": {"numbers": "length", "block": 1024},
     "barriers": {"numbers": "count"},
     "slices": {"numbers": "epoch", "block": 1024},
+    "wait_for": {"numbers": "epoch source slot"},
     "receive": {"numbers": "epoch count", "block": 1024},
     "claims": {"numbers": "count"},
     "tiles": {"numbers": "rows columns rank ranks", "block": 1024},
@@ -118,9 +119,9 @@ def test_stores_to_peers_are_as_wide_as_local_ones() -> None:
 
 
 def test_words_of_peers_have_system_scope(ring: str) -> None:
-    atomics = re.findall(r"\batom\.\S+", ring)
-    assert atomics
-    assert all(".sys." in each for each in atomics)
+    releases = re.findall(r"\batom\S+release\S+", ring)
+    assert releases
+    assert all(".sys." in each for each in releases)
     assert "ld.global.sys.acquire.b32" in ring
 
 
@@ -174,6 +175,42 @@ def test_an_acquire_in_a_pipelined_loop_is_found() -> None:
     assert "cp.async" in before_the_loop
     assert "ld.global.sys.acquire" in before_the_loop
     assert "acquire-in-pipelined-loop" in rules(compiled("product", inside=True))
+
+
+#: A wait whose limit each thread evaluates by itself.
+DIVERGENT = """
+.visible .entry divergent(.param .u64 divergent_param_0) .reqntid 128
+{{
+    .reg .pred %p<4>;
+    .reg .b32 %r<9>;
+    .reg .b64 %rd<9>;
+    ld.param.b64 %rd1, [divergent_param_0];
+$again:
+    {read}
+    setp.gt.s64 %p1, %rd3, 9;
+    @%p1 bra $ended;
+    bar.sync 0;
+    bra.uni $again;
+$ended:
+    bar.sync 0;
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        ("mov.u64 %rd2, %globaltimer; add.s64 %rd3, %rd2, 5;", {"divergent-barrier"}),
+        ("ld.volatile.global.b64 %rd3, [%rd1];", {"divergent-barrier"}),
+        ("ld.relaxed.sys.global.b64 {%rd3}, [%rd1];", {"divergent-barrier"}),
+        ("ld.shared.b64 %rd3, [%r1];", set()),
+        ("@%p2 ld.relaxed.sys.global.b64 %rd2, [%rd1]; ld.shared.b64 %rd3, [%r1];", set()),
+        ("ld.global.b64 %rd3, [%rd1];", set()),
+    ],
+)
+def test_a_barrier_that_threads_may_reach_apart_is_found(read: str, expected: set[str]) -> None:
+    assert rules(DIVERGENT.format(read=read)) == expected
 
 
 #: A wait with a bulk load behind it, and a bulk store with a release behind it, by hand.

@@ -177,7 +177,7 @@ def _contexts(place: Place) -> dict[str, Any]:
     return {
         "same": same,
         "table": int(found[0]) == symmetric.table(other) == symmetric.table(tensor),
-        "distances": found[2 : 2 + place.ranks].tolist() == distances,
+        "distances": found[layout.CONTEXT_SHIFTS // 8 :][: place.ranks].tolist() == distances,
         "refused": device_native.named(lambda: weft.triton.context(torch.zeros(3)))[0],
     }
 

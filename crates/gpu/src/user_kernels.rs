@@ -14,6 +14,9 @@ layout! {
         table: u64, "address of the domain's table";
         rank: u32, "this rank";
         ranks: u32, "number of ranks";
+        clock: u64, "latest time at which a program has checked a wait, common to its threads";
+        aborted: u32, "last value of the abort word that a program has read, common to its threads";
+        reserved: u32, "0";
         shifts: [u64; MAX_RANKS], "bytes from the tensor here to that of each rank, modulo 2^64";
     }
 }

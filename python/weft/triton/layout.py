@@ -93,11 +93,20 @@ CONTEXT_RANK: Final = 8
 #: Number of ranks.
 CONTEXT_RANKS: Final = 12
 
+#: Latest time at which a program has checked a wait, common to its threads.
+CONTEXT_CLOCK: Final = 16
+
+#: Last value of the abort word that a program has read, common to its threads.
+CONTEXT_ABORTED: Final = 24
+
+#: 0.
+CONTEXT_RESERVED: Final = 28
+
 #: Bytes from the tensor here to that of each rank, modulo 2^64.
-CONTEXT_SHIFTS: Final = 16
+CONTEXT_SHIFTS: Final = 32
 
 #: Bytes of a context.
-CONTEXT_BYTES: Final = 528
+CONTEXT_BYTES: Final = 544
 
 #: Code of an expired wait.
 CODE_TIMEOUT: Final = 1

@@ -8,6 +8,8 @@ Rules:
   block barrier
 - `acquire-in-pipelined-loop`: no acquire in a loop whose loads are asynchronous copies of later
   iterations, which would pass it
+- `divergent-barrier`: no block barrier under a branch on a clock, or on a word that each thread has
+  read by itself while others may write it: threads would part
 - `peer-scope`: system scope of atomics, acquires and releases at an address that was loaded from
   memory or has a distance in it that was: a peer's
 - `proxy-fence-space`: `fence.proxy.async` with its state space
@@ -76,7 +78,7 @@ def check(ptx: str) -> list[Violation]:
     any_function = False
     for function in functions(ptx):
         any_function = True
-        for rule in (_releases, _acquires, _loops, _scopes, _fences):
+        for rule in (_releases, _acquires, _loops, _branches, _scopes, _fences):
             found.update(rule(function))
     if not any_function:
         raise ValueError("PTX without a function: expected .entry or .func with a body")
@@ -178,6 +180,47 @@ def _loops(function: Function) -> Iterator[Violation]:
                 message = "copies of later iterations pass an acquire: wait before the loop"
                 each = function.instructions[at]
                 yield _violation("acquire-in-pipelined-loop", function, each, message)
+
+
+def _branches(function: Function) -> Iterator[Violation]:
+    parting = _racy_registers(function)
+    for index, each in enumerate(function.instructions):
+        if each.guard not in parting or not each.opcode.startswith("bra"):
+            continue
+        for at in sorted(function.parted(index)):
+            barrier = function.instructions[at]
+            if _is_barrier(function, barrier):
+                message = "threads part at a branch on a clock or on a word that is being written"
+                yield _violation("divergent-barrier", function, barrier, message)
+
+
+def _racy_registers(function: Function) -> set[str]:
+    """Registers that depend on a clock, or on a strong load that each thread makes by itself.
+
+    Words of shared memory and results of atomics are of one thread.
+    """
+    found: set[str] = set()
+    before = -1
+    while len(found) != before:
+        before = len(found)
+        for each in function.instructions:
+            name = each.modifiers[0]
+            results, _, sources = _parts(each)
+            if name in ("st", "atom", "red", "bra", "bar", "barrier"):
+                continue
+            strong = each.has("volatile", "relaxed", "acquire", "mmio")
+            own_load = name == "ld" and strong and not each.guard and not each.has("shared")
+            clock = re.search(r"%(?:globaltimer|clock)", sources) is not None
+            if own_load or clock or found.intersection(_REGISTER.findall(sources)):
+                found.update(_REGISTER.findall(results))
+    return found
+
+
+def _parts(each: Instruction) -> tuple[str, str, str]:
+    """Results of an instruction, and its sources."""
+    if each.operands.startswith("{"):
+        return each.operands.partition("}")
+    return each.operands.partition(",")
 
 
 def _scopes(function: Function) -> Iterator[Violation]:

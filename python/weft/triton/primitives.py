@@ -34,6 +34,8 @@ __all__ = [
 _TABLE = tl.constexpr(layout.CONTEXT_TABLE // 8)
 _RANK = tl.constexpr(layout.CONTEXT_RANK // 4)
 _RANKS = tl.constexpr(layout.CONTEXT_RANKS // 4)
+_CLOCK = tl.constexpr(layout.CONTEXT_CLOCK // 8)
+_HAS_ABORTED = tl.constexpr(layout.CONTEXT_ABORTED // 4)
 _SHIFTS = tl.constexpr(layout.CONTEXT_SHIFTS // 8)
 _MAX_RANKS = tl.constexpr(layout.MAX_RANKS)
 
@@ -170,14 +172,13 @@ def wait(context, word, epoch, source, slot=0):
         source: rank that raises the word, for the error.
         slot: number for the error, such as that of a tile.
     """
-    table = tl.load(context + _TABLE)
     began = tl.cast(0, tl.int64)
     polls = 0
     seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
     while (began >= 0) & (reached(seen, epoch) == 0):
         polls += 1
         if polls == POLLS:
-            began = _check(table, _WAIT, source, slot, epoch, seen, began)
+            began = _check(context, _WAIT, source, slot, epoch, seen, began)
             polls = 0
         seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
     tl.debug_barrier()
@@ -196,7 +197,6 @@ def barrier(context, words, epoch):
         words: pointer to as many int32 as there are ranks.
         epoch: int32.
     """
-    table = tl.load(context + _TABLE)
     ranks = tl.arange(0, _MAX_RANKS)
     present = ranks < world_size(context)
     shifts = tl.load(context + _SHIFTS + ranks, mask=present, other=0)
@@ -212,7 +212,7 @@ def barrier(context, words, epoch):
     while (began >= 0) & (first < _MAX_RANKS):
         polls += 1
         if polls == POLLS:
-            began = _check(table, _BARRIER, first, 0, epoch, seen, began)
+            began = _check(context, _BARRIER, first, 0, epoch, seen, began)
             polls = 0
         first, seen = _first_missing(words, ranks, present, epochs)
     tl.debug_barrier()
@@ -253,24 +253,42 @@ def last_arrival(mask, bit, all_bits):
 
 
 @triton.jit
-def _check(table, phase, source, slot, epoch, seen, began):
-    """Checks a wait that began at `began` (0: now); returns its begin, or -1 once it has ended."""
-    time = tl.cast(now(), tl.int64)
+def _check(context, phase, source, slot, epoch, seen, began):
+    """Checks a wait that began at `began` (0: now); returns its begin, or -1 once it has ended.
+
+    Threads that read a clock or a word of the host by themselves may differ, and branches on it
+    would part them at the barriers of later operations. Here one thread reads, and the others take
+    the value from memory, by atomics on scalars.
+    """
+    tl.debug_barrier()
+    table = tl.load(context + _TABLE)
+    tl.atomic_max(context + _CLOCK, tl.cast(now(), tl.int64), sem="relaxed", scope="gpu")
+    time = _read(context + _CLOCK)
     began = tl.where(began == 0, time, began)
-    dead = tl.load(_at(table + _DEAD, tl.int32), volatile=True)
-    limit = tl.load(_at(table + _LIMIT, tl.uint64), volatile=True)
+    dead = _read(_at(table + _DEAD, tl.int32))
+    limit = _read(_at(table + _LIMIT, tl.int64)).to(tl.uint64)
     looked = _at(table + _LOOKED, tl.int64)
-    last = tl.load(looked, volatile=True)
+    last = _read(looked)
     code = tl.cast(0, tl.int32)
-    # Nested, so that one thread at a time makes the exchange.
+    # Nested, so that one program at a time makes the exchange.
     if time - last >= _ABORT_CHECK_NS:  # noqa: SIM102
         if tl.atomic_cas(looked, last, time, sem="relaxed", scope="sys") == last:
+            # Memory of the host: a plain load.
             abort = tl.load(_at(table + _ABORT, tl.int64))
-            code = tl.where(tl.load(_at(abort, tl.int32), volatile=True) != 0, _ABORTED, 0)
+            word = tl.load(_at(abort, tl.int32), volatile=True)
+            aborted = context.to(tl.pointer_type(tl.int32)) + _HAS_ABORTED
+            tl.atomic_xchg(aborted, word, sem="relaxed", scope="gpu")
+            code = tl.where(_read(aborted) != 0, _ABORTED, 0)
     code = tl.where((code == 0) & ((time - began).to(tl.uint64) > limit), _TIMEOUT, code)
     if (code != 0) & (dead == 0):
         _fail(table, code, phase, source, slot, epoch, seen)
     return tl.where((code != 0) | (dead != 0), tl.cast(-1, tl.int64), began)
+
+
+@triton.jit
+def _read(pointer):
+    """Value of a word of this GPU's memory, equal in all threads of the program."""
+    return tl.atomic_add(pointer, 0, sem="relaxed", scope="sys")
 
 
 @triton.jit

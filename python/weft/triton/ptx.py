@@ -110,6 +110,29 @@ class Function:
                             waiting += self.predecessors[at]
         return list(bodies.values())
 
+    def parted(self, branch: int) -> set[int]:
+        """Instructions between a branch and the first that all paths behind it have in common."""
+        found: set[int] = set()
+        waiting = list(self.successors[branch])
+        while waiting:
+            at = waiting.pop()
+            if at not in found and not self._postdominates(at, branch):
+                found.add(at)
+                waiting += self.successors[at]
+        return found
+
+    def _postdominates(self, index: int, branch: int) -> bool:
+        """True if all paths from `branch` to an end pass `index`."""
+        seen, waiting = {index}, list(self.successors[branch])
+        while waiting:
+            at = waiting.pop()
+            if at not in seen:
+                if not self.successors[at]:
+                    return False
+                seen.add(at)
+                waiting += self.successors[at]
+        return True
+
     def _dominates(self, header: int, index: int) -> bool:
         """True if all paths from the entry to `index` pass `header`."""
         if header in (0, index):
@@ -156,7 +179,9 @@ def _function(name: str, threads: int, text: str, begin: int) -> Function:
             continue
         guard = _GUARD.match(statement)
         plain = statement[guard.end() :] if guard else statement
-        made.instructions.append(Instruction(line, plain.strip(), guard[1] if guard else ""))
+        made.instructions.append(
+            Instruction(line, " ".join(plain.split()), guard[1] if guard else "")
+        )
     # Labels at the end of the body.
     made.instructions.append(Instruction(text.count("\n", 0, begin) + 1, "ret", ""))
     for index, each in enumerate(made.instructions):
