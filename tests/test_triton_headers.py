@@ -85,12 +85,12 @@ def tail(rank: int, first: int, number: int) -> int:
 
 def test_failed_waits_leave_equal_records(library: str) -> None:
     (found,) = run("failures", 1, library=library)
-    for name in ("expired", "aborted"):
+    for name in ("expired", "aborted", "barrier"):
         assert found[f"{name} headers"] == found[f"{name} triton"]
         fine, was_looked, table, record = found[f"{name} triton"]
         assert not fine
         assert was_looked
-        code = layout.CODE_TIMEOUT if name == "expired" else layout.CODE_ABORTED
+        code = layout.CODE_ABORTED if name == "aborted" else layout.CODE_TIMEOUT
         assert table[layout.TABLE_DEAD] == record[layout.RECORD_CODE] == code
         assert record[layout.RECORD_PEER] == 4
         assert record[layout.RECORD_EXPECTED : layout.RECORD_EXPECTED + 8] == [5, *[0] * 7]

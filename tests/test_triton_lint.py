@@ -28,6 +28,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "all_to_all": {"numbers": "length", "block": 1024},
     "barriers": {"numbers": "count"},
     "slices": {"numbers": "epoch", "block": 1024},
+    "meet": {"numbers": "epoch"},
     "wait_for": {"numbers": "epoch source slot"},
     "receive": {"numbers": "epoch count", "block": 1024},
     "claims": {"numbers": "count"},

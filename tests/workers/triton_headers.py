@@ -109,7 +109,7 @@ def failures(library: str) -> dict[str, Any]:
     """Tables and records after expired and aborted waits, of the headers and of Triton."""
     headers = _library(library)
     found: dict[str, Any] = {}
-    for name, aborted in (("expired", 0), ("aborted", 1)):
+    for name, aborted in (("expired", 0), ("aborted", 1), ("barrier", 0)):
         for side in ("headers", "triton"):
             table = np.zeros(layout.TABLE_BYTES, np.uint8)
             record, abort = np.zeros(128, np.uint8), np.array([aborted], np.uint32)
@@ -121,12 +121,17 @@ def failures(library: str) -> dict[str, Any]:
             for at, value in fields.items():
                 table[at : at + 8].view(np.uint64)[0] = value
             table[layout.TABLE_RANK : layout.TABLE_RANK + 4].view(np.uint32)[0] = 3
-            word = torch.tensor([-9], dtype=torch.int32)
-            if side == "headers":
-                address = table.ctypes.data
-                fine = headers.wait_at_least(address, word.data_ptr(), 5, 4, 7, layout.PHASE_WAIT)
+            table[layout.TABLE_RANKS : layout.TABLE_RANKS + 4].view(np.uint32)[0] = 5
+            # Of the ranks, one is late at a barrier.
+            words = torch.tensor([5, 6, 5, 5, -9], dtype=torch.int32)
+            address, late = table.ctypes.data, words[4:].data_ptr()
+            if side == "triton":
+                fine = _waited(table, words, barrier=name == "barrier")
+            elif name == "barrier":
+                everywhere = (ctypes.c_void_p * 5)(*[words.data_ptr()] * 5)
+                fine = headers.barrier(address, everywhere, 5, layout.PHASE_BARRIER)
             else:
-                fine = _waited(table, word)
+                fine = headers.wait_at_least(address, late, 5, 4, 7, layout.PHASE_WAIT)
             # The clock alone differs.
             looked = table[layout.TABLE_LOOKED_NS : layout.TABLE_LOOKED_NS + 8].view(np.uint64)
             was_looked, looked[0] = bool(looked[0]), 0
@@ -135,15 +140,20 @@ def failures(library: str) -> dict[str, Any]:
     return found
 
 
-def _waited(table: np.ndarray[Any, np.dtype[np.uint8]], word: torch.Tensor) -> bool:
-    """Outcome of a wait in Triton with this table: rank 3 of 5 waits for rank 4."""
+def _waited(
+    table: np.ndarray[Any, np.dtype[np.uint8]], words: torch.Tensor, *, barrier: bool
+) -> bool:
+    """Outcome in Triton with this table: rank 3 of 5 waits for rank 4, or for all."""
     halves = np.zeros(layout.CONTEXT_BYTES // 4, np.uint32)
     halves.view(np.uint64)[layout.CONTEXT_TABLE // 8] = table.ctypes.data
     halves[layout.CONTEXT_RANK // 4] = 3
     halves[layout.CONTEXT_RANKS // 4] = 5
     context = torch.from_numpy(halves.view(np.int64))
     outputs = torch.zeros(1, dtype=torch.int32)
-    kernels.wait_for[(1,)](word, context, outputs, 5, 4, 7)
+    if barrier:
+        kernels.meet[(1,)](words, context, outputs, 5)
+    else:
+        kernels.wait_for[(1,)](words[4:], context, outputs, 5, 4, 7)
     return bool(outputs)
 
 

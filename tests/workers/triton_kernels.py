@@ -114,6 +114,12 @@ def wait_for(words, context, outputs, epoch, source, slot):
 
 
 @triton.jit
+def meet(words, context, outputs, epoch):
+    """Outcome of a barrier."""
+    tl.store(outputs, wt.barrier(context, words, epoch).to(tl.int32))
+
+
+@triton.jit
 def claims(words, context, outputs, count):
     """Claims `count` numbers of a counter at rank 0."""
     for index in range(count):

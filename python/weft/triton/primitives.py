@@ -212,7 +212,8 @@ def barrier(context, words, epoch):
     while (began >= 0) & (first < _MAX_RANKS):
         polls += 1
         if polls == POLLS:
-            began = _check(context, _BARRIER, first, 0, epoch, seen, began)
+            its = tl.sum(tl.where(ranks == first, seen, 0), axis=0)
+            began = _check(context, _BARRIER, first, 0, epoch, its, began)
             polls = 0
         first, seen = _first_missing(words, ranks, present, epochs)
     tl.debug_barrier()
@@ -221,12 +222,11 @@ def barrier(context, words, epoch):
 
 @triton.jit
 def _first_missing(words, ranks, present, epochs):
-    """Lowest rank whose word has not reached its epoch, and its word; `_MAX_RANKS` if none."""
+    """Lowest rank whose word has not reached its epoch, `_MAX_RANKS` if none; words of all."""
     zeros = tl.zeros([_MAX_RANKS], tl.int32)
     seen = tl.atomic_add(words + ranks, zeros, mask=present, sem="acquire", scope="sys")
     missing = present & (reached(seen, epochs) == 0)
-    first = tl.min(tl.where(missing, ranks, _MAX_RANKS), axis=0)
-    return first, tl.sum(tl.where(ranks == first, seen, 0), axis=0)
+    return tl.min(tl.where(missing, ranks, _MAX_RANKS), axis=0), seen
 
 
 @triton.jit
