@@ -10,7 +10,7 @@ import pytest
 
 import ranks
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 
 pytest.importorskip("triton")
 
@@ -34,7 +34,6 @@ def results(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return run("calls", request.param, rounds=ROUNDS)
 
 
-@pytest.mark.timeout(120)
 def test_a_ring_of_puts_and_signals_carries_each_round(results: list[dict[str, Any]]) -> None:
     for rank, result in enumerate(results):
         before = (rank - 1) % len(results)
@@ -108,6 +107,11 @@ def test_each_tile_comes_once_and_those_of_other_ranks_come_first() -> None:
         assert steps == sorted(steps)
 
 
+def test_the_program_of_the_page_passes_values_on(tmp_path: Path) -> None:
+    for rank, outputs in enumerate(run("page", 3, folder=str(tmp_path))):
+        assert outputs == [(rank - 5) % 3]
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_example_computes_the_product(count: int) -> None:
     example = Path(__file__).parent.parent / "examples" / "triton_all_to_all.py"
@@ -122,3 +126,14 @@ def test_the_example_computes_the_product(count: int) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "[0] equal to torch\n"), done.stderr
+
+
+def test_an_import_without_triton_names_the_remedy() -> None:
+    program = "import sys; sys.modules['triton'] = None; import weft.triton"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "ImportError: weft.triton: triton is not installed: expected triton 3.6 or later; install"
+    )

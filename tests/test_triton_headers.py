@@ -16,7 +16,7 @@ import pytest
 import ranks
 from weft.triton import layout
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 
 pytest.importorskip("triton")
 
@@ -64,7 +64,6 @@ def test_constants_are_equal(library: str) -> None:
     assert headers == own
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("count", [2, 3])
 def test_ranks_of_both_exchange_and_meet_at_barriers(library: str, count: int) -> None:
     for rank, result in enumerate(run("together", count, library=library, rounds=ROUNDS)):

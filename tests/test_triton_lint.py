@@ -113,6 +113,13 @@ def test_compiled_functions_have_no_violation(name: str, num_warps: int) -> None
     assert lint.check(compiled(name, num_warps)) == []
 
 
+@pytest.mark.parametrize("name", [name for name in KERNELS if KERNELS[name]["numbers"]])
+def test_functions_compile_for_constants(name: str) -> None:
+    """Triton makes arguments equal to 1 constants."""
+    ones = dict.fromkeys(KERNELS[name]["numbers"].split(), 1)
+    assert lint.check(compiled(name, **ones)) == []
+
+
 def test_stores_to_peers_are_as_wide_as_local_ones() -> None:
     puts = compiled("slices").partition("acq_rel")[0]
     # 1024 elements of 4 bytes by 128 threads, 16 bytes each.

@@ -5,7 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import re
+import runpy
 import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -180,6 +184,23 @@ def _contexts(place: Place) -> dict[str, Any]:
         "distances": found[layout.CONTEXT_SHIFTS // 8 :][: place.ranks].tolist() == distances,
         "refused": device_native.named(lambda: weft.triton.context(torch.zeros(3)))[0],
     }
+
+
+def page(folder: str) -> list[float]:
+    """Values of `outputs` after the program of docs/triton.md, on the twin."""
+    text = Path(__file__).parents[2].joinpath("docs", "triton.md").read_text(encoding="utf-8")
+    block = re.search(r"(?:^    .*\n|^\n)+", text[text.index("    import torch") :], re.MULTILINE)
+    assert block is not None
+    kernel, found, program = textwrap.dedent(block[0]).partition("block = ")
+    with weft.init() as communicator:
+        # Triton reads the source of a kernel from its file.
+        file = Path(folder, f"shift{communicator.rank}.py")
+        file.write_text(kernel, encoding="utf-8")
+        names: dict[str, Any] = runpy.run_path(str(file)) | {"rank": communicator.rank}
+        program = program.replace("torch.float32)", 'torch.float32, device="twin")')
+        exec(found + program.replace("torch.cuda.synchronize()\n", ""), names)
+        communicator.barrier()
+        return sorted(set(names["outputs"].tolist()))
 
 
 def table_version() -> list[int]:
