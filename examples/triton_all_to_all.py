@@ -1,9 +1,7 @@
 """A product of matrices whose tiles go to their destinations as they are computed.
 
-TRITON_INTERPRET=1 weft run -n 2 -- python examples/triton_all_to_all.py --device twin
+TRITON_INTERPRET=1 weft run -n 2 -- python examples/triton_all_to_all.py
 """
-
-import argparse
 
 import torch
 import triton
@@ -68,6 +66,4 @@ def main(device: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="cuda", choices=["cuda", "twin"])
-    main(parser.parse_args().device)
+    main("twin" if triton.knobs.runtime.interpret else "cuda")

@@ -118,7 +118,7 @@ def test_the_example_computes_the_product(count: int) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "weft", "run", "-n", str(count), "--"),
-            *(sys.executable, str(example), "--device", "twin"),
+            *(sys.executable, str(example)),
         ],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,

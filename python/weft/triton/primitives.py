@@ -234,8 +234,8 @@ def last_arrival(mask, bit, all_bits):
     """True in the last of several programs of a kernel, once in each round.
 
     Each program sets its bit once its stores are complete; the one that completes the mask clears
-    it for the next round. Release and acquire at the scope of the GPU: the last program may signal
-    peers for the stores of all.
+    it for the next round, which begins after that, as in a later kernel. Release and acquire at the
+    scope of the GPU: the last program may signal peers for the stores of all.
 
     Args:
         mask: pointer to int32 in memory of this GPU, zero at first.
