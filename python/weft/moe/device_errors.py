@@ -17,6 +17,8 @@ ON_DEVICES: Final[weakref.WeakSet[AllToAll]] = weakref.WeakSet()
 def check() -> None:
     """Raise an error that a device recorded, in any open all-to-all of this process.
 
+    Errors of collectives and of kernels with a context of `weft.triton` are included.
+
     Calls on a device do not wait on the host, so its errors are only recorded: call this after a
     step, when its stream was synchronised. Also called `weft.check`.
 
