@@ -169,5 +169,6 @@ def test_tables_show_both_kinds_of_memory(
 def test_tables_without_records_are_not_measured(
     page: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(page, "RESULTS", tmp_path / "none.jsonl")
+    for name in ("RESULTS", "TRAINING"):
+        monkeypatch.setattr(page, name, tmp_path / "none.jsonl")
     assert set(page.blocks().values()) == {page.NOT_MEASURED}
