@@ -103,11 +103,12 @@ impl Layout {
         let ring = blocks_each * ranks_each * u64::from(ring_chunks) * u64::from(chunk_capacity);
         let rings = area(u64::from(RINGS) * ring);
         let lanes = blocks.min(MAX_LANES);
-        let lane_chunks = match ranks {
-            0..=FEW_RANKS => LANE_BYTES_OF_FEW,
-            0..=MORE_RANKS => LANE_BYTES_OF_MORE,
+        let lane_bytes = match ranks {
+            _ if ranks <= FEW_RANKS => LANE_BYTES_OF_FEW,
+            _ if ranks <= MORE_RANKS => LANE_BYTES_OF_MORE,
             _ => LANE_BYTES_OF_MANY,
-        } / chunk_capacity;
+        };
+        let lane_chunks = lane_bytes / chunk_capacity;
         let lanes_each = u64::from(lanes);
         let transferred = area(4 * 2 * lanes_each * ranks_each);
         let arrivals = area(4 * lanes_each * u64::from(flag_words));
