@@ -77,7 +77,8 @@ def work(options: argparse.Namespace) -> int:
         if on_gpu:
             torch.cuda.set_device(communicator.rank % torch.cuda.device_count())
         about = {
-            "what": "hierarchical all-reduce",
+            "benchmark": "gpu-hierarchical",
+            "case": "all_reduce",
             "device": torch.cuda.get_device_name() if on_gpu else "twin",
             "gpus": torch.cuda.device_count() if on_gpu else 0,
             "hosts": options.hosts,
@@ -95,7 +96,7 @@ def work(options: argparse.Namespace) -> int:
             if communicator.rank == 0:
                 print(json.dumps(record), flush=True)
                 if options.record is not None:
-                    append_record(options.record, origin() | record)
+                    append_record(options.record, record | {"origin": origin()})
     return 0
 
 

@@ -3,6 +3,7 @@
 # (WEFT_PYTHON, default python3), by an installed wheel or by PYTHONPATH.
 #
 #     benchmarks/gpu/run.sh test [ARGUMENTS OF PYTEST]
+#     benchmarks/gpu/run.sh all [--budget SECONDS] [--ranks N]
 #     benchmarks/gpu/run.sh bench [--budget SECONDS] [--cases NAMES] [--ranks N] [--record FILE]
 #     benchmarks/gpu/run.sh collectives [--budget SECONDS] [--cases NAMES | --sweep] [--ranks N]
 #     benchmarks/gpu/run.sh training [--budget SECONDS] [--cases NAMES] [--ranks N]
@@ -11,9 +12,9 @@
 set -euo pipefail
 what=${1:-}
 case $what in
-test | bench | collectives | training) shift ;;
+all | test | bench | collectives | training) shift ;;
 *)
-    sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac
@@ -54,6 +55,9 @@ test)
         options+=(-c /dev/null --rootdir .)
     fi
     exec "$python" -m pytest "${options[@]}" tests/gpu "$@"
+    ;;
+all)
+    exec "$python" benchmarks/gpu/everything.py "$@"
     ;;
 bench)
     exec "$python" -m weft bench moe --device cuda --cases all \
