@@ -52,8 +52,9 @@ def test_memory_is_used_again_once_its_tensors_are_gone_on_all_ranks(count: int)
         assert found["held elsewhere"] == (count > 1)
         assert found["direct"] == [True] * 4
         assert found["unchanged"]
-        assert found["blocks"] <= 2
-        assert found["exchanges"] <= 21
+        # The spare blocks make exchanges fewer: 20 with two blocks.
+        assert found["blocks"] <= 10
+        assert found["exchanges"] <= 10
 
 
 def test_ranks_that_ask_for_other_sizes_are_named() -> None:
@@ -79,4 +80,5 @@ def test_fsdp2_has_the_same_bits_with_buffers_of_the_group() -> None:
         assert found["parameters"]
         # All-gathers of three groups in each forward pass, and reduce-scatters.
         assert found["symmetric"] >= 4 * 6
-        assert found["blocks"] < 12
+        assert found["blocks"] < 40
+        assert found["exchanges"] < found["blocks"] + 5

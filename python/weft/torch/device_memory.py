@@ -4,7 +4,8 @@ A block of the symmetric heap is allocated by all ranks, which takes an exchange
 zeroes it. So blocks whose tensors are gone are used again. The order in which Python frees tensors
 may differ between ranks; a block is therefore available once all ranks have reported that theirs is
 free, which they exchange when no block of the size is available. Between two exchanges an
-allocation is local.
+allocation is local. Each exchange that finds free blocks adds a spare one, up to a limit, so that
+loops come to have few exchanges.
 
 Memory order: a tensor belongs to the current stream of its allocation, as those of torch do. A
 block whose last tensor belonged to another stream is behind that stream's work, and behind
@@ -45,6 +46,9 @@ logger = logging.getLogger("weft.torch")
 NO_ROOM: Final = (AllocationError, SizeError, DeviceError, SystemCallError)
 #: Shortest block in bytes.
 SHORTEST: Final = 4096
+#: Most blocks of a size beyond those that were in use at a time, and bytes of those of all sizes.
+SPARE_BLOCKS: Final = 15
+SPARE_BYTES: Final = 1 << 30
 
 
 def block_bytes(length: int) -> int:
@@ -103,6 +107,9 @@ class Pool:
         #: Addresses of all blocks in order, and their blocks.
         self._addresses: list[int] = []
         self._blocks: dict[int, Block] = {}
+        #: By bytes, spare blocks; and the bytes of all.
+        self._spare: defaultdict[int, int] = defaultdict(int)
+        self._spare_bytes = 0
         #: Exchanges and blocks so far.
         self._exchanges = self._made = 0
         self._has_warned = False
@@ -120,6 +127,8 @@ class Pool:
         size = block_bytes(length)
         if not self._free[size]:
             self._agree(size)
+            if self._free[size]:
+                self._add_spare(size)
         block = self._free[size].popleft() if self._free[size] else self._grow(size)
         if block is None:
             return None
@@ -183,14 +192,28 @@ class Pool:
             self._free[block.bytes].append(block)
         self._gone -= common
 
-    def _grow(self, size: int) -> Block | None:
-        """A new block; `None` if a rank has no room."""
+    def _add_spare(self, size: int) -> None:
+        """Add a free block, unless there are enough; every rank makes this call."""
+        if self._spare[size] >= SPARE_BLOCKS or self._spare_bytes + size > SPARE_BYTES:
+            return
+        block = self._grow(size, is_spare=True)
+        if block is None:
+            self._spare[size] = SPARE_BLOCKS
+            return
+        self._spare[size] += 1
+        self._spare_bytes += size
+        self._free[size].append(block)
+
+    def _grow(self, size: int, *, is_spare: bool = False) -> Block | None:
+        """A new block; `None` if a rank has no room, with a warning unless it is a spare one."""
         for has_retried in (False, True):
             try:
                 tensor = self._collectives.symmetric_empty(size, torch.uint8, timeout=self._timeout)
             except NO_ROOM as error:
                 # The error of a failed group is another one.
                 self._collectives.check()
+                if is_spare:
+                    return None
                 if not has_retried and self._release():
                     continue
                 level = logging.DEBUG if self._has_warned else logging.WARNING
@@ -214,6 +237,8 @@ class Pool:
         """Return all free blocks to the heap, equally on all ranks; false if there are none."""
         blocks = [block for free in self._free.values() for block in free]
         self._free.clear()
+        self._spare.clear()
+        self._spare_bytes = 0
         for block in blocks:
             self._addresses.remove(block.address)
             del self._blocks[block.address]
