@@ -1,5 +1,7 @@
 """Symmetric memory as tensors, on the twin."""
 
+from typing import Any
+
 import pytest
 
 import ranks
@@ -60,3 +62,23 @@ def test_tensors_that_cannot_be_registered_are_refused() -> None:
             "ConfigurationMismatchError",
             "ClosedError",
         ]
+
+
+def test_errors_of_a_closed_communicator_are_not_raised_again() -> None:
+    import torch
+
+    import weft
+    from weft.cuda import symmetric
+
+    class Memory:
+        addresses = (0,)
+
+        def check(self) -> None:
+            raise weft.errors.WaitTimeoutError("rank 1 did not come")
+
+    memory: Any = Memory()
+    with weft.init(rank=0, world_size=1) as communicator:
+        owner = symmetric.Owner(memory, torch.device("cpu"), 0, communicator)
+        with pytest.raises(weft.errors.WaitTimeoutError):
+            owner.check()
+    owner.check()

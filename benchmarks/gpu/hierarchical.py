@@ -14,11 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +30,13 @@ WARM_UP: Final = 3
 def main() -> int:
     """Start the ranks; a rank measures."""
     options = parsed()
-    if "WEFT_RANK" in os.environ:
-        return work(options)
+    if "WEFT_RANK" not in os.environ:
+        start(options)
+    return work(options)
+
+
+def start(options: argparse.Namespace) -> NoReturn:
+    """Become the program that starts the ranks: its end is theirs."""
     environment = dict(os.environ)
     if options.providers:
         environment["WEFT_PROVIDERS"] = options.providers
@@ -45,7 +49,7 @@ def main() -> int:
         sys.executable,
         __file__,
     ]
-    return subprocess.run([*command, *sys.argv[1:]], env=environment, check=False).returncode
+    os.execve(command[0], [*command, *sys.argv[1:]], environment)
 
 
 def parsed() -> argparse.Namespace:

@@ -142,6 +142,7 @@ def test_arguments_that_do_not_fit_are_named_before_any_launch(kind: str) -> Non
     member = group.members[0]
     tensor = torch.zeros(8, device=member.device)
     weights = torch.zeros(8, device=member.device, requires_grad=True)
+    pairs: Any = [(tensor, 1)]
     cases: list[tuple[type[Exception], str, Any]] = [
         (weft.errors.UnknownError, "peer is 0: expected a rank", lambda: member.send(tensor, 0)),
         (weft.errors.UnknownError, "peer is 2: expected a rank", lambda: member.recv(tensor, 2)),
@@ -161,6 +162,11 @@ def test_arguments_that_do_not_fit_are_named_before_any_launch(kind: str) -> Non
             weft.errors.ConfigurationError,
             "messages contain Tensor: expected weft.cuda.Send",
             lambda: member.batch([tensor]),
+        ),
+        (
+            weft.errors.ConfigurationError,
+            "messages contain tuple: expected weft.cuda.Send",
+            lambda: member.batch(pairs, async_finish=True),
         ),
     ]
     for error, text, call in cases:

@@ -129,7 +129,8 @@ class CollectiveBase:
         """Free all memory; every rank makes this call. A second call has no effect.
 
         Kernels in flight end first. Every later call raises `ClosedError`. Kernels of a graph that
-        is replayed afterwards fill their outputs with 0xFF bytes.
+        is replayed afterwards fill their outputs with 0xFF bytes; one with calls by copy engines
+        must not be replayed.
 
         Raises:
             WaitTimeoutError: if the other ranks do not come. This is closed then all the same, but

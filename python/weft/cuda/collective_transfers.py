@@ -198,12 +198,12 @@ class Transfers(CollectiveBase):
         if not messages:
             self._open()
             return None
+        batch = [self._described(message) for message in messages]
         if finish or previous is not None:
             given = [message.tensor for message in messages]
             call = partial(self._transfer, messages, None, False)
             ended = self._behind(call, given, previous, finish)
             return None if ended is None else ended[1]
-        batch = [self._described(message) for message in messages]
         if len(batch) > 1:
             check_apart(batch)
         self._native.run_transfers(self._stream(), batch)

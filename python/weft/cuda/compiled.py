@@ -36,7 +36,7 @@ def compile_collectives(
         ops: reductions, as of `Collectives.all_reduce`.
         dtypes: of tensors, for each of `ops`.
         num_sms: as of the constructor of `Collectives`; by default, its default for GPUs that ranks
-            do not share.
+            do not share and that have as many.
         arch: architecture of the GPUs.
 
     Returns:

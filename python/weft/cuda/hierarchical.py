@@ -120,7 +120,7 @@ class HierarchicalCollectives(HierarchicalBase):
             if abs(into - begin) < tensor.nbytes and into != begin:
                 refuse_overlap("the input itself")
             result = out
-        source, target = tensor.detach().view(-1), result.detach().view(-1)
+        source, target = tensor.detach().reshape(-1), result.detach().reshape(-1)
         local, dtype = self._local, tensor.dtype
 
         def piece(begin: int, end: int) -> Piece:
@@ -183,7 +183,7 @@ class HierarchicalCollectives(HierarchicalBase):
             if begin < into + out.nbytes and into < begin + tensor.nbytes and into != own:
                 refuse_overlap(f"rows {self.rank * each} to {(self.rank + 1) * each} of the input")
         count = out.numel()
-        source, target = tensor.detach().view(self.world_size, count), out.detach().view(-1)
+        source, target = tensor.detach().reshape(self.world_size, count), out.detach().reshape(-1)
         local, hosts = self._local, self.num_hosts
 
         def piece(begin: int, end: int) -> Piece:

@@ -110,7 +110,8 @@ class HierarchicalBase:
         self._by_local = torch.tensor(self._hierarchy.order, device=self.device)
         self._last: torch.cuda.Event | None = None
         self._failure: WeftError | None = None
-        self._failing = threading.Lock()
+        # A signal handler may check while its thread does.
+        self._failing = threading.RLock()
         self._closed, self._process = False, os.getpid()
         # Closed with the communicator, as its all-to-alls are.
         communicator._all_to_alls.add(self)  # type: ignore[arg-type]
@@ -160,14 +161,15 @@ class HierarchicalBase:
         self.communicator.check()
 
     def close(self, *, timeout: float = 30.0) -> None:
-        """Free all memory; every rank makes this call. A second call has no effect.
+        """Free all memory; every rank makes this call.
 
-        Every later call raises `ClosedError`.
+        A second call has no effect, nor has one in a forked child. Every later call raises
+        `ClosedError`.
 
         Raises:
             WaitTimeoutError: if the other ranks do not come; this is closed then all the same.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._process:
             return
         until, ranks = time.monotonic() + seconds(timeout), self._hierarchy.within
         try:

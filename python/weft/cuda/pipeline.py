@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from weft.errors import WeftError
+from weft.errors import ClosedError, WeftError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,18 +59,28 @@ class NetworkThread:
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], HostCall, Future[None]] | None] = (
             queue.SimpleQueue()
         )
+        self._stopping, self._stopped = threading.Lock(), False
         self._thread = threading.Thread(target=self._run, name="weft network", daemon=True)
         self._thread.start()
 
     def submit(self, ready: Callable[[], None], call: HostCall) -> Future[None]:
-        """Make a call once `ready` has returned; the future raises `NetworkError`."""
+        """Make a call once `ready` has returned; the future raises `NetworkError`.
+
+        So it does after `stop`, which another thread may call.
+        """
         done: Future[None] = Future()
-        self._calls.put((ready, call, done))
+        with self._stopping:
+            if self._stopped:
+                done.set_exception(NetworkError(ClosedError("the collectives were closed"), None))
+            else:
+                self._calls.put((ready, call, done))
         return done
 
     def stop(self, timeout: float) -> bool:
         """End the thread behind the calls that were submitted; false if it did not end in time."""
-        self._calls.put(None)
+        with self._stopping:
+            self._stopped = True
+            self._calls.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -130,15 +140,17 @@ class Slots:
             rounded = -(-length // ALIGNMENT) * ALIGNMENT
             return torch.zeros(rounded, dtype=torch.uint8, **where)
 
-        self._slots = [
-            Slot(
-                made(piece_bytes, device=device),
-                made(shard_bytes, device=device),
-                made(shard_bytes, pin_memory=self._on_gpu),
-                made(shard_bytes, pin_memory=self._on_gpu),
-            )
-            for _ in range(SLOTS)
-        ]
+        # Not as tensors of inference mode, which later calls outside of it could not change.
+        with torch.inference_mode(False):
+            self._slots = [
+                Slot(
+                    made(piece_bytes, device=device),
+                    made(shard_bytes, device=device),
+                    made(shard_bytes, pin_memory=self._on_gpu),
+                    made(shard_bytes, pin_memory=self._on_gpu),
+                )
+                for _ in range(SLOTS)
+            ]
         if self._on_gpu:
             self._down, self._up = torch.cuda.Stream(device), torch.cuda.Stream(device)
             # Calls may be on another stream than this one, which fills the memory.

@@ -50,16 +50,23 @@ class Owner:
     """Keeps a block while a tensor shows it."""
 
     def __init__(
-        self, native: _native.SymmetricMemory, device: torch.device, own_rank: int
+        self,
+        native: _native.SymmetricMemory,
+        device: torch.device,
+        own_rank: int,
+        group: Communicator | None,
     ) -> None:
         self.native, self.device, self.rank = native, device, own_rank
+        #: `None` for ranks in one process.
+        self._group = None if group is None else weakref.ref(group)
         self.addresses = native.addresses
         #: That of `weft.triton.context`, once it was made.
         self.context: torch.Tensor | None = None
 
     def check(self) -> None:
-        """Raise the error that the device recorded."""
-        self.native.check()
+        """Raise the error that the device recorded, until the communicator is closed."""
+        if self._group is None or self._group() in OPEN:
+            self.native.check()
 
 
 #: By the address of this rank's part. An entry goes with the last tensor.
@@ -86,7 +93,7 @@ def empty(
         bytes=prod(sizes) * element.itemsize,
         timeout=seconds(timeout),
     )
-    return shown(native, place, group.rank, sizes, element)
+    return shown(native, place, group.rank, sizes, element, group)
 
 
 def size_of(
@@ -109,9 +116,10 @@ def shown(
     rank: int,
     sizes: tuple[int, ...],
     dtype: torch.dtype,
+    group: Communicator | None = None,
 ) -> torch.Tensor:
     """This rank's part of symmetric memory as a tensor, which keeps it."""
-    its = Owner(native, place, rank)
+    its = Owner(native, place, rank, group)
     own = its.addresses[rank]
     _OWNERS[own] = its
     return _show(its, own, prod(sizes), dtype).view(sizes)

@@ -47,6 +47,7 @@ NO_ROOM: Final = (AllocationError, SizeError, DeviceError, SystemCallError)
 #: Shortest block in bytes.
 SHORTEST: Final = 4096
 #: Most blocks of a size beyond those that were in use at a time, and bytes of those of all sizes.
+#: Counts begin anew when the heap is full and free blocks are returned to it.
 SPARE_BLOCKS: Final = 15
 SPARE_BYTES: Final = 1 << 30
 

@@ -7,7 +7,7 @@ use super::error::DeviceError;
 use super::family::FAMILY;
 use super::layout::{Layout, UNIT};
 use super::message::DeviceOperation;
-use super::plan::{CallOptions, DeviceAlgorithm, LaunchPlan, Transport};
+use super::plan::{CallOptions, DeviceAlgorithm, Kernel, LaunchPlan, Transport};
 use super::program::Programs;
 use super::transfers::{Transfer, TransferBlock, TransferPlan};
 use super::twin::{Twin, TwinCall};
@@ -240,11 +240,18 @@ impl DeviceCollectives {
                     divisor,
                     digest: tensors.as_ref().map_or(0, |tensors| tensors.digest),
                 };
+                let addresses = (parts.peers.as_slice(), tensors.as_ref());
                 // SAFETY: the caller's contract; `parts` live until the device is idle.
-                unsafe {
-                    let addresses = (parts.peers.as_slice(), tensors.as_ref());
-                    programs.launch(&plan, addresses, &block, arithmetic, call.stream)
+                let launched =
+                    unsafe { programs.launch(&plan, addresses, &block, arithmetic, call.stream) };
+                // The entry may be launched without its exit: peers would take the next call for it.
+                if plan.kernel == Kernel::CopyEntry
+                    && launched.is_err()
+                    && !programs.is_captured(call.stream)
+                {
+                    watch.abort();
                 }
+                launched
             }
             Backend::Twin(twin) => {
                 let (input, output) = (call.input, call.output);

@@ -248,6 +248,7 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use super::super::config::DeviceConfig;
     use super::*;
 
     #[test]
@@ -291,10 +292,12 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_up_to_sixteen_ranks_is_less_than_80_mib() {
+    fn memory_of_up_to_sixteen_ranks_is_less_than_120_mib() {
         for ranks in 2..=16 {
-            let bytes = Layout::new(ranks, 32).bytes;
-            assert!(bytes < 80 << 20, "{ranks} ranks: {bytes}");
+            let blocks = DeviceConfig::usual_sms(ranks);
+            let bytes = Layout::new(ranks, blocks).bytes;
+            assert!(bytes < 120 << 20, "{ranks} ranks: {bytes}");
+            assert!(Layout::new(ranks, 32).bytes < 80 << 20, "{ranks} ranks: {bytes}");
         }
     }
 }
