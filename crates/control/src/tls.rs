@@ -314,13 +314,20 @@ impl Read for MaybeTlsStream {
 
 impl Write for MaybeTlsStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let Some(session) = &mut self.session else { return self.stream.get_mut().write(bytes) };
-        let taken = session.writer().write(bytes)?;
-        self.send()?;
-        if taken == 0 && !bytes.is_empty() {
-            return Err(ErrorKind::WouldBlock.into());
+        loop {
+            let Some(session) = &mut self.session else {
+                return self.stream.get_mut().write(bytes);
+            };
+            let taken = session.writer().write(bytes)?;
+            self.send()?;
+            if taken > 0 || bytes.is_empty() {
+                return Ok(taken);
+            }
+            // Only a full socket has an event once there is room.
+            if self.has_unsent() {
+                return Err(ErrorKind::WouldBlock.into());
+            }
         }
-        Ok(taken)
     }
 
     fn flush(&mut self) -> io::Result<()> {

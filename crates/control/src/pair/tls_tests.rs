@@ -134,7 +134,10 @@ fn an_observer_reads_exchanges_without_tls_and_none_with_it() {
 fn messages_longer_than_any_buffer_pass_tls_and_an_end_without_a_leave_is_a_loss() {
     let files = Files::new("long", "127.0.0.1");
     let (one, other) = ends(&of_listener(&files), &of_dialer(&files), "apple", |address| address);
-    let (one, other) = (one.unwrap(), other.unwrap());
+    let (one, other) = (Arc::new(one.unwrap()), Arc::new(other.unwrap()));
+    // An exchange may return before its own part is sent: the thread of pairs sends the rest.
+    one.watch().unwrap();
+    other.watch().unwrap();
     let long: Vec<u8> = (0..8_u32 << 20).map(|byte| (byte % 251) as u8).collect();
     exchange(&one, &other, &long);
     exchange(&other, &one, &long);
