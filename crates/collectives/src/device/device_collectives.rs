@@ -1,33 +1,30 @@
 //! Collectives between the GPUs of a host: calls that launch a kernel on a stream, or run its twin.
 
 use super::arguments::{ArgumentBlock, TensorsOfRanks};
+use super::call::DeviceCall;
 use super::call_board::CallBoard;
 use super::config::DeviceConfig;
+use super::construction::{Offer, Prepared, most_blocks};
 use super::error::DeviceError;
-use super::family::FAMILY;
 use super::layout::{Layout, UNIT};
-use super::message::DeviceOperation;
-use super::plan::{CallOptions, DeviceAlgorithm, Kernel, LaunchPlan, Transport};
+use super::parts::{Backend, Parts};
+use super::plan::{DeviceAlgorithm, Kernel, LaunchPlan, Transport};
 use super::program::Programs;
 use super::transfers::{Transfer, TransferBlock, TransferPlan};
-use super::twin::{Twin, TwinCall};
+use super::twin::TwinCall;
 use crate::reduction::{Element, Reduction};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weft_cuda::Stream;
-use weft_fabric::{Communicator, Time, clock};
+use weft_fabric::{Communicator, Time};
 use weft_gpu::MemoryLocation;
-use weft_gpu::domain::{
-    ALIGNMENT, Block, Domain, MemoryNumber, OperatorLaunch, RegisteredPlaces, Reservation,
-    SymmetricPlace,
-};
+use weft_gpu::domain::{ALIGNMENT, Domain, MemoryNumber, RegisteredPlaces, SymmetricPlace};
 
 /// Collectives between the GPUs of one host.
 ///
 /// Every rank makes the same calls in the same order. A call launches one kernel on a stream of the caller (by copy
-/// engines, two kernels and copies between them) and returns; it may be captured. Errors on the device are raised by a later call or by [`DeviceCollectives::check`]. Only
-/// the twin runs within the call, and waits.
+/// engines, two kernels and copies between them) and returns; it may be captured. Errors on the device are raised by a
+/// later call or by [`DeviceCollectives::check`]. Only the twin runs within the call, and waits.
 ///
 /// Kernels of two calls must not overlap on a rank: the caller orders the streams.
 pub struct DeviceCollectives {
@@ -39,77 +36,6 @@ pub struct DeviceCollectives {
     local: bool,
     /// `None` once closed.
     parts: Option<Parts>,
-}
-
-/// Resources of the kernels, released in this order once no kernel runs.
-struct Parts {
-    backend: Backend,
-    peers: Vec<u64>,
-    block: Block,
-    /// `None` if ranks cannot share memory of the host.
-    board: Option<Arc<CallBoard>>,
-    _reservation: Option<Reservation>,
-    domain: Arc<Domain>,
-}
-
-impl Parts {
-    /// Adds the last calls of all ranks to an error that ended the group.
-    fn failed(&self, source: weft_gpu::Error) -> DeviceError {
-        match &self.board {
-            Some(board) => {
-                let calls = board.describe(clock::now());
-                DeviceError::Failed { source: Box::new(source), calls }
-            }
-            None => source.into(),
-        }
-    }
-}
-
-enum Backend {
-    Cuda(Box<Programs>),
-    Twin(Twin),
-}
-
-/// A call of a rank.
-#[derive(Clone, Debug)]
-pub struct DeviceCall {
-    /// Stream; ignored by a twin.
-    pub stream: Stream,
-    /// Operation.
-    pub operation: DeviceOperation,
-    /// Address of the input.
-    pub input: u64,
-    /// Address of the output.
-    pub output: u64,
-    /// Type of the elements. Operations without arithmetic use its length alone.
-    pub element: Element,
-    /// Reduction, of operations that reduce.
-    pub reduction: Reduction,
-    /// True if the result is divided by the number of ranks.
-    pub average: bool,
-    /// Choices of the caller.
-    pub options: CallOptions,
-}
-
-impl DeviceCall {
-    /// Digest of what is equal on all ranks of a direct call.
-    fn digest(&self, input: &SymmetricPlace, output: &SymmetricPlace) -> u32 {
-        let mut hasher = DefaultHasher::new();
-        (input.memory, input.offset, output.memory, output.offset).hash(&mut hasher);
-        self.operation.hash(&mut hasher);
-        let arithmetic = self.operation.reduces().then_some((self.reduction, self.average));
-        (self.element, arithmetic, self.options).hash(&mut hasher);
-        let hash = hasher.finish();
-        (hash ^ hash >> 32) as u32
-    }
-}
-
-/// A rank's part before its memory is allocated.
-struct Prepared {
-    domain: Arc<Domain>,
-    layout: Layout,
-    programs: Option<Programs>,
-    reservation: Option<Reservation>,
 }
 
 impl DeviceCollectives {
@@ -136,7 +62,7 @@ impl DeviceCollectives {
         let bytes = prepared.layout.bytes;
         let block = domain.allocate(communicator, bytes, ALIGNMENT, deadline)?;
         let board = CallBoard::create(communicator, deadline);
-        Ok(prepared.finish(block, board, false))
+        Ok(DeviceCollectives::new(prepared.finish(block, board), false))
     }
 
     /// Collectives of all ranks of a group in this process, by rank.
@@ -156,7 +82,14 @@ impl DeviceCollectives {
         let blocks = Domain::allocate_local(&domains, bytes, ALIGNMENT)?;
         let parts = blocks.into_iter().zip(CallBoard::local_group(configs.len()));
         let ranks = prepared.into_iter().zip(parts);
-        Ok(ranks.map(|(rank, (block, board))| rank.finish(block, board, true)).collect())
+        Ok(ranks
+            .map(|(rank, (block, board))| DeviceCollectives::new(rank.finish(block, board), true))
+            .collect())
+    }
+
+    fn new((layout, parts): (Layout, Parts), local: bool) -> DeviceCollectives {
+        let (rank, captured) = (parts.domain.rank(), AtomicBool::new(false));
+        DeviceCollectives { layout, rank, captured, local, parts: Some(parts) }
     }
 
     /// Sizes of its memory.
@@ -450,162 +383,5 @@ fn supported(reduction: Reduction, element: Element) -> Result<(), DeviceError> 
     match reduction.supports(element) {
         true => Ok(()),
         false => Err(DeviceError::Unsupported { reduction, element }),
-    }
-}
-
-/// Blocks of the largest grid that a rank may launch.
-fn most_blocks(config: &DeviceConfig, domain: &Domain) -> Result<u32, DeviceError> {
-    if config.num_sms == Some(0) {
-        return Err(DeviceError::Zero { what: "num_sms" });
-    }
-    let MemoryLocation::Cuda { device, .. } = domain.location() else {
-        return Ok(config.num_sms.unwrap_or(DeviceConfig::TWIN_BLOCKS));
-    };
-    let sms = device.sm_count();
-    if let Some(given) = config.num_sms.filter(|given| *given > sms) {
-        let (what, given, limit) = ("num_sms", given.into(), sms.into());
-        return Err(DeviceError::TooLarge { what, given, limit });
-    }
-    let usual = config.num_sms.unwrap_or(DeviceConfig::usual_sms(domain.ranks()));
-    Ok(usual.min((sms / domain.sharing().max(1)).max(1)))
-}
-
-/// A rank's limit of blocks, and its options, which are equal on all ranks.
-struct Offer {
-    limit: u32,
-    options: [(&'static str, u64); 4],
-}
-
-impl Offer {
-    fn new(config: &DeviceConfig, limit: u32) -> Offer {
-        let skew = u64::try_from(config.skew_timeout.as_nanos()).unwrap_or(u64::MAX);
-        let options = [
-            ("num_sms (0: the default)", config.num_sms.unwrap_or(0).into()),
-            ("skew_timeout in ns", skew),
-            ("concurrent", config.concurrent.into()),
-            ("copy_engine", config.copy_engine.into()),
-        ];
-        Offer { limit, options }
-    }
-
-    fn encode(&self) -> Vec<u8> {
-        let options = self.options.iter().flat_map(|(_, value)| value.to_le_bytes());
-        self.limit.to_le_bytes().into_iter().chain(options).collect()
-    }
-
-    /// The smallest limit, if all ranks have the options of this one. `encoded` is by rank.
-    fn agree(&self, encoded: &[Vec<u8>]) -> Result<u32, DeviceError> {
-        let mut least = self.limit;
-        for (peer, theirs) in (0..).map(weft_fabric::Rank).zip(encoded) {
-            let malformed = || DeviceError::Malformed { peer, bytes: theirs.len() };
-            let (limit, options) = theirs.split_first_chunk::<4>().ok_or_else(malformed)?;
-            let (options, rest) = options.as_chunks::<8>();
-            if options.len() != self.options.len() || !rest.is_empty() {
-                return Err(malformed());
-            }
-            for ((what, ours), theirs) in self.options.into_iter().zip(options) {
-                let theirs = u64::from_le_bytes(*theirs);
-                if ours != theirs {
-                    return Err(DeviceError::Disagreement { peer, what, ours, theirs });
-                }
-            }
-            least = least.min(u32::from_le_bytes(*limit));
-        }
-        Ok(least.max(1))
-    }
-}
-
-impl Prepared {
-    fn new(
-        config: &DeviceConfig,
-        domain: &Arc<Domain>,
-        blocks: u32,
-    ) -> Result<Prepared, DeviceError> {
-        domain.register(&FAMILY)?;
-        domain.raise_wait_limit(config.skew_timeout)?;
-        let layout = Layout::new(domain.ranks(), blocks);
-        let domain = domain.clone();
-        let MemoryLocation::Cuda { device, .. } = domain.location() else {
-            return Ok(Prepared { domain, layout, programs: None, reservation: None });
-        };
-        let programs = Programs::new(layout, device)?;
-        let launch = OperatorLaunch {
-            name: format!("device collectives with {} multiprocessors", layout.blocks),
-            grid: layout.blocks,
-            // Of the kernel with the most registers, by its launch bounds.
-            per_sm: 1,
-            threads: super::plan::Kernel::AllReduceDirect.threads(),
-            registers: 128,
-            shared: programs.most_shared(),
-            concurrent: config.concurrent,
-        };
-        let reservation = Some(domain.reserve(launch)?);
-        Ok(Prepared { domain, layout, programs: Some(programs), reservation })
-    }
-
-    /// Completes the rank with its block of memory.
-    fn finish(self, block: Block, board: Option<CallBoard>, local: bool) -> DeviceCollectives {
-        let Prepared { domain, layout, programs, reservation } = self;
-        let (peers, rank) = (block.addresses(), domain.rank());
-        let backend = match programs {
-            Some(programs) => Backend::Cuda(Box::new(programs)),
-            None => {
-                let watch = domain.failures().watch();
-                let (record, abort) = (watch.record_address(), watch.abort_address());
-                // SAFETY: the block is zeroed, aligned, of the layout's length, and used by twins of this layout alone;
-                // the block, the table and the watch outlive the twin (`Parts`).
-                let twin = unsafe {
-                    Twin::new(layout, rank, peers.clone(), domain.table(), record, abort)
-                };
-                Backend::Twin(twin)
-            }
-        };
-        let board = board.map(Arc::new);
-        if let Some(board) = &board {
-            let board = Arc::downgrade(board);
-            let is_ahead = move |rank| board.upgrade().is_some_and(|board| board.is_ahead_of(rank));
-            domain.failures().end_hopeless_waits(Box::new(is_ahead));
-        }
-        let parts = Parts { backend, peers, block, board, _reservation: reservation, domain };
-        let captured = AtomicBool::new(false);
-        DeviceCollectives { layout, rank, captured, local, parts: Some(parts) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    fn config(num_sms: Option<u32>, seconds: u64) -> DeviceConfig {
-        let skew_timeout = Duration::from_secs(seconds);
-        let location = MemoryLocation::Twin;
-        DeviceConfig { location, num_sms, skew_timeout, concurrent: false, copy_engine: false }
-    }
-
-    #[test]
-    fn ranks_with_equal_options_take_the_smallest_limit_of_blocks() {
-        let offers = [32, 26, 32].map(|limit| Offer::new(&config(None, 30), limit).encode());
-        let own = Offer::new(&config(None, 30), 32);
-        assert_eq!(own.agree(&offers).unwrap(), 26);
-    }
-
-    #[test]
-    fn the_first_option_that_differs_is_named() {
-        let own = Offer::new(&config(Some(8), 30), 8);
-        let others = [(Some(8), 20), (Some(9), 30), (None, 30)];
-        for ((num_sms, seconds), what) in others.into_iter().zip(["skew", "num_sms", "num_sms"]) {
-            let theirs = Offer::new(&config(num_sms, seconds), 8).encode();
-            let error = own.agree(&[own.encode(), theirs]).unwrap_err().to_string();
-            assert!(error.starts_with(what) && error.contains("at rank 1"), "{error}");
-        }
-    }
-
-    #[test]
-    fn garbage_of_a_peer_is_an_error() {
-        let own = Offer::new(&config(None, 30), 32);
-        for length in [0, 3, 4, 28, 35, 37, 44] {
-            assert!(own.agree(&[vec![0; length]]).is_err(), "{length}");
-        }
     }
 }

@@ -12,26 +12,32 @@
 //! - `arguments.rs`: the kernels' argument; `program.rs`: compilation and launch; `family.rs`: names of phases
 //! - `transfers.rs`: sends and receives, which are matched by pairs of ranks alone
 //! - `call_board.rs`: last calls of all ranks, for errors
-//! - `device_collectives.rs`: construction, calls, end; `config.rs`: configuration; `error.rs`: errors
+//! - `call.rs`: arguments of a call; `config.rs`: configuration; `construction.rs`: what ranks agree on
+//! - `parts.rs`: resources of a rank's kernels
+//! - `device_collectives.rs`: calls and end; `error.rs`: errors
 //! - `twin/`: the kernels on the CPU
 
 mod arguments;
+mod call;
 mod call_board;
 mod config;
+mod construction;
 mod copies;
 mod device_collectives;
 mod error;
 mod family;
 mod layout;
 mod message;
+mod parts;
 mod plan;
 mod program;
 mod transfers;
 mod twin;
 
 pub use arguments::arguments_header;
+pub use call::DeviceCall;
 pub use config::DeviceConfig;
-pub use device_collectives::{DeviceCall, DeviceCollectives};
+pub use device_collectives::DeviceCollectives;
 pub use error::DeviceError;
 pub use family::FAMILY;
 pub use layout::Layout;
