@@ -557,6 +557,23 @@ mod tests {
         }
     }
 
+    /// Grid of a call on long symmetric or ordinary tensors, with the default number of multiprocessors.
+    #[test]
+    fn long_messages_take_more_blocks_among_more_than_two_ranks() {
+        use crate::device::config::DeviceConfig;
+        let grid = |ranks, kind, symmetric| {
+            let layout = Layout::new(ranks, DeviceConfig::usual_sms(ranks));
+            let options = CallOptions::default();
+            let operation = operation(kind, 64 << 20, 0);
+            LaunchPlan::new(&operation, 2, 0, &layout, options, symmetric).unwrap().grid
+        };
+        for (kind, of_two, of_four) in [(0, [20, 32], [64, 32]), (3, [24, 16], [64, 64])] {
+            assert_eq!([false, true].map(|symmetric| grid(2, kind, symmetric)), of_two);
+            assert_eq!([false, true].map(|symmetric| grid(4, kind, symmetric)), of_four);
+        }
+        assert_eq!(grid(9, 3, false), 32);
+    }
+
     #[test]
     fn vectors_that_are_not_aligned_are_noticed() {
         let layout = Layout::new(2, 4);

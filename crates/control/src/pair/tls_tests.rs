@@ -217,6 +217,25 @@ fn a_data_connection_has_tls_only_if_both_ends_have_it_for_payloads() {
 
 #[test]
 #[cfg_attr(miri, ignore = "miri has no sockets")]
+fn a_write_is_refused_only_by_a_full_socket() {
+    let files = Files::new("refused", "127.0.0.1");
+    let (here, there) = (of_listener(&files).with_payloads(), of_dialer(&files).with_payloads());
+    let (accepted, dialed) = data_ends(&here, &there, |address| address);
+    let (mut accepted, mut dialed) = (accepted.unwrap(), dialed.unwrap());
+    let (sent, mut bytes) = (vec![1; 1 << 20], vec![0; 100_000]);
+    for _ in 0..20 {
+        while dialed.write(&sent).is_ok() {}
+        assert!(dialed.has_unsent());
+        // Room for more than what waits: the other end reads until nothing comes.
+        while accepted.read(&mut bytes).is_ok() {}
+        std::thread::sleep(Duration::from_millis(5));
+        let written = dialed.write(&sent);
+        assert!(written.is_ok() || dialed.has_unsent(), "{written:?}");
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
 fn payloads_with_tls_pass_whole_and_unread() {
     let files = Files::new("payloads", "127.0.0.1");
     let mut observed = Observed::default();
