@@ -72,20 +72,29 @@ pub fn cubin(request: &CompileRequest<'_>, cache: &Cache) -> Result<Compiled> {
     cubin_with(request, cache, &Nvrtc)
 }
 
-/// Compiles requests ahead of time with NVRTC, without a GPU; see [`prepare_with`].
+/// Compiles requests ahead of time with NVRTC on all cores, without a GPU; see [`prepare_with`].
 ///
 /// # Errors
-/// Those of [`prepare_with`] and of NVRTC.
+/// Those of [`prepare_with`] and of NVRTC: the first one by the order of requests.
 pub fn prepare(requests: &[CompileRequest<'_>], cache: &Cache) -> Result<Vec<Prepared>> {
-    prepare_with(requests, cache, &Nvrtc)
-}
-
-/// As [`prepare`], on all cores.
-///
-/// # Errors
-/// Those of [`prepare`]: the first one by the order of requests.
-pub fn prepare_all(requests: &[CompileRequest<'_>], cache: &Cache) -> Result<Vec<Prepared>> {
-    prepare_all_with(requests, cache, &Nvrtc)
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut made = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(request) = requests.get(at) else { return made };
+            let prepared = prepare_with(std::slice::from_ref(request), cache, &Nvrtc);
+            made.push((at, prepared.map(|mut one| one.remove(0))));
+        }
+    };
+    let mut made: Vec<(usize, Result<Prepared>)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..cores.min(requests.len())).map(|_| scope.spawn(work)).collect();
+        let results = workers.into_iter().map(|worker| worker.join());
+        results.flat_map(|result| result.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    made.sort_by_key(|(at, _)| *at);
+    made.into_iter().map(|(_, prepared)| prepared).collect()
 }
 
 /// Machine code of a request, from the cache or compiled by `compiler`. Racing threads and processes with one cache
@@ -127,31 +136,6 @@ pub fn prepare_with(
         Ok(Prepared { name: request.name.to_owned(), path, cached, seconds })
     };
     requests.iter().map(prepare).collect()
-}
-
-fn prepare_all_with(
-    requests: &[CompileRequest<'_>],
-    cache: &Cache,
-    compiler: &(dyn Compiler + Sync),
-) -> Result<Vec<Prepared>> {
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut made = Vec::new();
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(request) = requests.get(at) else { return made };
-            let prepared = prepare_with(std::slice::from_ref(request), cache, compiler);
-            made.push((at, prepared.map(|mut one| one.remove(0))));
-        }
-    };
-    let mut made: Vec<(usize, Result<Prepared>)> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..cores.min(requests.len())).map(|_| scope.spawn(work)).collect();
-        let results = workers.into_iter().map(|worker| worker.join());
-        results.flat_map(|result| result.unwrap_or_else(|panic| resume_unwind(panic))).collect()
-    });
-    made.sort_by_key(|(at, _)| *at);
-    made.into_iter().map(|(_, prepared)| prepared).collect()
 }
 
 #[cfg(test)]

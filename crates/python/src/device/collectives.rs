@@ -349,8 +349,7 @@ pub fn compile_collectives(
     let requests = programs.map(|arithmetic| compile_request(ranks, blocks, arithmetic, arch));
     let requests = std::iter::once(transfers_request(ranks, blocks, arch)).chain(requests);
     let requests: Vec<_> = requests.collect();
-    let made =
-        py.detach(|| weft_gpu::jit::prepare_all(&requests, &weft_gpu::jit::Cache::from_env()));
+    let made = py.detach(|| weft_gpu::jit::prepare(&requests, &weft_gpu::jit::Cache::from_env()));
     let made = made.map_err(DeviceError::from).map_err(Error::from)?;
     let cached = made.iter().filter(|program| program.cached).count();
     Ok((made.len() - cached, cached))
