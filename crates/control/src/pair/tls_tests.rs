@@ -226,7 +226,7 @@ fn a_write_is_refused_only_by_a_full_socket() {
     for _ in 0..20 {
         while dialed.write(&sent).is_ok() {}
         assert!(dialed.has_unsent());
-        // Room for more than what waits: the other end reads until nothing comes.
+        // Room for more than what waits: the other end reads all that has come.
         while accepted.read(&mut bytes).is_ok() {}
         std::thread::sleep(Duration::from_millis(5));
         let written = dialed.write(&sent);
