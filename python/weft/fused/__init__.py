@@ -1,0 +1,20 @@
+"""Computation fused with the collective after or before it, between GPUs of one host.
+
+One kernel computes a piece, sends it, and computes the next while the first is on its way; pieces
+that a peer waits for come first. The idea, and pooling with all-to-all and products of matrices
+with all-reduce and all-to-all as its cases, are of "Optimizing Distributed ML Communication with
+Fused Computation-Collective Operations" (arXiv 2305.06942). Kernels are in stock Triton, by the
+device functions of `weft.triton`.
+
+Each operator is a function. All ranks of the communicator make the same calls in the same order,
+with equal shapes, dtypes and options. A call puts kernels on torch's current stream and returns;
+it may be captured into CUDA graphs once the same call was made eagerly. `weft.check()` raises the
+errors that kernels recorded: outputs are NaN from then on.
+
+With `TRITON_INTERPRET=1` (before the first import of triton) the same kernels run on CPU tensors,
+one process for each rank.
+"""
+
+from weft.fused.spaces import set_timeout
+
+__all__ = ["set_timeout"]
