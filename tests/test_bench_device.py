@@ -1,10 +1,14 @@
 """`weft bench moe --device`: measurements and checks, on the CPU twin."""
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -14,7 +18,7 @@ from weft.bench import moe_device
 from weft.bench.device.cases import CASES, Case, choose, small
 from weft.bench.device.check import Plan, difference, error_share, expert_outputs, plan
 from weft.bench.device.inputs import Source, cast, dequantise, owners
-from weft.bench.device.machine import Twin, links, missing
+from weft.bench.device.machine import Cuda, Twin, links, missing
 from weft.bench.device.summary import summarise
 from weft.cli import main
 
@@ -423,3 +427,29 @@ def test_a_case_that_fails_is_kept_and_the_others_go_on(tmp_path: Path) -> None:
 def test_what_there_is_no_time_for_is_skipped_and_said_so() -> None:
     (record,) = run("--cases", "decode", "--budget", "5", "--ranks=2")
     assert (record["status"], record["reason"]) == ("skipped", "the budget was spent")
+
+
+def test_a_graph_keeps_the_tensors_of_its_work_until_it_is_dropped() -> None:
+    device = Cuda.__new__(Cuda)
+    device.torch = MagicMock()
+
+    class Tensor:
+        pass
+
+    def work_of(tensor: Tensor) -> Callable[[], None]:
+        def work() -> None:
+            assert tensor is not None
+
+        return work
+
+    tensor = Tensor()
+    alive = weakref.ref(tensor)
+    replay = device.capture(work_of(tensor))
+    del tensor
+    gc.collect()
+    assert alive() is not None
+    replay()
+    assert device.torch.cuda.CUDAGraph.return_value.replay.call_count == 1
+    del replay
+    gc.collect()
+    assert alive() is None

@@ -125,7 +125,7 @@ class Cuda(Device):
         return float(begin.elapsed_time(end)) * 1000
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """The work as a CUDA graph."""
+        """The work as a CUDA graph, which keeps the tensors that the work refers to."""
         cuda = self.torch.cuda
         # What is set up at first use is set up outside of the capture.
         aside = cuda.Stream()
@@ -140,8 +140,7 @@ class Cuda(Device):
         # Other threads (NCCL's watchdog) may call CUDA meanwhile.
         with cuda.graph(graph, stream=urgent, capture_error_mode="thread_local"):
             work()
-        replay: Callable[[], None] = graph.replay
-        return replay
+        return Replay(graph, work)
 
     def compile(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """The work through `torch.compile`."""
@@ -161,6 +160,16 @@ class Cuda(Device):
     def synchronise(self) -> None:
         """Wait until all work of the GPU is done."""
         self.torch.cuda.synchronize()
+
+
+class Replay:
+    """Replays of a graph, with the work whose tensors have memory that the graph uses."""
+
+    def __init__(self, graph: Any, work: Callable[[], None]) -> None:
+        self._graph, self._work = graph, work
+
+    def __call__(self) -> None:
+        self._graph.replay()
 
 
 def open_device(kind: str, local_rank: int) -> Device:
