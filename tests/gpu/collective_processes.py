@@ -1,6 +1,6 @@
-"""Ranks in processes of their own that make collective calls; one of them may be killed.
+"""Ranks in processes of their own that make collective calls; one may be killed or stopped.
 
-    python tests/gpu/collective_processes.py [--device cuda] [--ranks 2]
+    python tests/gpu/collective_processes.py [--device cuda] [--ranks 2] [--calls broadcast,...]
 
 prints a line of JSON for each way to end: the errors of the survivors and the time until they
 raised.
@@ -19,7 +19,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gpu.loss import (
     CONTEXT,
@@ -32,8 +32,13 @@ from gpu.loss import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
+
+    from torch import Tensor
+
+    from weft.cuda import Collectives
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,9 @@ class Spec:
     device: Literal["cuda", "twin"] = "cuda"
     ranks: int = 2
     memory: Literal["fd", "ipc"] = "fd"
-    how: Literal["right", "kill"] = "kill"
+    how: Literal["right", "kill", "stop"] = "kill"
+    #: Calls in which the rank is lost, a key of `LOOPS`.
+    loop: str = "all_reduce"
 
 
 def calls(ranks: int) -> list[Any]:
@@ -97,6 +104,52 @@ def calls(ranks: int) -> list[Any]:
     return [(call, call.draw(random, ranks)) for call in made]
 
 
+def all_reduces(collectives: Collectives, vector: Tensor, symmetric: Tensor) -> None:
+    """Both algorithms, in turn."""
+    collectives.all_reduce(vector, "max", algorithm="two_shot")
+    collectives.all_reduce(vector[:100], "max", algorithm="one_shot")
+
+
+def from_each_root(name: str, **options: Any) -> Callable[..., None]:
+    """A call for each root."""
+
+    def run(collectives: Collectives, vector: Tensor, symmetric: Tensor) -> None:
+        for root in range(collectives.world_size):
+            given = None if name == "scatter" and root != collectives.rank else vector
+            out = {"out": vector[: len(vector) // collectives.world_size].clone()}
+            getattr(collectives, name)(given, root, **options, **(out if name == "scatter" else {}))
+
+    return run
+
+
+def messages(collectives: Collectives, vector: Tensor, symmetric: Tensor) -> None:
+    """One to the next rank, and one from the rank before."""
+    from weft.cuda import Receive, Send
+
+    rank, ranks = collectives.rank, collectives.world_size
+    given = Send(vector, (rank + 1) % ranks)
+    collectives.batch([given, Receive(vector.clone(), (rank - 1) % ranks)])
+
+
+#: Calls of a round by name: of a vector that all ranks divide, and a symmetric tensor.
+LOOPS: Final[dict[str, Callable[[Collectives, Tensor, Tensor], object]]] = {
+    "all_reduce": all_reduces,
+    "direct": lambda collectives, _, out: collectives.all_reduce(out, "max", algorithm="direct"),
+    "reduce_scatter": lambda collectives, vector, _: collectives.reduce_scatter(vector, "max"),
+    "all_gather": lambda collectives, vector, _: collectives.all_gather(vector),
+    "all_to_all": lambda collectives, vector, _: collectives.all_to_all(vector),
+    "broadcast": from_each_root("broadcast"),
+    "reduce": from_each_root("reduce", op="max"),
+    "gather": from_each_root("gather"),
+    "scatter": from_each_root("scatter"),
+    "barrier": lambda collectives, _, __: collectives.barrier(),
+    "messages": messages,
+    "copies": lambda collectives, vector, out: collectives.all_to_all(
+        vector, out=out, copy_engine=True
+    ),
+}
+
+
 def rank_of(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
     """A rank: checked calls, then calls until one raises, if a rank is to be lost."""
     import torch
@@ -123,6 +176,10 @@ def rank_of(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
                 torch.cuda.synchronize()
 
         planned = calls(spec.ranks)
+        if spec.how != "right":
+            # Those of each kind that is not of the loop are for `right`.
+            planned = planned[:1]
+            collectives.prepare("max", torch.float32)
         for call, _ in planned:
             if call.name in ("all_reduce", "reduce_scatter", "reduce"):
                 collectives.prepare(call.op, getattr(torch, call.dtype))
@@ -139,12 +196,12 @@ def rank_of(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
             collectives.close()
             pipe.send({"computes": True})
             return
-        vector = torch.ones(200_000, device=collectives.device)
+        vector = torch.ones(60_000 * spec.ranks, device=collectives.device)
+        symmetric = collectives.symmetric_empty(len(vector), torch.float32)
         rounds = 0
         try:
             while True:
-                collectives.all_reduce(vector, "max", algorithm="two_shot")
-                collectives.all_reduce(vector[:100], "max", algorithm="one_shot")
+                LOOPS[spec.loop](collectives, vector, symmetric)
                 synchronise()
                 weft.check()
                 communicator.check()
@@ -171,7 +228,7 @@ def play(spec: Spec, seed: int = 7) -> dict[str, Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    victim = chance.randrange(spec.ranks) if spec.how == "kill" else None
+    victim = None if spec.how == "right" else chance.randrange(spec.ranks)
     with ExitStack() as stack:
         processes: list[BaseProcess] = []
         pipes: list[Connection] = []
@@ -195,7 +252,7 @@ def play(spec: Spec, seed: int = 7) -> dict[str, Any]:
             time.sleep(chance.uniform(0, 0.2))
             lost, lost_at = processes[victim].pid, time.monotonic()
             assert lost is not None
-            os.kill(lost, signal.SIGKILL)
+            os.kill(lost, signal.SIGKILL if spec.how == "kill" else signal.SIGSTOP)
         left = [rank for rank in range(spec.ranks) if rank != victim]
         reports = [receive(pipes[rank], SOON_SECONDS) for rank in left]
         for rank in left:
@@ -213,15 +270,24 @@ def play(spec: Spec, seed: int = 7) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Both ways to end, as lines of JSON; 1 if one failed."""
+    """All ways to end, as lines of JSON; 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=["cuda", "twin"], default="cuda")
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--memory", choices=["fd", "ipc"], default="fd")
+    parser.add_argument(
+        "--calls", default=",".join(LOOPS), help="calls in which a rank is lost (default: all)"
+    )
     arguments = parser.parse_args()
+    loops = arguments.calls.split(",")
+    if unknown := set(loops) - set(LOOPS):
+        parser.error(f"--calls {', '.join(sorted(unknown))}: expected some of {', '.join(LOOPS)}")
     failed = False
-    for how in ("right", "kill"):
-        spec = Spec(arguments.device, arguments.ranks, arguments.memory, how)
+    ways: list[tuple[Literal["right", "kill", "stop"], str]] = [("right", "all_reduce")]
+    for loop in loops:
+        ways += [("kill", loop), ("stop", loop)]
+    for how, loop in ways:
+        spec = Spec(arguments.device, arguments.ranks, arguments.memory, how, loop)
         line = asdict(spec) | play(spec)
         failed |= "failed" in line
         print(json.dumps(line), flush=True)

@@ -87,3 +87,30 @@ def test_processes_get_the_same_bits_and_survive_a_loss(device: Any, memory: Any
     ranks = 3 if device == "twin" else 2
     outcome = processes.play(processes.Spec(device, ranks, memory, how))
     assert "failed" not in outcome, outcome
+
+
+#: Each kind of call, with both ways to lose a rank.
+LOSSES = [
+    ("stop", "all_reduce"),
+    ("stop", "direct"),
+    ("kill", "reduce_scatter"),
+    ("stop", "all_gather"),
+    ("kill", "all_to_all"),
+    ("stop", "broadcast"),
+    ("kill", "reduce"),
+    ("stop", "gather"),
+    ("kill", "scatter"),
+    ("stop", "messages"),
+    ("kill", "copies"),
+    ("stop", "barrier"),
+]
+
+
+@pytest.mark.parametrize("device", ["twin", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("how", "loop"), LOSSES)
+def test_a_rank_that_is_lost_in_a_call_is_named(device: Any, how: Any, loop: str) -> None:
+    from gpu import collective_processes as processes
+
+    ranks = 3 if device == "twin" else 2
+    outcome = processes.play(processes.Spec(device, ranks, how=how, loop=loop))
+    assert "failed" not in outcome, outcome

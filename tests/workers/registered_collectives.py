@@ -1,4 +1,4 @@
-"""Direct collectives of registered tensors between processes, on the CPU twin."""
+"""Direct collectives of registered tensors between processes, on the CPU twin or on GPUs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,18 @@ ARENA = 6 << 20
 LONG = 500_000
 
 
-def begin(communicator: weft.Communicator) -> cuda.Collectives:
-    return cuda.Collectives(communicator, device="twin", num_sms=4, skew_timeout=20.0)
+def begin(communicator: weft.Communicator, device: str = "twin") -> cuda.Collectives:
+    if device == "cuda":
+        torch.cuda.set_device(communicator.rank % torch.cuda.device_count())
+    return cuda.Collectives(communicator, device=device, num_sms=4, skew_timeout=20.0)
 
 
 def registered(
-    communicator: weft.Communicator, count: int, dtype: torch.dtype, shift: int = 0
+    communicator: weft.Communicator,
+    count: int,
+    dtype: torch.dtype,
+    shift: int = 0,
+    device: str = "twin",
 ) -> tuple[torch.Tensor, Registered]:
     """A registered tensor at another place of its memory on each rank.
 
@@ -39,9 +45,13 @@ def registered(
         count: elements.
         dtype: of the elements.
         shift: bytes from a multiple of 64 to the tensor.
+        device: "twin" or "cuda".
     """
     at = 64 * (1 + communicator.rank) + shift
-    whole = torch.zeros(at + count * dtype.itemsize, dtype=torch.uint8).share_memory_()
+    place = "cpu" if device == "twin" else device
+    whole = torch.zeros(at + count * dtype.itemsize, dtype=torch.uint8, device=place)
+    if device == "twin":
+        whole.share_memory_()
     tensor = whole[at:].view(dtype)
     return tensor, weft.symmetric_register(tensor)
 
@@ -64,37 +74,40 @@ def direct_calls(chance: np.random.Generator, ranks: int, count: int) -> Iterato
         yield call
 
 
-def results(seed: int, calls: int) -> int:
-    """Every call with all pairs of memory for its source and its target; the number of results.
+def results(seed: int, calls: int, device: str = "twin") -> int:
+    """Every call with all pairs of memory for its source and its target; their number.
 
     Each is compared with the reference, bit by bit, so that the pairs have equal results too.
     """
-    chance, checked = np.random.default_rng(seed), 0
-    with weft.init() as communicator, begin(communicator) as collectives:
+    chance = np.random.default_rng(seed)
+    with weft.init() as communicator, begin(communicator, device) as collectives:
         rank, ranks = communicator.rank, communicator.world_size
         heap = [collectives.symmetric_empty(ARENA, torch.uint8) for _ in range(2)]
-        lent = [registered(communicator, ARENA, torch.uint8) for _ in range(2)]
+        lent = [registered(communicator, ARENA, torch.uint8, 0, device) for _ in range(2)]
         arenas = [(heap[source], lent[source][0]) for source in range(2)]
         for call in direct_calls(chance, ranks, calls):
             given = call.draw(chance, ranks)
             expected = call.results(given)
+
+            def verify(prepared: Prepared, right: Any = expected[rank]) -> None:
+                result = prepared.make(collectives)
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                prepared.check(result, right)
+
             for pair in range(4):
                 # Views of the arenas, at any multiple of 16.
                 at = 16 * int(chance.integers(1000))
                 memory = [arenas[0][pair % 2][at:], arenas[1][pair // 2][at:]]
-                prepared = Prepared(call, rank, given[rank], collectives, memory)
-                prepared.check(prepared.make(collectives), expected[rank])
-                checked += 1
+                verify(Prepared(call, rank, given[rank], collectives, memory))
             # One registration holds both.
             memory = [lent[0][0], lent[0][0][ARENA // 2 :]]
-            prepared = Prepared(call, rank, given[rank], collectives, memory)
-            prepared.check(prepared.make(collectives), expected[rank])
-            checked += 1
+            verify(Prepared(call, rank, given[rank], collectives, memory))
             communicator.barrier()
         collectives.check()
         for _, made in lent:
             made.close()
-    return checked
+    return 5 * calls
 
 
 def differing(what: str) -> str:
