@@ -22,7 +22,7 @@ def main() -> int:
     arguments = parser.parse_args()
     import torch
 
-    from gpu.collective_calls import Group, calls_of
+    from gpu.collective_calls import DIRECT, EXCHANGES, Group, calls_of
     from gpu.collective_messages import drawn, verify
 
     if arguments.device == "cuda" and torch.cuda.device_count() < 2:
@@ -31,6 +31,7 @@ def main() -> int:
     # Minutes: kernels are slow under the sanitizer.
     group = Group(arguments.device, 2, skew_timeout=600.0, num_sms=4)
     counts: dict[str, int] = {}
+    exchanges = 0
     for seed in range(arguments.seeds):
         calls = [
             call
@@ -41,7 +42,15 @@ def main() -> int:
             # One program of each family and width of elements.
             if call.name in ("all_reduce", "reduce_scatter", "reduce"):
                 call.dtype, call.op = ("bfloat16", "sum") if seed % 2 else ("int32", "max")
-            name = str(call.options.get("algorithm", "default"))
+            if call.name in DIRECT and call.name in EXCHANGES and call.splits is None:
+                # Half of them by copy engines.
+                exchanges += 1
+                if exchanges % 2:
+                    call.symmetric, call.mixed, call.options = True, False, {"copy_engine": True}
+                    if call.name == "scatter" or call.mode == "new":
+                        call.mode = "out"
+            copies = "copy engine" if call.options.get("copy_engine") else "default"
+            name = str(call.options.get("algorithm", copies))
             counts[name] = counts.get(name, 0) + 1
         group.verify(calls, seed)
         chance = random.Random(seed)
