@@ -16,6 +16,7 @@ from weft.triton.clock import POLLS, now
 
 __all__ = [
     "barrier",
+    "expired",
     "fetch_add",
     "last_arrival",
     "next_epoch",
@@ -178,11 +179,30 @@ def wait(context, word, epoch, source, slot=0):
     while (began >= 0) & (reached(seen, epoch) == 0):
         polls += 1
         if polls == POLLS:
-            began = _check(context, _WAIT, source, slot, epoch, seen, began)
+            began = expired(context, source, slot, epoch, seen, began)
             polls = 0
         seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
     tl.debug_barrier()
     return reached(seen, epoch)
+
+
+@triton.jit
+def expired(context, source, slot, epoch, seen, began):
+    """Checks the limit of a wait that a kernel makes itself, after several polls without success.
+
+    All threads of the program call it, with equal arguments. The result is the next call's `began`,
+    or -1 once the wait has to end: its limit has passed, or the group has failed. The record for
+    the host is that of `wait`.
+
+    Args:
+        context: of any tensor of the communicator.
+        source: rank awaited, for the error.
+        slot: number for the error, such as that of a tile.
+        epoch: int32, expected.
+        seen: int32, observed.
+        began: int64, 0 in the first call of a wait.
+    """
+    return _check(context, _WAIT, source, slot, epoch, seen, began)
 
 
 @triton.jit
