@@ -15,6 +15,8 @@ With `TRITON_INTERPRET=1` (before the first import of triton) the same kernels r
 one process for each rank.
 """
 
+from weft.fused.gemv import GemvTiling, gemv, gemv_all_reduce
+from weft.fused.rms_norm import all_reduce_rms_norm
 from weft.fused.spaces import set_timeout
 
-__all__ = ["set_timeout"]
+__all__ = ["GemvTiling", "all_reduce_rms_norm", "gemv", "gemv_all_reduce", "set_timeout"]

@@ -1,0 +1,176 @@
+"""Operators that exchange packets: checks of their arguments, their spaces, launches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import triton
+
+from weft.cuda import symmetric
+from weft.errors import ConfigurationError, ShapeError
+from weft.fused import spaces
+from weft.fused.kernels.packets import MAX_PROGRAMS
+
+if TYPE_CHECKING:
+    from weft.communicator import Communicator
+    from weft.fused.spaces import Space
+
+__all__ = [
+    "DTYPES",
+    "check_input",
+    "check_tensor",
+    "group_of",
+    "half_by_16",
+    "is_two_shot",
+    "launch",
+    "packet_space",
+]
+
+#: Of inputs and outputs.
+DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+#: Bytes that a rank sends to all peers in the time of one more exchange: 2 us at 360 GB/s.
+_EXCHANGE_BYTES: Final = 720_000
+_PACKET: Final = 8
+#: A half of an inbox is a multiple of this many packets.
+_UNIT: Final = 16
+
+
+def check_input(operator: str, name: str, tensor: torch.Tensor, columns: str) -> None:
+    """Check a tensor [tokens, columns], by which the others are judged."""
+    if tensor.dim() != 2:
+        shape = list(tensor.shape)
+        raise ShapeError(f"{operator}: {name} {shape}: expected [tokens, {columns}]")
+    if tensor.dtype not in DTYPES:
+        raise ShapeError(
+            f"{operator}: {name} {tensor.dtype}: expected bfloat16, float16 or float32"
+        )
+    size = tensor.shape[1]
+    if size % 8 or not size:
+        raise ShapeError(f"{operator}: {columns} {size}: expected a multiple of 8")
+    _check_layout(operator, name, tensor)
+    _check_device(operator, name, tensor)
+
+
+def check_tensor(
+    operator: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor
+) -> None:
+    """Check a contiguous tensor of a shape, with the dtype and device of another."""
+    if tuple(tensor.shape) != shape:
+        found, expected = list(tensor.shape), list(shape)
+        raise ShapeError(f"{operator}: {name} {found}: expected {expected}")
+    if tensor.dtype != like.dtype:
+        raise ShapeError(f"{operator}: {name} {tensor.dtype}: expected {like.dtype}, as x")
+    if tensor.device != like.device:
+        raise ConfigurationError(
+            f"{operator}: {name} on {tensor.device}: expected {like.device}, as x"
+        )
+    _check_layout(operator, name, tensor)
+
+
+def _check_layout(operator: str, name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ShapeError(
+            f"{operator}: {name} with strides {tensor.stride()}: expected a contiguous tensor"
+        )
+    if tensor.data_ptr() % 16:
+        raise ShapeError(f"{operator}: {name} at a multiple of less than 16 bytes: expected 16")
+
+
+def _check_device(operator: str, name: str, tensor: torch.Tensor) -> None:
+    interpreted = triton.knobs.runtime.interpret
+    if tensor.device.type == "cuda" and not interpreted:
+        return
+    if tensor.device.type != "cpu":
+        raise ConfigurationError(
+            f"{operator}: {name} on {tensor.device}: expected a GPU"
+            + (", without TRITON_INTERPRET" if interpreted else "")
+        )
+    if not interpreted:
+        raise ConfigurationError(
+            f"{operator}: {name} on the CPU: expected a GPU, or Triton's interpreter; set "
+            "TRITON_INTERPRET=1 before triton is imported"
+        )
+    if tensor.dtype == torch.bfloat16:
+        raise ConfigurationError(
+            f"{operator}: {name} torch.bfloat16 under Triton's interpreter, which does not compute "
+            "it correctly: expected float16 or float32"
+        )
+
+
+def is_two_shot(
+    operator: str, algorithm: str | None, packets: int, communicator: Communicator | None
+) -> bool:
+    """True if sums go by way of their owner: by `algorithm`, or if that is faster.
+
+    `packets`: of one rank's part.
+    """
+    if algorithm not in (None, "one_shot", "two_shot"):
+        raise ConfigurationError(
+            f"{operator}: algorithm {algorithm!r}: expected 'one_shot', 'two_shot' or None"
+        )
+    if algorithm is not None:
+        return algorithm == "two_shot"
+    ranks: int = (communicator or symmetric.only_open()).world_size
+    # One shot sends ranks - 1 parts, two shots 2 (ranks - 1) / ranks.
+    saved: int = packets * _PACKET * (ranks - 1) * (ranks - 2) // ranks
+    return saved > _EXCHANGE_BYTES
+
+
+def packet_space(
+    operator: str,
+    device: torch.device,
+    communicator: Communicator | None,
+    packets: int,
+    squares: int = 0,
+) -> Space:
+    """The space of an operator whose ranks send `packets` each, entered for a call.
+
+    Args:
+        operator: name.
+        device: of the call's tensors.
+        communicator: that of the ranks; by default the only one that is open.
+        packets: of one rank's part.
+        squares: packets in memory of this device, behind the words of programs.
+    """
+    ranks = (communicator or symmetric.only_open()).world_size
+    half = -(-(ranks + 1) * packets // _UNIT) * _UNIT
+    found = spaces.space(
+        operator,
+        device,
+        communicator,
+        words=1,
+        data=2 * half * _PACKET,
+        state=MAX_PROGRAMS + 2 * squares,
+    )
+    found.enter()
+    return found
+
+
+def half_by_16(space: Space) -> int:
+    """Packets of a half of the inbox, by 16."""
+    packets: int = space.data.numel() // _PACKET
+    return packets // (2 * _UNIT)
+
+
+def group_of(block: int, num_warps: int, ranks: int) -> int:
+    """Ranks whose packets are loaded together: at most 32 packets for each thread.
+
+    Args:
+        block: packets of a rank in a program's block.
+        num_warps: of a program.
+        ranks: number of ranks.
+    """
+    each = max(1, block // (32 * num_warps))
+    return max(1, min(ranks, 32 // each))
+
+
+def launch(
+    kernel: Any, programs: int, device: torch.device, *values: object, **constants: object
+) -> None:
+    """Launch a kernel on the current stream of a device."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            kernel[(programs,)](*values, **constants)
+    else:
+        kernel[(programs,)](*values, **constants)

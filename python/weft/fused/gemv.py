@@ -1,0 +1,322 @@
+"""Product of few tokens with a weight, summed over the ranks: a row-parallel linear at decode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from triton import cdiv, next_power_of_2
+
+from weft.errors import ConfigurationError, ShapeError
+from weft.fused import arguments
+from weft.fused.kernels.gemv import LOCAL, ONE_SHOT, TWO_SHOT, gemv_kernel
+from weft.fused.kernels.packets import MAX_PROGRAMS
+from weft.fused.spaces import programs_of
+
+if TYPE_CHECKING:
+    from weft.communicator import Communicator
+
+__all__ = ["GemvTiling", "default_tiling", "gemv", "gemv_all_reduce"]
+
+#: Tokens of a call at most.
+MAX_TOKENS: Final = 32
+#: Bytes of weights in a stage of the loads; with 4 stages, 48 KiB are on their way to a program.
+_STAGE_BYTES: Final = 16384
+#: Packets of squares that a program reads at a time.
+_CHUNK: Final = 2048
+
+
+class GemvTiling(NamedTuple):
+    """Constants of the kernel.
+
+    Attributes:
+        block_n: columns of the result in a tile, a power of 2.
+        block_k: elements of the inner dimension in a step, a power of 2.
+        num_warps: of a program, a power of 2.
+        num_stages: of the loads of weights.
+        programs: number of programs of the grid; by default one for each multiprocessor, and at
+            most one for each tile. All are resident together.
+        dot: by tensor cores (of float32: by multiplications); else only one token.
+    """
+
+    block_n: int
+    block_k: int
+    num_warps: int = 4
+    num_stages: int = 4
+    programs: int | None = None
+    dot: bool = True
+
+
+def default_tiling(
+    tokens: int, hidden: int, inner: int, dtype: torch.dtype, weight: torch.dtype, programs: int
+) -> GemvTiling:
+    """The tiling of a shape.
+
+    Args:
+        tokens: number of tokens.
+        hidden: columns of the result.
+        inner: length of the inner dimension of this rank.
+        dtype: of the input.
+        weight: dtype of the weight.
+        programs: number of multiprocessors.
+    """
+    # Fewest columns of a program; of equals, the widest.
+    sizes = (64, 32, 16)
+    block_n = min(sizes, key=lambda size: (cdiv(cdiv(hidden, size), programs) * size, -size))
+    dot = dtype != torch.float32 or tokens > 1
+    stage = _STAGE_BYTES // 2 if dtype == torch.float32 and dot else _STAGE_BYTES
+    block_k = max(32, min(stage // (block_n * weight.itemsize), next_power_of_2(inner)))
+    return GemvTiling(block_n, block_k, dot=dot)
+
+
+def gemv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    weight_scale: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    tiling: GemvTiling | None = None,
+) -> torch.Tensor:
+    """X W^T of this rank alone, by the kernel of `gemv_all_reduce` without its communication.
+
+    For comparisons. Arguments and errors are as there; the product is rounded to the dtype of x.
+    """
+    call = _Call("gemv", x, weight, weight_scale, tiling)
+    output = call.output("out", out)
+    call.launch(LOCAL, output)
+    return output
+
+
+def gemv_all_reduce(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    weight_scale: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    communicator: Communicator | None = None,
+    algorithm: str | None = None,
+    tiling: GemvTiling | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Sum over the ranks of x W^T, with the residual added and the rows normed if wanted.
+
+    A row-parallel linear of tensor parallelism at decode: each rank has part of the inner
+    dimension. Products and sums are in float32: y is rounded to the dtype of x once. With
+    `residual`, y + residual is rounded again. With `norm_weight`, rows r of that become
+    `round(round(r * rsqrt(mean(r * r) + eps)) * norm_weight)`, with the mean and both products in
+    float32, as Llama's RMS norm. All ranks get the same bits, and so does each repetition.
+
+    Args:
+        x: [tokens, inner], contiguous, 0 to 32 tokens; bfloat16, float16 or float32. `inner` is a
+            multiple of 8.
+        weight: [hidden, inner], as of torch.nn.functional.linear, rows contiguous at a distance
+            of a multiple of 8 elements; of the dtype of x, or float8_e4m3fn. `hidden` is a
+            multiple of 8.
+        weight_scale: float32, [1] or [hidden]: factor of the weight, or of its rows.
+        residual: [tokens, hidden], dtype of x, equal on all ranks.
+        norm_weight: [hidden], dtype of x, equal on all ranks.
+        eps: added to the mean of squares.
+        out: [tokens, hidden], dtype of x: the first result.
+        communicator: that of the ranks; by default the only one that is open.
+        algorithm: "one_shot" (partial sums to all ranks), "two_shot" (to an owner, which sends the
+            sum to all), or None: the faster one by size.
+        tiling: constants of the kernel.
+
+    Returns:
+        [tokens, hidden], dtype of x; with `norm_weight`, normed rows and the rows before.
+
+    Raises:
+        ShapeError, ConfigurationError: an argument is invalid.
+        WaitTimeoutError, GroupPoisonedError: recorded by earlier calls.
+    """
+    call = _Call("gemv_all_reduce", x, weight, weight_scale, tiling)
+    like = (call.tokens, call.hidden)
+    for name, tensor, shape in (
+        ("residual", residual, like),
+        ("norm_weight", norm_weight, like[1:]),
+    ):
+        if tensor is not None:
+            arguments.check_tensor(call.operator, name, tensor, shape, x)
+    output = call.output("out", out)
+    summed = None if norm_weight is None else call.output("summed", None)
+    two_shot = arguments.is_two_shot(
+        call.operator, algorithm, call.tokens * call.hidden, communicator
+    )
+    call.launch(
+        TWO_SHOT if two_shot else ONE_SHOT,
+        output,
+        summed=summed,
+        residual=residual,
+        norm_weight=norm_weight,
+        eps=eps,
+        communicator=communicator,
+    )
+    return output if summed is None else (output, summed)
+
+
+class _Call:
+    """A call whose inputs are checked."""
+
+    def __init__(
+        self,
+        operator: str,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor | None,
+        tiling: GemvTiling | None,
+    ) -> None:
+        self.operator, self.x, self.weight, self.scale = operator, x, weight, scale
+        arguments.check_input(operator, "x", x, "inner")
+        self.tokens, self.inner = x.shape
+        if self.tokens > MAX_TOKENS:
+            raise ShapeError(f"{operator}: {self.tokens} tokens: expected at most {MAX_TOKENS}")
+        self._check_weight()
+        self.hidden = weight.shape[0]
+        self._check_scale()
+        multiprocessors = programs_of(x.device)
+        self.tiling = tiling or default_tiling(
+            self.tokens, self.hidden, self.inner, x.dtype, weight.dtype, multiprocessors
+        )
+        self._check_tiling()
+        wanted = multiprocessors if self.tiling.programs is None else self.tiling.programs
+        self.tiles = cdiv(self.hidden, self.tiling.block_n)
+        self.programs = min(self.tiles, wanted)
+
+    def output(self, name: str, given: torch.Tensor | None) -> torch.Tensor:
+        """The tensor [tokens, hidden] that is given, or a new one."""
+        if given is None:
+            return self.x.new_empty(self.tokens, self.hidden)
+        arguments.check_tensor(self.operator, name, given, (self.tokens, self.hidden), self.x)
+        return given
+
+    def launch(
+        self,
+        mode: int,
+        output: torch.Tensor,
+        *,
+        summed: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        norm_weight: torch.Tensor | None = None,
+        eps: float = 0.0,
+        communicator: Communicator | None = None,
+    ) -> None:
+        if not self.tokens:
+            return
+        x, scale, tiling = self.x, self.scale, self.tiling
+        ranks, group, half, programs = 1, 1, 0, self.programs
+        # Not used.
+        inboxes = squares = state = context = output
+        if mode != LOCAL:
+            packets = self.tokens * self.hidden
+            space = arguments.packet_space(
+                self.operator, x.device, communicator, packets, MAX_TOKENS * self.tiles
+            )
+            ranks, half = space.ranks, arguments.half_by_16(space)
+            inboxes, context = space.data.view(torch.int64), space.context
+            state = space.state
+            squares = state[MAX_PROGRAMS:].view(torch.int64)
+            group = arguments.group_of(self._rows * tiling.block_n, tiling.num_warps, ranks)
+        norm = norm_weight is not None
+        if norm and x.device.type == "cpu":
+            # Each program waits for the squares of all, and here they run one after another.
+            programs = 1
+        arguments.launch(
+            gemv_kernel,
+            programs,
+            x.device,
+            *(x, self.weight, _or(scale, x), _or(residual, x), _or(norm_weight, x)),
+            *(output, _or(summed, output), inboxes, squares, state, context, self.tokens),
+            *(self.hidden // 8, self.inner // 8, self.weight.stride(0) // 8, half, eps),
+            mode=mode,
+            ranks=ranks,
+            group=group,
+            dot=tiling.dot,
+            scales=0 if scale is None else 1 if scale.numel() == 1 else 2,
+            has_residual=residual is not None,
+            has_norm=norm,
+            block_t=self._rows,
+            block_n=tiling.block_n,
+            block_k=tiling.block_k,
+            even=self.inner % tiling.block_k == 0,
+            chunk=max(_CHUNK // self._rows, 32 * tiling.num_warps // self._rows),
+            stages=tiling.num_stages,
+            num_warps=tiling.num_warps,
+        )
+
+    @property
+    def _rows(self) -> int:
+        """Tokens of a tile, a power of 2: at least one element for each thread."""
+        least: int = 32 * self.tiling.num_warps // self.tiling.block_n
+        tokens: int = 1 << (self.tokens - 1).bit_length()
+        return max(8, least, tokens)
+
+    def _check_weight(self) -> None:
+        operator, weight, x = self.operator, self.weight, self.x
+        if weight.dim() != 2 or weight.shape[1] != self.inner:
+            raise ShapeError(
+                f"{operator}: weight {list(weight.shape)}: expected [hidden, {self.inner}]"
+            )
+        hidden = weight.shape[0]
+        if hidden % 8 or not hidden:
+            raise ShapeError(f"{operator}: hidden {hidden}: expected a multiple of 8")
+        if weight.dtype not in (x.dtype, torch.float8_e4m3fn):
+            raise ShapeError(
+                f"{operator}: weight {weight.dtype}: expected {x.dtype}, as x, or float8_e4m3fn"
+            )
+        if weight.device != x.device:
+            raise ConfigurationError(
+                f"{operator}: weight on {weight.device}: expected {x.device}, as x"
+            )
+        if weight.stride(1) != 1 or weight.stride(0) % 8 or weight.stride(0) < self.inner:
+            raise ShapeError(
+                f"{operator}: weight with strides {weight.stride()}: expected contiguous rows at a "
+                "distance of a multiple of 8 elements"
+            )
+        if weight.data_ptr() % 16:
+            raise ShapeError(f"{operator}: address of weight: expected a multiple of 16 bytes")
+
+    def _check_scale(self) -> None:
+        scale = self.scale
+        if scale is None:
+            return
+        if tuple(scale.shape) not in ((1,), (self.hidden,)) or scale.dtype != torch.float32:
+            raise ShapeError(
+                f"{self.operator}: weight_scale {scale.dtype} {list(scale.shape)}: expected "
+                f"float32 [1] or [{self.hidden}]"
+            )
+        if scale.device != self.x.device or not scale.is_contiguous():
+            raise ConfigurationError(
+                f"{self.operator}: weight_scale on {scale.device} with strides {scale.stride()}: "
+                f"expected a contiguous tensor on {self.x.device}, as x"
+            )
+
+    def _check_tiling(self) -> None:
+        tiling = self.tiling
+        for name in ("block_n", "block_k", "num_warps"):
+            least = 1 if name == "num_warps" else 16
+            value = getattr(tiling, name)
+            if value < least or value & (value - 1):
+                raise ConfigurationError(
+                    f"{self.operator}: tiling.{name} {value}: expected a power of 2, at least "
+                    f"{least}"
+                )
+        if tiling.num_stages < 1:
+            raise ConfigurationError(
+                f"{self.operator}: tiling.num_stages {tiling.num_stages}: expected at least 1"
+            )
+        programs = 1 if tiling.programs is None else tiling.programs
+        if not 1 <= programs <= MAX_PROGRAMS:
+            raise ConfigurationError(
+                f"{self.operator}: tiling.programs {programs}: expected 1 to {MAX_PROGRAMS}"
+            )
+        if self.tokens > 1 and not tiling.dot:
+            raise ConfigurationError(
+                f"{self.operator}: tiling.dot False with {self.tokens} tokens: expected 1 token"
+            )
+
+
+def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> Any:
+    """The tensor, or one that the kernel does not use."""
+    return other if tensor is None else tensor

@@ -1,0 +1,270 @@
+"""Kernel: a product of few tokens with a weight, summed over the ranks; residual and RMS norm.
+
+A tile is `block_n` columns of the result (rows of the weight) for all tokens. A program computes
+its tiles over the whole inner dimension and sends each as packets once it is finished; it receives
+only after it has sent all, so no two programs of two ranks wait for each other.
+"""
+
+import triton
+import triton.language as tl
+
+import weft.triton as wt
+from weft.fused.kernels.packets import (
+    begin_round,
+    float_of,
+    inbox_of,
+    pack,
+    receive,
+    receive_sum,
+)
+
+__all__ = ["LOCAL", "ONE_SHOT", "TWO_SHOT", "gemv_kernel"]
+
+#: Modes: the partial result alone; partial results to all ranks; to owners, and sums to all.
+LOCAL, ONE_SHOT, TWO_SHOT = 0, 1, 2
+_LOCAL, _ONE_SHOT = tl.constexpr(LOCAL), tl.constexpr(ONE_SHOT)
+
+
+@triton.jit
+def gemv_kernel(
+    x,
+    weight,
+    weight_scale,
+    residual,
+    norm_weight,
+    output,
+    summed,
+    inboxes,
+    squares,
+    state,
+    context,
+    tokens,
+    hidden_by_8,
+    inner_by_8,
+    stride_by_8,
+    half_by_16,
+    eps,
+    mode: tl.constexpr,
+    ranks: tl.constexpr,
+    group: tl.constexpr,
+    dot: tl.constexpr,
+    scales: tl.constexpr,
+    has_residual: tl.constexpr,
+    has_norm: tl.constexpr,
+    block_t: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    even: tl.constexpr,
+    chunk: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """One call; a grid of one dimension, resident as a whole if `has_norm`.
+
+    Args:
+        x: [tokens, inner], contiguous.
+        weight: [hidden, inner], rows of `8 * stride_by_8` elements.
+        weight_scale: float32, [1] or [hidden] as `scales` is 1 or 2; 0: none.
+        residual: [tokens, hidden], if `has_residual`.
+        norm_weight: [hidden], if `has_norm`.
+        output: [tokens, hidden]: the normed rows if `has_norm`, else the sum.
+        summed: [tokens, hidden], if `has_norm`: the rows before the norm.
+        inboxes: int64, symmetric, two halves of `16 * half_by_16` packets.
+        squares: int64 on this GPU, a packet for each token and tile.
+        state: of `begin_round`.
+        context: of `inboxes`.
+        tokens: number of tokens, at most `block_t`.
+        hidden_by_8: columns of the result, by 8.
+        inner_by_8: length of the inner dimension, by 8.
+        stride_by_8: elements from a row of the weight to the next, by 8.
+        half_by_16: packets of half of an inbox, by 16.
+        eps: added to the mean of squares.
+        mode: `LOCAL`, `ONE_SHOT` or `TWO_SHOT`.
+        ranks: number of ranks.
+        group: of `receive_sum`.
+        dot: products of all tokens by `tl.dot`; else of one token, by elements.
+        scales: 0, 1 or 2, see `weight_scale`.
+        has_residual: `residual` is added.
+        has_norm: rows are normed.
+        block_t: rows of a tile.
+        block_n: columns of a tile; with `block_t` at least an element for each thread.
+        block_k: elements of the inner dimension in a step.
+        even: `block_k` divides the inner dimension.
+        chunk: tiles whose squares are read at a time.
+        stages: of the loads of weights.
+    """
+    hidden, inner = hidden_by_8 * 8, inner_by_8 * 8
+    tiles = tl.cdiv(hidden, block_n)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    token, column = tl.arange(0, block_t), tl.arange(0, block_n)
+    dtype: tl.constexpr = output.dtype.element_ty
+    size = tokens * hidden
+    if mode != _LOCAL:
+        rank = wt.rank(context)
+        epoch = begin_round(state)
+        inbox = inbox_of(inboxes, epoch, half_by_16)
+    for tile in range(program, tiles, programs):
+        part = _product(
+            *(x, weight, tile, tokens, hidden, inner, stride_by_8 * 8, column, token),
+            *(dot, block_t, block_n, block_k, even, stages),
+        )
+        columns = tile * block_n + column
+        if scales == 1:
+            part *= tl.load(weight_scale)
+        if scales == 2:
+            part *= tl.load(weight_scale + columns, mask=columns < hidden, other=0.0)[None, :]
+        places = token[:, None] * hidden + columns[None, :]
+        present = (token < tokens)[:, None] & (columns < hidden)[None, :]
+        if mode == _LOCAL:
+            tl.store(output + places, part.to(dtype), mask=present)
+        elif mode == _ONE_SHOT:
+            packets = pack(part, epoch)
+            for step in tl.static_range(ranks):
+                to = wt.destination_at(step, rank, ranks)
+                wt.put(context, inbox + rank * size + places, packets, to, present)
+        else:
+            wt.put(context, inbox + rank * size + places, pack(part, epoch), tile % ranks, present)
+    if mode != _LOCAL:
+        # Sent before the first poll.
+        tl.debug_barrier()
+        if mode == _ONE_SHOT:
+            for tile in range(program, tiles, programs):
+                places, present = _places(tile, tokens, hidden, token, column, block_n)
+                total, fine = receive_sum(
+                    context, inbox + places, size, present, epoch, tile, ranks, group
+                )
+                total = tl.where(fine, total, float("nan"))
+                _finish(
+                    *(total, places, present, residual, output, summed, squares, epoch),
+                    *(token, tokens, tile, tiles, has_residual, has_norm),
+                )
+        else:
+            sums = inbox + ranks * size
+            for tile in range(program, tiles, programs):
+                if tile % ranks == rank:
+                    places, present = _places(tile, tokens, hidden, token, column, block_n)
+                    total, fine = receive_sum(
+                        context, inbox + places, size, present, epoch, tile, ranks, group
+                    )
+                    total = tl.where(fine, total, float("nan"))
+                    packets = pack(total, epoch)
+                    for step in tl.static_range(ranks):
+                        to = wt.destination_at(step, rank, ranks)
+                        wt.put(context, sums + places, packets, to, present)
+            tl.debug_barrier()
+            for tile in range(program, tiles, programs):
+                places, present = _places(tile, tokens, hidden, token, column, block_n)
+                packets, fine = receive(context, sums + places, present, epoch, tile % ranks, tile)
+                total = tl.where(fine, float_of(packets), float("nan"))
+                _finish(
+                    *(total, places, present, residual, output, summed, squares, epoch),
+                    *(token, tokens, tile, tiles, has_residual, has_norm),
+                )
+        if has_norm:
+            # Rows before the norm are stored before they are loaded.
+            tl.debug_barrier()
+            total = tl.zeros([block_t], tl.float32)
+            some = tl.arange(0, chunk)
+            for first in range(0, tiles, chunk):
+                present = (token < tokens)[:, None] & (first + some < tiles)[None, :]
+                places = token[:, None] * tiles + (first + some)[None, :]
+                packets, fine = receive(context, squares + places, present, epoch, rank, first)
+                values = tl.where(fine, float_of(packets), float("nan"))
+                total += tl.sum(tl.where(present, values, 0.0), axis=1)
+            scale = tl.rsqrt(total / hidden + eps)
+            for tile in range(program, tiles, programs):
+                places, present = _places(tile, tokens, hidden, token, column, block_n)
+                columns = tile * block_n + column
+                rows = tl.load(summed + places, mask=present, other=0.0).to(tl.float32)
+                factors = tl.load(norm_weight + columns, mask=columns < hidden, other=0.0)
+                normed = (rows * scale[:, None]).to(dtype).to(tl.float32)
+                normed *= factors.to(tl.float32)[None, :]
+                tl.store(output + places, normed.to(dtype), mask=present)
+
+
+@triton.jit
+def _product(
+    x,
+    weight,
+    tile,
+    tokens,
+    hidden,
+    inner,
+    stride,
+    column,
+    token,
+    dot: tl.constexpr,
+    block_t: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    even: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """A tile of this rank's partial result, float32 [block_t, block_n]."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    # Columns beyond the last are computed as the last, and not stored.
+    rows = tl.minimum(tile * block_n + column, hidden - 1).to(tl.int64) * stride
+    places = tl.arange(0, block_k)
+    if dot:
+        part = tl.zeros([block_n, block_t], tl.float32)
+    else:
+        part = tl.zeros([block_n, block_k], tl.float32)
+    for first in tl.range(0, inner, block_k, num_stages=stages):
+        k = first + places
+        if even:
+            weights = tl.load(weight + rows[:, None] + k[None, :])
+        else:
+            weights = tl.load(
+                weight + rows[:, None] + k[None, :], mask=(k < inner)[None, :], other=0.0
+            )
+        if dot:
+            present = (token < tokens)[:, None]
+            if not even:
+                present &= (k < inner)[None, :]
+            inputs = tl.load(x + token[:, None] * inner + k[None, :], mask=present, other=0.0)
+            part = tl.dot(weights.to(dtype), tl.trans(inputs), part, input_precision="ieee")
+        else:
+            inputs = tl.load(x + k, mask=k < inner, other=0.0)
+            part += weights.to(tl.float32) * inputs.to(tl.float32)[None, :]
+    if dot:
+        return tl.trans(part)
+    return tl.sum(part, axis=1)[None, :] + tl.zeros([block_t, block_n], tl.float32)
+
+
+@triton.jit
+def _places(tile, tokens, hidden, token, column, block_n: tl.constexpr):
+    """Indices of a tile in [tokens, hidden], and which of them exist."""
+    columns = tile * block_n + column
+    places = token[:, None] * hidden + columns[None, :]
+    return places, (token < tokens)[:, None] & (columns < hidden)[None, :]
+
+
+@triton.jit
+def _finish(
+    total,
+    places,
+    present,
+    residual,
+    output,
+    summed,
+    squares,
+    epoch,
+    token,
+    tokens,
+    tile,
+    tiles,
+    has_residual: tl.constexpr,
+    has_norm: tl.constexpr,
+):
+    """Rounds a tile of the sum, adds the residual, stores it; sends its squares to all programs."""
+    dtype: tl.constexpr = output.dtype.element_ty
+    rows = total.to(dtype)
+    if has_residual:
+        added = tl.load(residual + places, mask=present, other=0.0).to(tl.float32)
+        rows = (rows.to(tl.float32) + added).to(dtype)
+    if has_norm:
+        tl.store(summed + places, rows, mask=present)
+        values = tl.where(present, rows.to(tl.float32), 0.0)
+        packets = pack(tl.sum(values * values, axis=1), epoch)
+        tl.store(squares + token * tiles + tile, packets, mask=token < tokens)
+    else:
+        tl.store(output + places, rows, mask=present)

@@ -1,0 +1,61 @@
+"""`gemv_all_reduce` and `all_reduce_rms_norm` on GPUs, one process for each rank."""
+
+from typing import Any
+
+import pytest
+
+import ranks
+import test_fused_gemv as interpreted
+
+pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(400)]
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4, 8])
+def results(request: pytest.FixtureRequest) -> list[Any]:
+    import torch
+
+    # Two ranks may share a GPU.
+    if request.param > max(2, torch.cuda.device_count()):
+        pytest.skip(f"needs {request.param} GPUs")
+    return ranks.run(
+        "fused_gemv_calls.calls",
+        request.param,
+        timeout=390,
+        quiet=False,
+        cases=40,
+        seed=request.param,
+        device="cuda",
+    )
+
+
+def test_sums_residuals_and_norms_are_those_of_torch(results: list[Any]) -> None:
+    interpreted.test_sums_residuals_and_norms_are_those_of_torch(results)
+    interpreted.test_the_product_without_communication_is_that_of_torch(results)
+
+
+def test_all_ranks_have_the_same_bits(results: list[Any]) -> None:
+    interpreted.test_all_ranks_have_the_same_bits(results)
+
+
+def test_shapes_of_serving_give_what_torch_gives(results: list[Any]) -> None:
+    for result in results:
+        assert result["serving"] == []
+
+
+def test_replays_of_a_graph_between_eager_calls_repeat_their_bits(results: list[Any]) -> None:
+    for result in results:
+        assert result["graph"] == []
+
+
+def test_invalid_arguments_are_rejected_by_name(results: list[Any]) -> None:
+    interpreted.test_invalid_arguments_are_rejected_by_name(results)
+
+
+@pytest.mark.parametrize("operator", ["gemv_all_reduce", "all_reduce_rms_norm"])
+def test_a_rank_that_does_not_call_is_named(operator: str) -> None:
+    found = ranks.run(
+        "fused_gemv_calls.missing", 2, timeout=100, quiet=False, operator=operator, device="cuda"
+    )
+    interpreted.check_missing(*found)

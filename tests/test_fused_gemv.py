@@ -1,0 +1,268 @@
+"""`gemv_all_reduce`, `all_reduce_rms_norm` under Triton's interpreter; their compiled kernels."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ranks
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+triton = pytest.importorskip("triton")
+
+
+def run(worker: str, count: int, **arguments: Any) -> list[Any]:
+    environment = {"TRITON_INTERPRET": "1"}
+    call = f"fused_gemv_calls.{worker}"
+    return ranks.run(call, count, environment=environment, timeout=100, **arguments)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def results(request: pytest.FixtureRequest) -> list[Any]:
+    return run("calls", request.param, cases=16 if request.param == 2 else 6, seed=request.param)
+
+
+def test_sums_residuals_and_norms_are_those_of_torch(results: list[Any]) -> None:
+    for result in results:
+        assert result["wrong"] == []
+
+
+def test_all_ranks_have_the_same_bits(results: list[Any]) -> None:
+    for result in results:
+        assert result["digests"] == results[0]["digests"]
+
+
+def test_the_product_without_communication_is_that_of_torch(results: list[Any]) -> None:
+    for result in results:
+        assert result["local"] == []
+
+
+#: Class and begin of the message of each invalid call.
+ERRORS = {
+    "dimensions": ("ShapeError", "gemv_all_reduce: x [16]: expected [tokens, inner]"),
+    "tokens": ("ShapeError", "gemv_all_reduce: 33 tokens: expected at most 32"),
+    "inner": ("ShapeError", "gemv_all_reduce: inner 12: expected a multiple of 8"),
+    "hidden": ("ShapeError", "gemv_all_reduce: hidden 20: expected a multiple of 8"),
+    "weight": ("ShapeError", "gemv_all_reduce: weight [24, 8]: expected [hidden, 16]"),
+    "dtype": ("ShapeError", "gemv_all_reduce: weight torch.float32: expected torch.float16"),
+    "integers": ("ShapeError", "gemv_all_reduce: x torch.int32: expected bfloat16, float16 or"),
+    "strides": ("ShapeError", "gemv_all_reduce: weight with strides (1, 24): expected contiguous"),
+    "layout": ("ShapeError", "gemv_all_reduce: x with strides (1, 2): expected a contiguous"),
+    "scale": ("ShapeError", "gemv_all_reduce: weight_scale torch.float32 [2]: expected float32"),
+    "residual": ("ShapeError", "gemv_all_reduce: residual [2, 16]: expected [2, 24]"),
+    "out": ("ShapeError", "gemv_all_reduce: out torch.float32: expected torch.float16, as x"),
+    "algorithm": ("ConfigurationError", "gemv_all_reduce: algorithm 'ring': expected 'one_shot'"),
+    "block": ("ConfigurationError", "gemv_all_reduce: tiling.block_n 24: expected a power of 2"),
+    "dot": ("ConfigurationError", "gemv_all_reduce: tiling.dot False with 2 tokens: expected 1"),
+    "rows": ("ShapeError", "all_reduce_rms_norm: residual [1, 16]: expected [2, 16]"),
+    "norm_weight": ("ShapeError", "all_reduce_rms_norm: norm_weight [8]: expected [16]"),
+    "wide": ("ShapeError", "all_reduce_rms_norm: hidden 32776: expected at most 32768"),
+    "bfloat16": ("ConfigurationError", "all_reduce_rms_norm: x torch.bfloat16 under Triton's"),
+}
+
+
+def test_invalid_arguments_are_rejected_by_name(results: list[Any]) -> None:
+    for result in results:
+        assert set(result["errors"]) - {"bfloat16"} == set(ERRORS) - {"bfloat16"}
+        for name, (kind, message) in result["errors"].items():
+            assert (kind, message[: len(ERRORS[name][1])]) == ERRORS[name]
+
+
+def test_one_rank_computes_alone() -> None:
+    (result,) = run("calls", 1, cases=4, seed=1)
+    assert result["wrong"] == []
+
+
+@pytest.mark.parametrize("operator", ["gemv_all_reduce", "all_reduce_rms_norm"])
+def test_a_rank_that_does_not_call_is_named(operator: str) -> None:
+    check_missing(*run("missing", 2, operator=operator))
+
+
+def check_missing(waiting: dict[str, Any], other: dict[str, Any]) -> None:
+    assert waiting["nan"] == [3 * 64, 3 * 64]
+    kind, rank, message = waiting["error"]
+    assert (kind, rank) == ("WaitTimeoutError", 1)
+    assert "rank 0 waited for rank 1" in message
+    assert "expected epoch 3, observed" in message
+    assert other["error"][0] == "GroupPoisonedError"
+
+
+def test_the_program_of_the_page_computes_what_it_says() -> None:
+    for checks in run("page", 2):
+        assert len(checks) >= 2
+        assert all(checks)
+
+
+def test_a_tensor_on_the_cpu_needs_the_interpreter() -> None:
+    import torch
+
+    import weft.fused
+    from weft.errors import ConfigurationError
+
+    if triton.knobs.runtime.interpret:
+        pytest.skip("TRITON_INTERPRET is set")
+    x = torch.zeros(1, 8)
+    with pytest.raises(ConfigurationError, match="set TRITON_INTERPRET=1 before triton"):
+        weft.fused.gemv(x, torch.zeros(8, 8))
+
+
+compiles = pytest.mark.skipif(
+    triton.knobs.runtime.interpret, reason="TRITON_INTERPRET is set: kernels are not compiled"
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
+def compiled(kernel: Any, types: dict[str, str], num_warps: int, **constants: Any) -> Any:
+    """A kernel for sm_90a without a violation of the lint, and bytes of its stack."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from weft.triton import lint
+
+    signature = {
+        each: "constexpr" if each in constants else types.get(each, "i32")
+        for each in kernel.arg_names
+    }
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, each in enumerate(signature.values())
+        if each.startswith("*")
+    }
+    source = ASTSource(kernel, signature, constants, aligned)
+    made = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps}
+    )
+    assert lint.check(made.asm["ptx"]) == []
+    return made
+
+
+def stack(made: Any, folder: Path) -> int:
+    """Bytes of local memory of a thread."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(made.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    done = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True)
+    found = re.search(r"STACK:(\d+)", done.stdout)
+    assert found is not None
+    return int(found[1])
+
+
+def _gemv(dtype: str, count: int, ranks: int, **options: Any) -> Any:
+    import torch
+
+    from weft.fused import arguments
+    from weft.fused.gemv import default_tiling
+    from weft.fused.kernels.gemv import gemv_kernel
+
+    torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
+    weight = options.pop("weight", dtype)
+    its = torch.float8_e4m3fn if weight == "fp8e4nv" else torch_dtype
+    tiling = default_tiling(count, 8192, 4096, torch_dtype, its, 132)
+    rows = max(8, 1 << (count - 1).bit_length())
+    constants: dict[str, Any] = {
+        "mode": 1,
+        "ranks": ranks,
+        "group": arguments.group_of(rows * tiling.block_n, tiling.num_warps, ranks),
+        "dot": tiling.dot,
+        "scales": 0,
+        "has_residual": False,
+        "has_norm": False,
+        "block_t": rows,
+        "block_n": tiling.block_n,
+        "block_k": tiling.block_k,
+        "even": True,
+        "chunk": 2048 // rows,
+        "stages": tiling.num_stages,
+    }
+    types = {
+        **dict.fromkeys(("x", "residual", "norm_weight", "output", "summed"), f"*{dtype}"),
+        "weight": f"*{weight}",
+        "weight_scale": "*fp32",
+        "eps": "fp32",
+        "inboxes": "*i64",
+        "squares": "*i64",
+        "state": "*i32",
+        "context": "*i64",
+    }
+    return compiled(gemv_kernel, types, tiling.num_warps, **constants | options)
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "ranks", "options"),
+    [
+        ("bf16", 1, 2, {}),
+        ("bf16", 1, 2, {"has_norm": True, "has_residual": True}),
+        ("bf16", 32, 2, {"has_norm": True, "has_residual": True, "even": False}),
+        ("bf16", 32, 8, {"has_norm": True, "has_residual": True, "mode": 2}),
+        ("bf16", 16, 4, {"weight": "fp8e4nv", "scales": 2}),
+        ("bf16", 2, 2, {"mode": 0}),
+        ("fp16", 8, 8, {"mode": 2}),
+        ("fp32", 1, 2, {}),
+        ("fp32", 8, 4, {"mode": 2, "has_norm": True}),
+        # Triton makes arguments equal to 1 constants.
+        ("bf16", 1, 2, {"tokens": 1, "hidden_by_8": 1, "inner_by_8": 1, "half_by_16": 1}),
+    ],
+)
+def test_products_keep_their_values_in_registers(
+    tmp_path: Path, dtype: str, tokens: int, ranks: int, options: dict[str, Any]
+) -> None:
+    made = _gemv(dtype, tokens, ranks, **options)
+    assert stack(made, tmp_path) == 0
+
+
+@compiles
+def test_packets_are_stored_and_loaded_by_two_and_weights_in_16_bytes() -> None:
+    ptx = _gemv("bf16", 1, 2).asm["ptx"]
+    # 8 tokens by 64 columns of 128 threads, to 2 ranks; one word each of epochs of programs.
+    assert len(re.findall(r"st\.global\.v2\.b64", ptx)) == 2 * 2
+    assert "ld.volatile.global.v2.b64" in ptx
+    assert "ld.volatile.global.b64" not in ptx
+    assert "cp.async.cg.shared.global" in ptx
+    assert re.search(r"\bmma\.sync|wgmma", ptx)
+    assert "cp.async.ca" not in ptx
+
+
+@compiles
+@pytest.mark.parametrize(("dtype", "ranks"), [("bf16", 2), ("bf16", 8), ("fp16", 4), ("fp32", 4)])
+@pytest.mark.parametrize("two_shot", [False, True])
+def test_rows_of_the_norm_are_in_registers(
+    tmp_path: Path, dtype: str, ranks: int, two_shot: bool
+) -> None:
+    import triton.language as tl
+
+    from weft.fused import arguments
+    from weft.fused.kernels.rms_norm import norm_kernel
+
+    word = "*fp32" if dtype == "fp32" else "*i32"
+    kinds = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+    types = {
+        **dict.fromkeys(("x", "residual", "norm_weight", "output", "summed"), word),
+        "inboxes": "*i64",
+        "state": "*i32",
+        "context": "*i64",
+        "eps": "fp32",
+    }
+    made = compiled(
+        norm_kernel,
+        types,
+        16,
+        dtype=kinds[dtype],
+        two_shot=two_shot,
+        ranks=ranks,
+        group=arguments.group_of(4096, 16, ranks),
+        block=4096,
+    )
+    assert stack(made, tmp_path) == 0
+    assert "st.global.v2.b64" in made.asm["ptx"]
+    assert "ld.volatile.global.v2.b64" in made.asm["ptx"]

@@ -1,0 +1,387 @@
+"""`gemv_all_reduce` and `all_reduce_rms_norm` between processes: on GPUs, or the interpreter."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import weft
+import weft.fused
+from weft.fused import GemvTiling
+from workers import device_native
+
+#: Bits of the significand, with the hidden one.
+BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
+#: Limit of relative errors of float32 sums in any order.
+SUM_ERROR = 1e-5
+
+
+class Place:
+    """A rank's device, and inputs that every rank can compute."""
+
+    def __init__(self, communicator: weft.Communicator, device: str) -> None:
+        self.communicator = communicator
+        self.rank, self.ranks = communicator.rank, communicator.world_size
+        if device == "cuda":
+            local = int(os.environ.get("WEFT_LOCAL_RANK", "0"))
+            torch.cuda.set_device(local % torch.cuda.device_count())
+        self.device = torch.device("cuda" if device == "cuda" else "cpu")
+        self.on_gpu = device == "cuda"
+        # The interpreter adds what lies in an inbox before the packets arrive, and discards it.
+        np.seterr(invalid="ignore", over="ignore")
+        # A peer may be in its compiler.
+        weft.fused.set_timeout(60)
+
+    def meet(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        weft.check()
+        self.communicator.barrier()
+
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return (torch.float16, torch.float32) + ((torch.bfloat16,) if self.on_gpu else ())
+
+
+class Product:
+    """Inputs of `gemv_all_reduce` of all ranks, by a seed, and this rank's part."""
+
+    def __init__(self, place: Place, seed: int, options: dict[str, Any]) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        tokens, hidden, inner = options["tokens"], options["hidden"], options["inner"]
+        dtype: torch.dtype = options["dtype"]
+
+        def uniform(*shape: int) -> torch.Tensor:
+            return (torch.rand(shape, generator=generator) - 0.5).to(dtype)
+
+        xs = [uniform(tokens, inner) for _ in range(place.ranks)]
+        weights = [uniform(hidden, inner) for _ in range(place.ranks)]
+        self.scales: list[torch.Tensor] | None = None
+        if options.get("float8"):
+            weights = [each.to(torch.float8_e4m3fn) for each in weights]
+        if options.get("scales"):
+            count = 1 if options["scales"] == 1 else hidden
+            self.scales = [torch.rand(count, generator=generator) for _ in range(place.ranks)]
+        self.residual = uniform(tokens, hidden).to(place.device)
+        self.norm_weight = uniform(hidden).to(place.device)
+        self.xs = [each.to(place.device) for each in xs]
+        self.weights = [each.to(place.device) for each in weights]
+        self.x, self.weight = self.xs[place.rank], self.weights[place.rank]
+        self.scale = None if self.scales is None else self.scales[place.rank].to(place.device)
+
+    def expected(self) -> torch.Tensor:
+        """Sum over the ranks in float64."""
+        total = torch.zeros(0)
+        for rank, (x, weight) in enumerate(zip(self.xs, self.weights, strict=True)):
+            factors = weight.double() if weight.itemsize > 1 else weight.float().double()
+            part = torch.nn.functional.linear(x.double(), factors)
+            if self.scales is not None:
+                part = part * self.scales[rank].to(part.device).double()
+            total = total + part if rank else part
+        return total
+
+
+def _is_near(found: torch.Tensor, expected: torch.Tensor, inner: int) -> bool:
+    """True if rounded once, but for errors of float32 sums of `inner` products."""
+    # The sum of the magnitudes of products is at most inner / 4.
+    limit = expected.abs() * 2.0 ** -BITS[found.dtype] * 1.01 + inner * SUM_ERROR / 4
+    return bool(((found.double() - expected).abs() <= limit).all())
+
+
+def _is_normed(normed: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> bool:
+    """True if the norm of `rows` is as in Llama, but for a last bit."""
+    values = rows.float()
+    scaled = values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + eps)
+    expected = (scaled.to(rows.dtype).float() * weight.float()).to(rows.dtype).double()
+    limit = expected.abs() * 2.0 ** (3 - BITS[rows.dtype]) + 1e-6
+    return bool(((normed.double() - expected).abs() <= limit).all())
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(torch.equal(one, other))
+
+
+def _digest(*tensors: torch.Tensor) -> str:
+    found = hashlib.sha256()
+    for each in tensors:
+        found.update(each.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+def _random_product(place: Place, generator: random.Random) -> dict[str, Any]:
+    large = place.on_gpu
+    most = 3000 if large else 40
+    options: dict[str, Any] = {
+        "tokens": generator.choice([0, 1, 1, 2, 7, 8, 9, 16, 17, 32]),
+        "hidden": 8 * generator.randint(1, most // 2 if large else 25),
+        "inner": 8 * generator.randint(1, most // 4),
+        "dtype": generator.choice(place.dtypes()),
+        "scales": generator.choice([0, 0, 1, 2]),
+        "algorithm": generator.choice([None, "one_shot", "two_shot"]),
+        "kind": generator.choice(["plain", "residual", "norm", "both"]),
+    }
+    options["float8"] = large and generator.random() < 0.4
+    if generator.random() < 0.3:
+        dot = options["tokens"] > 1 or generator.random() < 0.5
+        options["tiling"] = [generator.choice([16, 32]), 64, generator.choice([2, 4]), 3, 2, dot]
+    return options
+
+
+def _product_call(place: Place, inputs: Product, options: dict[str, Any]) -> Any:
+    kind = options["kind"]
+    tiling = options.get("tiling")
+    return weft.fused.gemv_all_reduce(
+        inputs.x,
+        inputs.weight,
+        weight_scale=inputs.scale,
+        residual=inputs.residual if kind in ("residual", "both") else None,
+        norm_weight=inputs.norm_weight if kind in ("norm", "both") else None,
+        eps=1e-5,
+        algorithm=options["algorithm"],
+        tiling=None if tiling is None else GemvTiling(*tiling),
+    )
+
+
+def _check_product(place: Place, seed: int, options: dict[str, Any]) -> tuple[list[str], str]:
+    """Failed checks of a call, and a digest of its results."""
+    inputs = Product(place, seed, options)
+    found = _product_call(place, inputs, options)
+    again = _product_call(place, inputs, options)
+    kind = options["kind"]
+    normed, rows = found if kind in ("norm", "both") else (None, found)
+    wrong = []
+    expected = inputs.expected()
+    shape = (options["tokens"], options["hidden"])
+    if tuple(rows.shape) != shape or rows.dtype != options["dtype"]:
+        wrong.append("shape")
+    if kind in ("residual", "both"):
+        plain = _product_call(place, inputs, options | {"kind": "plain"})
+        if not _is_near(plain, expected, options["inner"] * place.ranks):
+            wrong.append("sum")
+        if not _same(rows, (plain.float() + inputs.residual.float()).to(rows.dtype)):
+            wrong.append("residual")
+    elif not _is_near(rows, expected, options["inner"] * place.ranks):
+        wrong.append("sum")
+    if normed is not None and not _is_normed(normed, rows, inputs.norm_weight, 1e-5):
+        wrong.append("norm")
+    both = found if normed is not None else (found,)
+    others = again if normed is not None else (again,)
+    if not all(_same(one, other) for one, other in zip(both, others, strict=True)):
+        wrong.append("repeat")
+    return [f"{each}: {options}" for each in wrong], _digest(*both)
+
+
+def _check_norm(
+    place: Place, seed: int, rows: int, hidden: int, dtype: torch.dtype, algorithm: str | None
+) -> tuple[list[str], str]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, hidden)
+    parts = [(torch.rand(shape, generator=generator) - 0.5).to(dtype) for _ in range(place.ranks)]
+    residual = (torch.rand(shape, generator=generator) - 0.5).to(dtype).to(place.device)
+    weight = (torch.rand(hidden, generator=generator) - 0.5).to(dtype).to(place.device)
+    x = parts[place.rank].to(place.device)
+    out = x.clone() if seed % 2 else None
+    normed, summed = weft.fused.all_reduce_rms_norm(
+        x if out is None else out, residual, weight, eps=1e-5, algorithm=algorithm, out=out
+    )
+    total = parts[0].float()
+    for each in parts[1:]:
+        total = total + each.float()
+    expected = (total.to(dtype).float().to(place.device) + residual.float()).to(dtype)
+    name = f"{rows} x {hidden} {dtype} {algorithm}"
+    wrong = []
+    if not _same(summed, expected):
+        wrong.append(f"sum: {name}")
+    if not _is_normed(normed, summed, weight, 1e-5):
+        wrong.append(f"norm: {name}")
+    if out is not None and normed.data_ptr() != out.data_ptr():
+        wrong.append(f"out: {name}")
+    return wrong, _digest(normed, summed)
+
+
+def calls(cases: int, seed: int, device: str = "twin") -> dict[str, Any]:
+    """Random calls of both operators in turn: failed checks, and digests of all results."""
+    with weft.init() as communicator:
+        place = Place(communicator, device)
+        generator = random.Random(seed)
+        wrong: list[str] = []
+        digests: list[str] = []
+        for index in range(cases):
+            failed, digest = _check_product(place, index, _random_product(place, generator))
+            wrong += failed
+            digests.append(digest)
+            most = 1024 if place.on_gpu else 20
+            failed, digest = _check_norm(
+                place,
+                index,
+                generator.choice([0, 1, 2, 5, 33, 140, 512] if place.on_gpu else [0, 1, 2, 5]),
+                8 * generator.randint(1, most),
+                generator.choice(place.dtypes()),
+                generator.choice([None, "one_shot", "two_shot"]),
+            )
+            wrong += failed
+            digests.append(digest)
+        found: dict[str, Any] = {"wrong": wrong, "digests": digests, "local": _local(place)}
+        found["errors"] = _errors(place)
+        if place.on_gpu:
+            found["graph"] = _graph(place)
+            found["serving"] = _serving(place)
+        place.meet()
+        return found
+
+
+def _local(place: Place) -> list[str]:
+    """Failed checks of the product without communication."""
+    wrong = []
+    for tokens in (0, 1, 3):
+        options = {"tokens": tokens, "hidden": 88, "inner": 200, "dtype": torch.float16}
+        inputs = Product(place, tokens, options)
+        out = torch.empty(tokens, 88, dtype=torch.float16, device=place.device)
+        found = weft.fused.gemv(inputs.x, inputs.weight, out=out)
+        expected = torch.nn.functional.linear(inputs.x.double(), inputs.weight.double())
+        if found is not out or not _is_near(found, expected, 200):
+            wrong.append(f"{tokens} tokens")
+    return wrong
+
+
+def _errors(place: Place) -> dict[str, Any]:
+    """Errors of invalid arguments."""
+    half = {"dtype": torch.float16, "device": place.device}
+    x, weight = torch.zeros(2, 16, **half), torch.zeros(24, 16, **half)
+    scale, wide = torch.ones(24, device=place.device), torch.zeros(1, 32776, **half)
+    gemv, norm = weft.fused.gemv_all_reduce, weft.fused.all_reduce_rms_norm
+    given: dict[str, Any] = {
+        "dimensions": lambda: gemv(x[0], weight),
+        "tokens": lambda: gemv(torch.zeros(33, 16, **half), weight),
+        "inner": lambda: gemv(torch.zeros(2, 12, **half), torch.zeros(24, 12, **half)),
+        "hidden": lambda: gemv(x, weight[:20]),
+        "weight": lambda: gemv(x, torch.zeros(24, 8, **half)),
+        "dtype": lambda: gemv(x, weight.float()),
+        "integers": lambda: gemv(x.int(), weight.int()),
+        "strides": lambda: gemv(x, torch.zeros(16, 24, **half).t()),
+        "layout": lambda: gemv(torch.zeros(16, 2, **half).t(), weight),
+        "scale": lambda: gemv(x, weight, weight_scale=scale[:2]),
+        "residual": lambda: gemv(x, weight, residual=torch.zeros(2, 16, **half)),
+        "out": lambda: gemv(x, weight, out=torch.zeros(2, 24, device=place.device)),
+        "algorithm": lambda: gemv(x, weight, algorithm="ring"),
+        "block": lambda: gemv(x, weight, tiling=GemvTiling(24, 64)),
+        "dot": lambda: gemv(x, weight, tiling=GemvTiling(32, 64, dot=False)),
+        "rows": lambda: norm(x, x[:1], x[0]),
+        "norm_weight": lambda: norm(x, x, x[0, :8]),
+        "wide": lambda: norm(wide, wide, wide[0]),
+    }
+    if not place.on_gpu:
+        brain = torch.zeros(2, 16, dtype=torch.bfloat16)
+        given["bfloat16"] = lambda: norm(brain, brain, brain[0])
+    return {name: device_native.named(call)[::2] for name, call in given.items()}
+
+
+def _graph(place: Place) -> list[str]:
+    """Failed checks of replays of a captured sequence of calls of other shapes."""
+    shapes = [(1, 4096, 1024), (32, 7168, 512), (4, 8192, 2048), (1, 1024, 8192)]
+    inputs = [
+        Product(place, 7, {"tokens": t, "hidden": n, "inner": k, "dtype": torch.bfloat16})
+        for t, n, k in shapes
+    ]
+
+    def run() -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for each in inputs:
+            y = weft.fused.gemv_all_reduce(each.x, each.weight)
+            assert isinstance(y, torch.Tensor)
+            normed = weft.fused.gemv_all_reduce(
+                each.x, each.weight, residual=each.residual, norm_weight=each.norm_weight
+            )
+            found += [y, *normed]
+            found += weft.fused.all_reduce_rms_norm(y, each.residual, each.norm_weight)
+        return found
+
+    eager = run()
+    place.meet()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    wrong = []
+    for number in range(30):
+        for each in captured:
+            each.fill_(-1)
+        graph.replay()
+        if number % 7 == 0:
+            run()
+        for index, (one, other) in enumerate(zip(eager, captured, strict=True)):
+            if not torch.equal(one, other):
+                wrong.append(f"replay {number}, result {index}")
+    place.meet()
+    return wrong
+
+
+def _serving(place: Place) -> list[str]:
+    """Failed checks of shapes of serving, large weights of both formats."""
+    wrong: list[str] = []
+    for tokens in (1, 2, 8, 16, 32):
+        for hidden, inner in ((8192, 4096), (5120, 1024), (7168, 2304), (2048, 5632)):
+            for float8 in (False, True):
+                options: dict[str, Any] = {
+                    "tokens": tokens,
+                    "hidden": hidden,
+                    "inner": inner,
+                    "kind": "both",
+                }
+                options |= {"dtype": torch.bfloat16, "float8": float8, "algorithm": None}
+                options |= {"scales": 2 if float8 else 0}
+                wrong += _check_product(place, tokens, options)[0]
+    return wrong
+
+
+def missing(operator: str, device: str = "twin") -> dict[str, Any]:
+    """Rank 1 does not make the third call."""
+    with weft.init() as communicator:
+        place = Place(communicator, device)
+        weft.fused.set_timeout(2)
+        half = {"dtype": torch.float16, "device": place.device}
+        x, weight = torch.ones(3, 64, **half), torch.ones(64, 64, **half)
+
+        def call() -> tuple[torch.Tensor, torch.Tensor]:
+            if operator == "all_reduce_rms_norm":
+                return weft.fused.all_reduce_rms_norm(x, x, weight[0])
+            found = weft.fused.gemv_all_reduce(x, weight, residual=x, norm_weight=weight[0])
+            assert isinstance(found, tuple)
+            return found
+
+        for _ in range(2):
+            call()
+        place.meet()
+        if place.rank == 1:
+            # Until the other rank's error ends the group.
+            deadline = time.monotonic() + 40
+            while time.monotonic() < deadline:
+                error = device_native.named(weft.check)
+                if error[0] != "None":
+                    return {"error": error}
+                time.sleep(0.05)
+            return {"error": None}
+        results = call()
+        numbers = [int(each.isnan().sum()) for each in results]
+        return {"nan": numbers, "error": device_native.named(weft.check)}
+
+
+def page() -> list[bool]:
+    """Checks of the program of docs/fused-gemv.md, on the twin."""
+    text = Path(__file__).parents[2].joinpath("docs", "fused-gemv.md").read_text(encoding="utf-8")
+    block = re.search(r"(?:^    .*\n|^\n)+", text[text.index("    import torch") :], re.MULTILINE)
+    assert block is not None
+    program = textwrap.dedent(block[0]).replace('"cuda"', '"cpu"')
+    program = program.replace("torch.bfloat16", "torch.float16")
+    names: dict[str, Any] = {}
+    with weft.init() as communicator:
+        exec(program, names)
+        communicator.barrier()
+    return [bool(each) for each in names["checks"]]
