@@ -154,7 +154,7 @@ def half_by_16(space: Space) -> int:
 
 
 def group_of(block: int, num_warps: int, ranks: int) -> int:
-    """Ranks whose packets are loaded together: at most 32 packets for each thread.
+    """Ranks whose packets are loaded together: by the registers of a thread.
 
     Args:
         block: packets of a rank in a program's block.
@@ -162,7 +162,9 @@ def group_of(block: int, num_warps: int, ranks: int) -> int:
         ranks: number of ranks.
     """
     each = max(1, block // (32 * num_warps))
-    return max(1, min(ranks, 32 // each))
+    # Of more than 4 ranks, the addresses of the inboxes take registers too.
+    most = 32 if ranks <= 4 else 24
+    return max(1, min(ranks, most // each))
 
 
 def launch(

@@ -22,7 +22,7 @@ __all__ = ["GemvTiling", "default_tiling", "gemv", "gemv_all_reduce"]
 MAX_TOKENS: Final = 32
 #: Bytes of weights in a stage of the loads; with 4 stages, 48 KiB are on their way to a program.
 _STAGE_BYTES: Final = 16384
-#: Packets of squares that a program reads at a time.
+#: Packets of squares that a program reads at a time, at most.
 _CHUNK: Final = 2048
 
 
@@ -236,11 +236,12 @@ class _Call:
             scales=0 if scale is None else 1 if scale.numel() == 1 else 2,
             has_residual=residual is not None,
             has_norm=norm,
+            single=programs == self.tiles,
             block_t=self._rows,
             block_n=tiling.block_n,
             block_k=tiling.block_k,
             even=self.inner % tiling.block_k == 0,
-            chunk=max(_CHUNK // self._rows, 32 * tiling.num_warps // self._rows),
+            chunk=self._chunk,
             stages=tiling.num_stages,
             num_warps=tiling.num_warps,
         )
@@ -251,6 +252,13 @@ class _Call:
         least: int = 32 * self.tiling.num_warps // self.tiling.block_n
         tokens: int = 1 << (self.tokens - 1).bit_length()
         return max(8, least, tokens)
+
+    @property
+    def _chunk(self) -> int:
+        """Tiles whose squares are read at a time: at least one packet for each thread."""
+        least = 32 * self.tiling.num_warps // self._rows
+        tiles: int = 1 << (self.tiles - 1).bit_length()
+        return max(1, least, min(tiles, _CHUNK // self._rows))
 
     def _check_weight(self) -> None:
         operator, weight, x = self.operator, self.weight, self.x

@@ -10,19 +10,22 @@ import triton.language as tl
 
 import weft.triton as wt
 from weft.fused.kernels.packets import (
-    begin_round,
     float_of,
-    inbox_of,
+    half_of,
+    keep_round,
+    last_round,
     pack,
+    peers_of,
     receive,
     receive_sum,
+    send,
 )
 
 __all__ = ["LOCAL", "ONE_SHOT", "TWO_SHOT", "gemv_kernel"]
 
 #: Modes: the partial result alone; partial results to all ranks; to owners, and sums to all.
 LOCAL, ONE_SHOT, TWO_SHOT = 0, 1, 2
-_LOCAL, _ONE_SHOT = tl.constexpr(LOCAL), tl.constexpr(ONE_SHOT)
+_LOCAL, _ONE_SHOT, _TWO_SHOT = (tl.constexpr(each) for each in (LOCAL, ONE_SHOT, TWO_SHOT))
 
 
 @triton.jit
@@ -51,6 +54,7 @@ def gemv_kernel(
     scales: tl.constexpr,
     has_residual: tl.constexpr,
     has_norm: tl.constexpr,
+    single: tl.constexpr,
     block_t: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
@@ -70,7 +74,7 @@ def gemv_kernel(
         summed: [tokens, hidden], if `has_norm`: the rows before the norm.
         inboxes: int64, symmetric, two halves of `16 * half_by_16` packets.
         squares: int64 on this GPU, a packet for each token and tile.
-        state: of `begin_round`.
+        state: of `last_round`.
         context: of `inboxes`.
         tokens: number of tokens, at most `block_t`.
         hidden_by_8: columns of the result, by 8.
@@ -85,6 +89,7 @@ def gemv_kernel(
         scales: 0, 1 or 2, see `weight_scale`.
         has_residual: `residual` is added.
         has_norm: rows are normed.
+        single: there is one tile for each program.
         block_t: rows of a tile.
         block_n: columns of a tile; with `block_t` at least an element for each thread.
         block_k: elements of the inner dimension in a step.
@@ -97,88 +102,87 @@ def gemv_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     token, column = tl.arange(0, block_t), tl.arange(0, block_n)
     dtype: tl.constexpr = output.dtype.element_ty
-    size = tokens * hidden
     if mode != _LOCAL:
-        rank = wt.rank(context)
-        epoch = begin_round(state)
-        inbox = inbox_of(inboxes, epoch, half_by_16)
+        # What is loaded here is needed only after the first product.
+        rank, last = wt.rank(context), last_round(state)
+        peers = peers_of(context, inboxes, rank, ranks)
+        epoch = wt.next_epoch(last)
+        size = tokens * hidden
+        inbox = half_of(epoch, half_by_16)
+        sums = inbox + ranks * size
     for tile in range(program, tiles, programs):
+        columns = tile * block_n + column
+        if scales == 1:
+            factor = tl.load(weight_scale)
+        if scales == 2:
+            factor = tl.load(weight_scale + columns, mask=columns < hidden, other=0.0)[None, :]
         part = _product(
             *(x, weight, tile, tokens, hidden, inner, stride_by_8 * 8, column, token),
             *(dot, block_t, block_n, block_k, even, stages),
         )
-        columns = tile * block_n + column
-        if scales == 1:
-            part *= tl.load(weight_scale)
-        if scales == 2:
-            part *= tl.load(weight_scale + columns, mask=columns < hidden, other=0.0)[None, :]
-        places = token[:, None] * hidden + columns[None, :]
-        present = (token < tokens)[:, None] & (columns < hidden)[None, :]
+        if scales != 0:
+            part *= factor
+        places, present = _places(tile, tokens, hidden, token, column, block_n)
         if mode == _LOCAL:
             tl.store(output + places, part.to(dtype), mask=present)
         elif mode == _ONE_SHOT:
-            packets = pack(part, epoch)
-            for step in tl.static_range(ranks):
-                to = wt.destination_at(step, rank, ranks)
-                wt.put(context, inbox + rank * size + places, packets, to, present)
+            send(peers, inbox + rank * size + places, pack(part, epoch), present, ranks)
         else:
-            wt.put(context, inbox + rank * size + places, pack(part, epoch), tile % ranks, present)
+            offsets = inbox + rank * size + places
+            wt.put(context, inboxes + offsets, pack(part, epoch), tile % ranks, present)
     if mode != _LOCAL:
-        # Sent before the first poll.
-        tl.debug_barrier()
-        if mode == _ONE_SHOT:
-            for tile in range(program, tiles, programs):
-                places, present = _places(tile, tokens, hidden, token, column, block_n)
-                total, fine = receive_sum(
-                    context, inbox + places, size, present, epoch, tile, ranks, group
-                )
-                total = tl.where(fine, total, float("nan"))
-                _finish(
-                    *(total, places, present, residual, output, summed, squares, epoch),
-                    *(token, tokens, tile, tiles, has_residual, has_norm),
-                )
-        else:
-            sums = inbox + ranks * size
+        keep_round(state, epoch)
+        if mode == _TWO_SHOT:
             for tile in range(program, tiles, programs):
                 if tile % ranks == rank:
                     places, present = _places(tile, tokens, hidden, token, column, block_n)
                     total, fine = receive_sum(
-                        context, inbox + places, size, present, epoch, tile, ranks, group
+                        *(context, inboxes + inbox + places, size, present, epoch, tile),
+                        *(ranks, group),
                     )
                     total = tl.where(fine, total, float("nan"))
-                    packets = pack(total, epoch)
-                    for step in tl.static_range(ranks):
-                        to = wt.destination_at(step, rank, ranks)
-                        wt.put(context, sums + places, packets, to, present)
+                    send(peers, sums + places, pack(total, epoch), present, ranks)
             tl.debug_barrier()
+        if has_norm and single:
+            places, present = _places(program, tokens, hidden, token, column, block_n)
+            columns = program * block_n + column
+            factors = tl.load(norm_weight + columns, mask=columns < hidden, other=0.0)
+            rows = _rows(
+                *(context, inboxes, inbox, sums, size, residual, places, present, epoch, program),
+                *(dtype, mode, has_residual, ranks, group),
+            )
+            _send_squares(squares, rows, present, token, tokens, program, tiles, epoch)
+            tl.store(summed + places, rows, mask=present)
+            scale = _scale(
+                *(context, squares, token, tokens, tiles, hidden, eps, rank, epoch),
+                *(block_t, chunk),
+            )
+            tl.store(output + places, _normed(rows, scale, factors), mask=present)
+        else:
             for tile in range(program, tiles, programs):
                 places, present = _places(tile, tokens, hidden, token, column, block_n)
-                packets, fine = receive(context, sums + places, present, epoch, tile % ranks, tile)
-                total = tl.where(fine, float_of(packets), float("nan"))
-                _finish(
-                    *(total, places, present, residual, output, summed, squares, epoch),
-                    *(token, tokens, tile, tiles, has_residual, has_norm),
+                rows = _rows(
+                    *(context, inboxes, inbox, sums, size, residual, places, present, epoch, tile),
+                    *(dtype, mode, has_residual, ranks, group),
                 )
-        if has_norm:
-            # Rows before the norm are stored before they are loaded.
-            tl.debug_barrier()
-            total = tl.zeros([block_t], tl.float32)
-            some = tl.arange(0, chunk)
-            for first in range(0, tiles, chunk):
-                present = (token < tokens)[:, None] & (first + some < tiles)[None, :]
-                places = token[:, None] * tiles + (first + some)[None, :]
-                packets, fine = receive(context, squares + places, present, epoch, rank, first)
-                values = tl.where(fine, float_of(packets), float("nan"))
-                total += tl.sum(tl.where(present, values, 0.0), axis=1)
-            scale = tl.rsqrt(total / hidden + eps)
-            for tile in range(program, tiles, programs):
-                places, present = _places(tile, tokens, hidden, token, column, block_n)
-                columns = tile * block_n + column
-                rows = tl.load(summed + places, mask=present, other=0.0).to(tl.float32)
-                factors = tl.load(norm_weight + columns, mask=columns < hidden, other=0.0)
-                normed = (rows * scale[:, None]).to(dtype).to(tl.float32)
-                normed *= factors.to(tl.float32)[None, :]
-                tl.store(output + places, normed.to(dtype), mask=present)
+                if has_norm:
+                    _send_squares(squares, rows, present, token, tokens, tile, tiles, epoch)
+                    tl.store(summed + places, rows, mask=present)
+                else:
+                    tl.store(output + places, rows, mask=present)
+            if has_norm:
+                # Rows before the norm are stored before they are loaded.
+                tl.debug_barrier()
+                scale = _scale(
+                    *(context, squares, token, tokens, tiles, hidden, eps, rank, epoch),
+                    *(block_t, chunk),
+                )
+                for tile in range(program, tiles, programs):
+                    places, present = _places(tile, tokens, hidden, token, column, block_n)
+                    columns = tile * block_n + column
+                    factors = tl.load(norm_weight + columns, mask=columns < hidden, other=0.0)
+                    rows = tl.load(summed + places, mask=present, other=0.0)
+                    tl.store(output + places, _normed(rows, scale, factors), mask=present)
 
 
 @triton.jit
@@ -239,32 +243,78 @@ def _places(tile, tokens, hidden, token, column, block_n: tl.constexpr):
 
 
 @triton.jit
-def _finish(
-    total,
+def _rows(
+    context,
+    inboxes,
+    inbox,
+    sums,
+    size,
+    residual,
     places,
     present,
-    residual,
-    output,
-    summed,
-    squares,
     epoch,
+    tile,
+    dtype: tl.constexpr,
+    mode: tl.constexpr,
+    has_residual: tl.constexpr,
+    ranks: tl.constexpr,
+    group: tl.constexpr,
+):
+    """A tile of the sum of all ranks, rounded; with the residual, rounded again. NaN on failure."""
+    if has_residual:
+        # Loaded while packets are on their way.
+        added = tl.load(residual + places, mask=present, other=0.0)
+    if mode == _ONE_SHOT:
+        total, fine = receive_sum(
+            context, inboxes + inbox + places, size, present, epoch, tile, ranks, group
+        )
+    else:
+        packets, fine = receive(
+            context, inboxes + sums + places, present, epoch, tile % ranks, tile
+        )
+        total = float_of(packets)
+    rows = tl.where(fine, total, float("nan")).to(dtype)
+    if has_residual:
+        rows = (rows.to(tl.float32) + added.to(tl.float32)).to(dtype)
+    return rows
+
+
+@triton.jit
+def _send_squares(squares, rows, present, token, tokens, tile, tiles, epoch):
+    """Sums of squares of the rows of a tile, to all programs of this GPU."""
+    values = tl.where(present, rows.to(tl.float32), 0.0)
+    packets = pack(tl.sum(values * values, axis=1), epoch)
+    tl.store(squares + token * tiles + tile, packets, mask=token < tokens)
+
+
+@triton.jit
+def _scale(
+    context,
+    squares,
     token,
     tokens,
-    tile,
     tiles,
-    has_residual: tl.constexpr,
-    has_norm: tl.constexpr,
+    hidden,
+    eps,
+    rank,
+    epoch,
+    block_t: tl.constexpr,
+    chunk: tl.constexpr,
 ):
-    """Rounds a tile of the sum, adds the residual, stores it; sends its squares to all programs."""
-    dtype: tl.constexpr = output.dtype.element_ty
-    rows = total.to(dtype)
-    if has_residual:
-        added = tl.load(residual + places, mask=present, other=0.0).to(tl.float32)
-        rows = (rows.to(tl.float32) + added).to(dtype)
-    if has_norm:
-        tl.store(summed + places, rows, mask=present)
-        values = tl.where(present, rows.to(tl.float32), 0.0)
-        packets = pack(tl.sum(values * values, axis=1), epoch)
-        tl.store(squares + token * tiles + tile, packets, mask=token < tokens)
-    else:
-        tl.store(output + places, rows, mask=present)
+    """Factor of each row by which its mean square becomes 1. NaN on failure."""
+    total = tl.zeros([block_t], tl.float32)
+    some = tl.arange(0, chunk)
+    for first in range(0, tiles, chunk):
+        present = (token < tokens)[:, None] & (first + some < tiles)[None, :]
+        places = token[:, None] * tiles + (first + some)[None, :]
+        packets, fine = receive(context, squares + places, present, epoch, rank, first)
+        values = tl.where(fine, float_of(packets), float("nan"))
+        total += tl.sum(tl.where(present, values, 0.0), axis=1)
+    return tl.rsqrt(total / hidden + eps)
+
+
+@triton.jit
+def _normed(rows, scale, factors):
+    """Rows by their factors, rounded; by those of the columns, rounded again."""
+    values = (rows.to(tl.float32) * scale[:, None]).to(rows.dtype).to(tl.float32)
+    return (values * factors.to(tl.float32)[None, :]).to(rows.dtype)

@@ -24,13 +24,18 @@ from weft.triton.primitives import expired
 
 __all__ = [
     "MAX_PROGRAMS",
-    "begin_round",
     "float_of",
-    "inbox_of",
+    "half_of",
+    "halves_of",
+    "keep_round",
+    "last_round",
     "pack",
+    "peers_of",
     "receive",
     "receive_halves",
     "receive_sum",
+    "send",
+    "words_of",
 ]
 
 #: Words of int32 at the begin of a state: the epoch of each program's last round.
@@ -39,24 +44,47 @@ _PROGRAMS = tl.constexpr(MAX_PROGRAMS)
 
 
 @triton.jit
-def begin_round(state):
-    """Epoch of this round, int32, the same in all programs; all of them call it once."""
+def last_round(state):
+    """Epoch of the last round, int32. Loaded at the begin of a kernel, it is there when needed."""
+    return tl.load(state + tl.program_id(0))
+
+
+@triton.jit
+def keep_round(state, epoch):
+    """Stores the epoch of this round; all programs call it once, after they have sent.
+
+    The block barrier in it stands between the last packet sent and the first poll, and between
+    the loads of all threads in `last_round` and the store.
+    """
     program = tl.program_id(0)
-    epoch = wt.next_epoch(tl.load(state + program))
-    # All threads have loaded the word.
     tl.debug_barrier()
     tl.store(state + program, epoch)
     if program == 0:
         others = tl.arange(0, _PROGRAMS)
         epochs = tl.zeros([_PROGRAMS], tl.int32) + epoch
         tl.store(state + others, epochs, mask=others >= tl.num_programs(0))
-    return epoch
 
 
 @triton.jit
-def inbox_of(inboxes, epoch, half_by_16):
-    """The half of the inbox that a round uses; `half_by_16`: packets of each half, by 16."""
-    return inboxes + (epoch & 1).to(tl.int64) * half_by_16 * 16
+def peers_of(context, inboxes, rank, ranks: tl.constexpr):
+    """Inboxes of all ranks in the order of `wt.destination_at`, loaded ahead as `last_round`."""
+    found = ()
+    for step in tl.static_range(ranks):
+        found += (wt.peer(context, inboxes, wt.destination_at(step, rank, ranks)),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit
+def send(peers, offsets, packets, mask, ranks: tl.constexpr):
+    """Stores packets at the same offsets of the inboxes of all ranks."""
+    for step in tl.static_range(ranks):
+        tl.store(peers[step] + offsets, packets, mask=mask)
+
+
+@triton.jit
+def half_of(epoch, half_by_16):
+    """Offset of the half of the inbox that a round uses; `half_by_16`: its packets, by 16."""
+    return (epoch & 1).to(tl.int64) * half_by_16 * 16
 
 
 @triton.jit

@@ -9,13 +9,16 @@ import triton.language as tl
 
 import weft.triton as wt
 from weft.fused.kernels.packets import (
-    begin_round,
+    half_of,
     halves_of,
-    inbox_of,
+    keep_round,
+    last_round,
     pack,
+    peers_of,
     receive,
     receive_halves,
     receive_sum,
+    send,
     words_of,
 )
 
@@ -51,7 +54,7 @@ def norm_kernel(
         output: words of the normed rows.
         summed: words of the rows before the norm.
         inboxes: int64, symmetric, two halves of `16 * half_by_16` packets.
-        state: of `begin_round`.
+        state: of `last_round`.
         context: of `inboxes`.
         rows: number of rows.
         width_by_4: words of a row, by 4.
@@ -68,56 +71,49 @@ def norm_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     place = tl.arange(0, block)
     present = place < width
-    rank = wt.rank(context)
-    epoch = begin_round(state)
-    inbox = inbox_of(inboxes, epoch, half_by_16)
+    rank, last = wt.rank(context), last_round(state)
+    peers = peers_of(context, inboxes, rank, ranks)
+    epoch = wt.next_epoch(last)
+    inbox = half_of(epoch, half_by_16)
     sums = inbox + ranks * size
     for row in range(program, rows, programs):
         words = tl.load(x + row * width + place, mask=present, other=0)
-        target = inbox + rank * size + row * width + place
-        packets = pack(words, epoch)
+        offsets = inbox + rank * size + row * width + place
         if two_shot:
-            wt.put(context, target, packets, row % ranks, present)
+            wt.put(context, inboxes + offsets, pack(words, epoch), row % ranks, present)
         else:
-            for step in tl.static_range(ranks):
-                wt.put(context, target, packets, wt.destination_at(step, rank, ranks), present)
-    # Sent before the first poll.
-    tl.debug_barrier()
+            send(peers, offsets, pack(words, epoch), present, ranks)
+    keep_round(state, epoch)
     if two_shot:
         for row in range(program, rows, programs):
             if row % ranks == rank:
+                places = row * width + place
                 low, high = _sum(
-                    context,
-                    inbox + row * width + place,
-                    size,
-                    present,
-                    epoch,
-                    row,
-                    dtype,
-                    ranks,
-                    group,
+                    *(context, inboxes + inbox + places, size, present, epoch, row),
+                    *(dtype, ranks, group),
                 )
-                if dtype == tl.float32:
-                    packets = pack(low, epoch)
-                else:
-                    packets = pack(words_of(low, high, dtype), epoch)
-                for step in tl.static_range(ranks):
-                    to = wt.destination_at(step, rank, ranks)
-                    wt.put(context, sums + row * width + place, packets, to, present)
+                words = low if dtype == tl.float32 else words_of(low, high, dtype)
+                send(peers, sums + places, pack(words, epoch), present, ranks)
         tl.debug_barrier()
     for row in range(program, rows, programs):
         places = row * width + place
+        # Loaded while packets are on their way.
+        added = tl.load(residual + places, mask=present, other=0)
+        factors = tl.load(norm_weight + place, mask=present, other=0)
         if two_shot:
-            packets, fine = receive(context, sums + places, present, epoch, row % ranks, row)
+            packets, fine = receive(
+                context, inboxes + sums + places, present, epoch, row % ranks, row
+            )
             low, high = _parts(packets.to(tl.int32), dtype)
             low = tl.where(fine, low, float("nan"))
             high = tl.where(fine, high, float("nan"))
         else:
             low, high = _sum(
-                context, inbox + places, size, present, epoch, row, dtype, ranks, group
+                *(context, inboxes + inbox + places, size, present, epoch, row),
+                *(dtype, ranks, group),
             )
         _finish(
-            *(low, high, places, place, present, residual, norm_weight, output, summed),
+            *(low, high, places, present, added, factors, output, summed),
             *(width, eps, dtype),
         )
 
@@ -161,10 +157,9 @@ def _finish(
     low,
     high,
     places,
-    place,
     present,
-    residual,
-    norm_weight,
+    added,
+    factors,
     output,
     summed,
     width,
@@ -172,8 +167,6 @@ def _finish(
     dtype: tl.constexpr,
 ):
     """Residual and norm of a row, each step rounded to the dtype."""
-    added = tl.load(residual + places, mask=present, other=0)
-    factors = tl.load(norm_weight + place, mask=present, other=0)
     if dtype == tl.float32:
         rows = low + added
         tl.store(summed + places, rows, mask=present)
