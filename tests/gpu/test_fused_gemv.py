@@ -24,7 +24,8 @@ def results(request: pytest.FixtureRequest) -> list[Any]:
         request.param,
         timeout=390,
         quiet=False,
-        cases=40,
+        cases=4 if request.param == 1 else 14,
+        repeats=500,
         seed=request.param,
         device="cuda",
     )
@@ -37,6 +38,14 @@ def test_sums_residuals_and_norms_are_those_of_torch(results: list[Any]) -> None
 
 def test_all_ranks_have_the_same_bits(results: list[Any]) -> None:
     interpreted.test_all_ranks_have_the_same_bits(results)
+
+
+def test_calls_of_alternating_shapes_repeat_their_bits(results: list[Any]) -> None:
+    interpreted.test_calls_of_alternating_shapes_repeat_their_bits(results)
+
+
+def test_the_program_of_the_page_computes_what_it_says(results: list[Any]) -> None:
+    interpreted.test_the_program_of_the_page_computes_what_it_says(results)
 
 
 def test_shapes_of_serving_give_what_torch_gives(results: list[Any]) -> None:
