@@ -216,7 +216,7 @@ def _gemv(dtype: str, count: int, ranks: int, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("dtype", "tokens", "ranks", "options"),
     [
-        ("bf16", 1, 2, {}),
+        ("bf16", 1, 2, {"single": True}),
         ("bf16", 1, 2, {"has_norm": True, "has_residual": True, "single": True}),
         ("bf16", 32, 2, {"has_norm": True, "has_residual": True, "even": False}),
         ("bf16", 32, 8, {"has_norm": True, "has_residual": True, "mode": 2}),

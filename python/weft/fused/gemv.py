@@ -20,7 +20,7 @@ __all__ = ["GemvTiling", "default_tiling", "gemv", "gemv_all_reduce"]
 
 #: Tokens of a call at most.
 MAX_TOKENS: Final = 32
-#: Bytes of weights in a stage of the loads; with 4 stages, 48 KiB are on their way to a program.
+#: Bytes of weights in a stage of the loads; of 5 stages, 3 or 4 are on their way to a program.
 _STAGE_BYTES: Final = 16384
 #: Packets of squares that a program reads at a time, at most.
 _CHUNK: Final = 2048
@@ -42,7 +42,7 @@ class GemvTiling(NamedTuple):
     block_n: int
     block_k: int
     num_warps: int = 4
-    num_stages: int = 4
+    num_stages: int = 5
     programs: int | None = None
     dot: bool = True
 

@@ -27,7 +27,7 @@ _KERNEL_DTYPES: Final = {
 #: Words of a row at most: a program has them in registers.
 _MAX_WORDS: Final = 16384
 #: Rows of a call at most.
-_MAX_ROWS: Final = 4096
+_MAX_ROWS: Final = 1024
 
 
 def all_reduce_rms_norm(
@@ -48,7 +48,7 @@ def all_reduce_rms_norm(
 
     Args:
         x: [rows, hidden], contiguous: partial sums of this rank; bfloat16, float16 or float32.
-            0 to 4096 rows, meant for up to 512. `hidden` is a multiple of 8 and at most 32768, of
+            0 to 1024 rows, meant for up to 512. `hidden` is a multiple of 8 and at most 32768, of
             float32 at most 16384.
         residual: [rows, hidden], dtype of x, equal on all ranks.
         norm_weight: [hidden], dtype of x, equal on all ranks.

@@ -16,6 +16,7 @@ from weft.triton.clock import POLLS, now
 
 __all__ = [
     "barrier",
+    "distance",
     "expired",
     "fetch_add",
     "last_arrival",
@@ -85,10 +86,18 @@ def peer(context, pointer, rank):
         pointer: scalar or block of pointers. Stores to the result are as wide as stores to it.
         rank: of the memory; this rank is allowed.
     """
-    # Blocks begin at multiples of 16 bytes on all ranks. Addition to a pointer, unlike that of
-    # integers, keeps the compiler's information on contiguity.
-    shift = tl.multiple_of(tl.load(context + _SHIFTS + rank), 16)
-    return (pointer.to(tl.pointer_type(tl.int8)) + shift).to(pointer.dtype)
+    # Addition to a pointer, unlike that of integers, keeps the compiler's data on contiguity.
+    return (pointer.to(tl.pointer_type(tl.int8)) + distance(context, rank)).to(pointer.dtype)
+
+
+@triton.jit
+def distance(context, rank):
+    """Bytes from memory of this rank to that of `rank`, int64: what `peer` adds.
+
+    A kernel that loads it long before its use does not wait for it.
+    """
+    # Blocks begin at multiples of 16 bytes on all ranks.
+    return tl.multiple_of(tl.load(context + _SHIFTS + rank), 16)
 
 
 @triton.jit

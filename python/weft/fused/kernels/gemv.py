@@ -10,12 +10,12 @@ import triton.language as tl
 
 import weft.triton as wt
 from weft.fused.kernels.packets import (
+    distances_of,
     float_of,
     half_of,
     keep_round,
     last_round,
     pack,
-    peers_of,
     receive,
     receive_sum,
     send,
@@ -102,35 +102,30 @@ def gemv_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     token, column = tl.arange(0, block_t), tl.arange(0, block_n)
     dtype: tl.constexpr = output.dtype.element_ty
-    if mode != _LOCAL:
-        # What is loaded here is needed only after the first product.
+    size = tokens * hidden
+    if mode == _LOCAL:
+        rank, last, distances = 0, 0, ()
+    else:
+        # Loaded now, and not used before the first product, lest the loads of weights wait.
         rank, last = wt.rank(context), last_round(state)
-        peers = peers_of(context, inboxes, rank, ranks)
+        distances = distances_of(context, ranks)
+    if single:
+        _send_product(
+            *(x, weight, weight_scale, output, context, inboxes, rank, last, distances, program),
+            *(tokens, hidden, inner, stride_by_8 * 8, half_by_16, token, column, size),
+            *(mode, ranks, dot, scales, block_t, block_n, block_k, even, stages),
+        )
+    else:
+        for tile in range(program, tiles, programs):
+            _send_product(
+                *(x, weight, weight_scale, output, context, inboxes, rank, last, distances, tile),
+                *(tokens, hidden, inner, stride_by_8 * 8, half_by_16, token, column, size),
+                *(mode, ranks, dot, scales, block_t, block_n, block_k, even, stages),
+            )
+    if mode != _LOCAL:
         epoch = wt.next_epoch(last)
-        size = tokens * hidden
         inbox = half_of(epoch, half_by_16)
         sums = inbox + ranks * size
-    for tile in range(program, tiles, programs):
-        columns = tile * block_n + column
-        if scales == 1:
-            factor = tl.load(weight_scale)
-        if scales == 2:
-            factor = tl.load(weight_scale + columns, mask=columns < hidden, other=0.0)[None, :]
-        part = _product(
-            *(x, weight, tile, tokens, hidden, inner, stride_by_8 * 8, column, token),
-            *(dot, block_t, block_n, block_k, even, stages),
-        )
-        if scales != 0:
-            part *= factor
-        places, present = _places(tile, tokens, hidden, token, column, block_n)
-        if mode == _LOCAL:
-            tl.store(output + places, part.to(dtype), mask=present)
-        elif mode == _ONE_SHOT:
-            send(peers, inbox + rank * size + places, pack(part, epoch), present, ranks)
-        else:
-            offsets = inbox + rank * size + places
-            wt.put(context, inboxes + offsets, pack(part, epoch), tile % ranks, present)
-    if mode != _LOCAL:
         keep_round(state, epoch)
         if mode == _TWO_SHOT:
             for tile in range(program, tiles, programs):
@@ -141,7 +136,7 @@ def gemv_kernel(
                         *(ranks, group),
                     )
                     total = tl.where(fine, total, float("nan"))
-                    send(peers, sums + places, pack(total, epoch), present, ranks)
+                    send(inboxes, distances, sums + places, pack(total, epoch), present, ranks)
             tl.debug_barrier()
         if has_norm and single:
             places, present = _places(program, tokens, hidden, token, column, block_n)
@@ -183,6 +178,60 @@ def gemv_kernel(
                     factors = tl.load(norm_weight + columns, mask=columns < hidden, other=0.0)
                     rows = tl.load(summed + places, mask=present, other=0.0)
                     tl.store(output + places, _normed(rows, scale, factors), mask=present)
+
+
+@triton.jit
+def _send_product(
+    x,
+    weight,
+    weight_scale,
+    output,
+    context,
+    inboxes,
+    rank,
+    last,
+    distances,
+    tile,
+    tokens,
+    hidden,
+    inner,
+    stride,
+    half_by_16,
+    token,
+    column,
+    size,
+    mode: tl.constexpr,
+    ranks: tl.constexpr,
+    dot: tl.constexpr,
+    scales: tl.constexpr,
+    block_t: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    even: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Computes a tile of this rank's part, and sends it; stores it if the mode is `LOCAL`."""
+    columns = tile * block_n + column
+    if scales == 1:
+        factor = tl.load(weight_scale)
+    if scales == 2:
+        factor = tl.load(weight_scale + columns, mask=columns < hidden, other=0.0)[None, :]
+    part = _product(
+        *(x, weight, tile, tokens, hidden, inner, stride, column, token),
+        *(dot, block_t, block_n, block_k, even, stages),
+    )
+    if scales != 0:
+        part *= factor
+    places, present = _places(tile, tokens, hidden, token, column, block_n)
+    if mode == _LOCAL:
+        tl.store(output + places, part.to(output.dtype.element_ty), mask=present)
+    else:
+        epoch = wt.next_epoch(last)
+        offsets = half_of(epoch, half_by_16) + rank * size + places
+        if mode == _ONE_SHOT:
+            send(inboxes, distances, offsets, pack(part, epoch), present, ranks)
+        else:
+            wt.put(context, inboxes + offsets, pack(part, epoch), tile % ranks, present)
 
 
 @triton.jit

@@ -18,19 +18,18 @@ others to begin or to end a round. Program 0 sets the words of programs that a s
 import triton
 import triton.language as tl
 
-import weft.triton as wt
 from weft.triton.clock import POLLS
-from weft.triton.primitives import expired
+from weft.triton.primitives import distance, expired
 
 __all__ = [
     "MAX_PROGRAMS",
+    "distances_of",
     "float_of",
     "half_of",
     "halves_of",
     "keep_round",
     "last_round",
     "pack",
-    "peers_of",
     "receive",
     "receive_halves",
     "receive_sum",
@@ -66,19 +65,24 @@ def keep_round(state, epoch):
 
 
 @triton.jit
-def peers_of(context, inboxes, rank, ranks: tl.constexpr):
-    """Inboxes of all ranks in the order of `wt.destination_at`, loaded ahead as `last_round`."""
+def distances_of(context, ranks: tl.constexpr):
+    """Distances to all ranks, in the order in which `send` needs them.
+
+    Loaded ahead, as `last_round`. Programs begin with different ranks, in an order that depends on
+    no load, since all that follows would wait for it.
+    """
     found = ()
     for step in tl.static_range(ranks):
-        found += (wt.peer(context, inboxes, wt.destination_at(step, rank, ranks)),)  # type: ignore[assignment]
+        found += (distance(context, (tl.program_id(0) + step) % ranks),)  # type: ignore[assignment]
     return found
 
 
 @triton.jit
-def send(peers, offsets, packets, mask, ranks: tl.constexpr):
+def send(inboxes, distances, offsets, packets, mask, ranks: tl.constexpr):
     """Stores packets at the same offsets of the inboxes of all ranks."""
     for step in tl.static_range(ranks):
-        tl.store(peers[step] + offsets, packets, mask=mask)
+        peer = (inboxes.to(tl.pointer_type(tl.int8)) + distances[step]).to(inboxes.dtype)
+        tl.store(peer + offsets, packets, mask=mask)
 
 
 @triton.jit

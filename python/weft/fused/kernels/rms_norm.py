@@ -9,12 +9,12 @@ import triton.language as tl
 
 import weft.triton as wt
 from weft.fused.kernels.packets import (
+    distances_of,
     half_of,
     halves_of,
     keep_round,
     last_round,
     pack,
-    peers_of,
     receive,
     receive_halves,
     receive_sum,
@@ -72,17 +72,20 @@ def norm_kernel(
     place = tl.arange(0, block)
     present = place < width
     rank, last = wt.rank(context), last_round(state)
-    peers = peers_of(context, inboxes, rank, ranks)
+    distances = distances_of(context, ranks)
+    # The first row is loaded along with these.
+    words = tl.load(x + program * width + place, mask=present & (program < rows), other=0)
     epoch = wt.next_epoch(last)
     inbox = half_of(epoch, half_by_16)
     sums = inbox + ranks * size
     for row in range(program, rows, programs):
-        words = tl.load(x + row * width + place, mask=present, other=0)
         offsets = inbox + rank * size + row * width + place
         if two_shot:
             wt.put(context, inboxes + offsets, pack(words, epoch), row % ranks, present)
         else:
-            send(peers, offsets, pack(words, epoch), present, ranks)
+            send(inboxes, distances, offsets, pack(words, epoch), present, ranks)
+        following = row + programs
+        words = tl.load(x + following * width + place, mask=present & (following < rows), other=0)
     keep_round(state, epoch)
     if two_shot:
         for row in range(program, rows, programs):
@@ -93,7 +96,7 @@ def norm_kernel(
                     *(dtype, ranks, group),
                 )
                 words = low if dtype == tl.float32 else words_of(low, high, dtype)
-                send(peers, sums + places, pack(words, epoch), present, ranks)
+                send(inboxes, distances, sums + places, pack(words, epoch), present, ranks)
         tl.debug_barrier()
     for row in range(program, rows, programs):
         places = row * width + place
