@@ -111,9 +111,9 @@ def is_two_shot(
         )
     if algorithm is not None:
         return algorithm == "two_shot"
-    ranks: int = (communicator or symmetric.only_open()).world_size
+    ranks = _world_size(communicator)
     # One shot sends ranks - 1 parts, two shots 2 (ranks - 1) / ranks.
-    saved: int = packets * _PACKET * (ranks - 1) * (ranks - 2) // ranks
+    saved = packets * _PACKET * (ranks - 1) * (ranks - 2) // ranks
     return saved > _EXCHANGE_BYTES
 
 
@@ -133,7 +133,7 @@ def packet_space(
         packets: of one rank's part.
         squares: packets in memory of this device, behind the words of programs.
     """
-    ranks = (communicator or symmetric.only_open()).world_size
+    ranks = _world_size(communicator)
     half = -(-(ranks + 1) * packets // _UNIT) * _UNIT
     found = spaces.space(
         operator,
@@ -145,6 +145,11 @@ def packet_space(
     )
     found.enter()
     return found
+
+
+def _world_size(communicator: Communicator | None) -> int:
+    group = symmetric.only_open() if communicator is None else communicator
+    return int(group.world_size)
 
 
 def half_by_16(space: Space) -> int:
