@@ -129,7 +129,7 @@ def _random_product(place: Place, generator: random.Random) -> dict[str, Any]:
         "algorithm": generator.choice([None, "one_shot", "two_shot"]),
         "kind": generator.choice(["plain", "residual", "norm", "both"]),
     }
-    options["float8"] = large and generator.random() < 0.4
+    options["float8"] = generator.random() < 0.4
     if generator.random() < 0.3:
         dot = options["tokens"] > 1 or generator.random() < 0.5
         options["tiling"] = [generator.choice([16, 32]), 64, generator.choice([2, 4]), 3, 2, dot]
