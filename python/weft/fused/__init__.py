@@ -15,8 +15,25 @@ With `TRITON_INTERPRET=1` (before the first import of triton) the same kernels r
 one process for each rank.
 """
 
+from weft.fused.gemm import Tiling, default_tiling, gemm
+from weft.fused.gemm_receive import all_gather_gemm, all_to_all_gemm
+from weft.fused.gemm_send import gemm_all_reduce, gemm_all_to_all, gemm_reduce_scatter
 from weft.fused.gemv import GemvTiling, gemv, gemv_all_reduce
 from weft.fused.rms_norm import all_reduce_rms_norm
 from weft.fused.spaces import set_timeout
 
-__all__ = ["GemvTiling", "all_reduce_rms_norm", "gemv", "gemv_all_reduce", "set_timeout"]
+__all__ = [
+    "GemvTiling",
+    "Tiling",
+    "all_gather_gemm",
+    "all_reduce_rms_norm",
+    "all_to_all_gemm",
+    "default_tiling",
+    "gemm",
+    "gemm_all_reduce",
+    "gemm_all_to_all",
+    "gemm_reduce_scatter",
+    "gemv",
+    "gemv_all_reduce",
+    "set_timeout",
+]

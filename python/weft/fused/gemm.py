@@ -1,0 +1,292 @@
+"""Product of matrices by the main loop that the fused operators share; tilings, operands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from weft.cuda import symmetric
+from weft.errors import ConfigurationError, RegionError, ShapeError
+from weft.fused.kernels.gemm import ARRIVALS, MAX_SLICES, multiply
+from weft.fused.spaces import Space, programs_of, space
+from weft.triton.contexts import context
+
+if TYPE_CHECKING:
+    from weft.communicator import Communicator
+
+__all__ = [
+    "Operands",
+    "Tiling",
+    "default_tiling",
+    "gemm",
+    "gemm_space",
+    "output",
+    "symmetric_context",
+]
+
+_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Tiling(NamedTuple):
+    """Sizes of a product's work. All ranks of a call use the same.
+
+    Attributes:
+        rows, columns, inner: elements of a tile and of a step of its main loop, powers of two from
+            16 on.
+        group: rows of tiles in a group, whose tiles are computed column by column.
+        warps: of a program.
+        stages: steps of the main loop in flight.
+        programs: on each multiprocessor, all resident at the same time.
+        slice_bytes: minimum size of a slice, that is, between signals to a peer.
+        senders: programs that send rows before they compute (all-gather and all-to-all before the
+            product).
+    """
+
+    rows: int = 128
+    columns: int = 256
+    inner: int = 64
+    group: int = 8
+    warps: int = 8
+    stages: int = 3
+    programs: int = 1
+    slice_bytes: int = 256 << 10
+    senders: int = 16
+
+
+def default_tiling(rows: int, columns: int, inner: int, dtype: torch.dtype) -> Tiling:
+    """The tiling of a product of [rows, inner] and [columns, inner].
+
+    Args:
+        rows: those of one destination or source, if they are divided.
+        columns: of the weight.
+        inner: of the weight.
+        dtype: of both operands.
+    """
+    if dtype == torch.float32:
+        return Tiling(rows=64, columns=64, inner=32, warps=4, stages=2, programs=2)
+    if rows <= 64:
+        return Tiling(rows=64, columns=128, warps=4, stages=4, programs=2)
+    if inner < 4096 or columns < 256 or rows * columns < 132 * 128 * 256:
+        # Two programs on a multiprocessor: one computes while the other stores its tile.
+        return Tiling(columns=128, warps=4, programs=2)
+    return Tiling()
+
+
+class Operands(NamedTuple):
+    """Checked operands of a product, and the arguments of kernels for them."""
+
+    operator: str
+    x: torch.Tensor
+    weight: torch.Tensor
+    rows: int
+    columns: int
+    inner: int
+    transposed: bool
+    #: By the bulk tensor copy engine.
+    bulk: bool
+
+    @property
+    def interpreted(self) -> bool:
+        """True for tensors of the CPU."""
+        return bool(self.x.device.type == "cpu")
+
+    def tiling(self, given: Tiling | None, rows: int) -> Tiling:
+        """The tiling given, or the default for this number of rows of a destination or source."""
+        if given is None:
+            return default_tiling(rows, self.columns, self.inner, self.x.dtype)
+        sizes = given.rows, given.columns, given.inner
+        if any(size < 16 or size & (size - 1) for size in sizes):
+            raise ConfigurationError(
+                f"weft.fused.{self.operator}: tiling of {sizes}: powers of two from 16 on are "
+                "needed"
+            )
+        if min(given.group, given.warps, given.stages, given.programs, given.senders) < 1:
+            raise ConfigurationError(
+                f"weft.fused.{self.operator}: {given}: group, warps, stages, programs and senders "
+                "are at least 1"
+            )
+        return given
+
+    def matrices(self, tiling: Tiling) -> tuple[Any, Any]:
+        """Both operands as kernels take them."""
+        left = self.rows_of(self.x, tiling)
+        if not self.bulk:
+            return left, self.weight
+        if self.transposed:
+            matrix, block = self.weight.t(), [tiling.inner, tiling.columns]
+        else:
+            matrix, block = self.weight, [tiling.columns, tiling.inner]
+        return left, TensorDescriptor.from_tensor(matrix, block)
+
+    def rows_of(self, matrix: torch.Tensor, tiling: Tiling) -> Any:
+        """A contiguous [rows, inner] as kernels take it."""
+        if not self.bulk:
+            return matrix
+        return TensorDescriptor.from_tensor(matrix, [tiling.rows, tiling.inner])
+
+    def blocks(self, tiling: Tiling) -> dict[str, Any]:
+        """Constants of kernels."""
+        return {
+            "block_rows": tiling.rows,
+            "block_columns": tiling.columns,
+            "block_inner": tiling.inner,
+            "group": tiling.group,
+            "transposed": self.transposed,
+            "bulk": self.bulk,
+            "num_warps": tiling.warps,
+            "num_stages": tiling.stages,
+        }
+
+    def programs(self, tiling: Tiling, num_sms: int | None) -> int:
+        """Number of programs of a kernel."""
+        if num_sms is None:
+            each = 1 if self.interpreted else tiling.programs
+            return programs_of(self.x.device) * each
+        most = programs_of(self.x.device)
+        if not 1 <= num_sms <= most:
+            raise ConfigurationError(
+                f"weft.fused.{self.operator}: num_sms is {num_sms}: 1 to {most} are needed"
+            )
+        return num_sms * (1 if self.interpreted else tiling.programs)
+
+
+def operands(operator: str, x: torch.Tensor, weight: torch.Tensor) -> Operands:
+    """Check x and weight.
+
+    Raises:
+        ConfigurationError: for a dtype or device that the kernels do not support.
+        ShapeError: if shapes, dtypes, devices or layouts do not fit.
+    """
+    name = f"weft.fused.{operator}"
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
+        raise ShapeError(
+            f"{name}: x is {tuple(x.shape)}, weight is {tuple(weight.shape)}: [rows, inner] and "
+            "[columns, inner] are needed"
+        )
+    if x.dtype != weight.dtype or x.device != weight.device:
+        raise ShapeError(
+            f"{name}: x is {x.dtype} on {x.device}, weight is {weight.dtype} on {weight.device}: "
+            "equal dtypes and devices are needed"
+        )
+    if x.dtype not in _DTYPES:
+        raise ConfigurationError(
+            f"{name}: dtype is {x.dtype}: float16, bfloat16 or float32 is needed"
+        )
+    _check_device(name, x)
+    straight = weight.is_contiguous()
+    if not x.is_contiguous() or not (straight or weight.t().is_contiguous()):
+        raise ShapeError(
+            f"{name}: strides of x are {x.stride()}, of weight {weight.stride()}: x and weight, or "
+            "x and weight.t(), have to be contiguous"
+        )
+    (rows, inner), columns = x.shape, weight.shape[0]
+    lines = (inner,) if straight else (inner, columns)
+    bulk = min(rows, inner, columns) > 0 and all(
+        each % 16 == 0
+        for each in (
+            *(line * x.itemsize for line in lines),
+            x.data_ptr(),
+            weight.data_ptr(),
+        )
+    )
+    return Operands(operator, x, weight, rows, columns, inner, not straight, bulk)
+
+
+def _check_device(name: str, x: torch.Tensor) -> None:
+    interpret = bool(triton.knobs.runtime.interpret)
+    if x.device.type == "cpu":
+        if not interpret:
+            raise ConfigurationError(
+                f"{name}: x is on the CPU: tensors of a GPU are needed, or TRITON_INTERPRET=1 "
+                "before the first import of triton, for tests"
+            )
+        if x.dtype == torch.bfloat16:
+            raise ConfigurationError(
+                f"{name}: Triton's interpreter does not compute bfloat16: float16 or float32 is "
+                "needed on the CPU"
+            )
+    elif x.device.type != "cuda" or interpret:
+        raise ConfigurationError(
+            f"{name}: x is on {x.device}: tensors of a GPU are needed, without TRITON_INTERPRET"
+        )
+
+
+def output(
+    given: Operands, out: torch.Tensor | None, rows: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """`out` if it fits, or a new tensor [rows, columns].
+
+    Raises:
+        ShapeError: if `out` does not fit.
+    """
+    shape, dtype = (rows, given.columns), dtype or given.x.dtype
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=given.x.device)
+    fits = out.shape == shape and out.dtype == dtype and out.device == given.x.device
+    if not fits or not out.is_contiguous():
+        raise ShapeError(
+            f"weft.fused.{given.operator}: out is {tuple(out.shape)} {out.dtype} on {out.device}: "
+            f"a contiguous {shape} {dtype} on {given.x.device} is needed"
+        )
+    return out
+
+
+def gemm_space(given: Operands, communicator: Communicator | None, data: int) -> Space:
+    """The space that all products share: their calls come one after another."""
+    group = symmetric.only_open() if communicator is None else communicator
+    ranks = group.world_size
+    return space(
+        "gemm",
+        given.x.device,
+        group,
+        words=ranks * (1 + 2 * MAX_SLICES),
+        data=data,
+        state=ARRIVALS + (ranks + 1) * MAX_SLICES,
+    )
+
+
+def symmetric_context(out: torch.Tensor) -> torch.Tensor | None:
+    """Context of an output in symmetric memory; `None` for other memory."""
+    try:
+        return context(out)
+    except RegionError:
+        return None
+
+
+def gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    num_sms: int | None = None,
+    tiling: Tiling | None = None,
+) -> torch.Tensor:
+    """Product x @ weight.T by the main loop of the fused operators, without communication.
+
+    Args:
+        x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU.
+        weight: [columns, inner]; it or its transpose is contiguous.
+        out: [rows, columns], contiguous; by default a new tensor.
+        num_sms: multiprocessors to use; by default all.
+        tiling: by default `default_tiling`.
+
+    Returns:
+        [rows, columns] in x's dtype, accumulated in float32 (float32 without TF32).
+
+    Raises:
+        ConfigurationError, ShapeError: if an argument does not fit.
+    """
+    given = operands("gemm", x, weight)
+    sizes = given.tiling(tiling, given.rows)
+    programs = given.programs(sizes, num_sms)
+    result = output(given, out, given.rows)
+    if result.numel() == 0:
+        return result
+    left, right = given.matrices(sizes)
+    multiply[(programs,)](
+        left, right, result, given.rows, given.columns, given.inner, **given.blocks(sizes)
+    )
+    return result

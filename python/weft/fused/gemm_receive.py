@@ -1,0 +1,176 @@
+"""Products whose rows arrive while they are computed: after an all-gather or an all-to-all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, overload
+
+import torch
+
+from weft.cuda import symmetric
+from weft.errors import ShapeError
+from weft.fused.gemm import gemm_space, operands, output
+from weft.fused.kernels.gemm import MAX_SLICES
+from weft.fused.kernels.gemm_receive import receive_multiply
+
+if TYPE_CHECKING:
+    from weft.communicator import Communicator
+    from weft.fused.gemm import Operands, Tiling
+    from weft.fused.spaces import Space
+
+__all__ = ["all_gather_gemm", "all_to_all_gemm"]
+
+#: Bytes that each warp of a sending program has in flight.
+_BYTES_PER_WARP: Final = 4096
+
+
+@overload
+def all_gather_gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    return_gathered: Literal[False] = False,
+    out: torch.Tensor | None = None,
+    num_sms: int | None = None,
+    tiling: Tiling | None = None,
+    communicator: Communicator | None = None,
+) -> torch.Tensor: ...
+@overload
+def all_gather_gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    return_gathered: Literal[True],
+    out: torch.Tensor | None = None,
+    num_sms: int | None = None,
+    tiling: Tiling | None = None,
+    communicator: Communicator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def all_gather_gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    return_gathered: bool = False,
+    out: torch.Tensor | None = None,
+    num_sms: int | None = None,
+    tiling: Tiling | None = None,
+    communicator: Communicator | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Product of the rows of all ranks and weight.T.
+
+    Args:
+        x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU.
+        weight: [columns, inner]; it or its transpose is contiguous.
+        return_gathered: return the rows of all ranks too, which are copied after the product.
+        out: [ranks * rows, columns], contiguous; by default a new tensor.
+        num_sms: multiprocessors to use; by default all.
+        tiling: by default `default_tiling` for the rows of a rank; equal on all ranks.
+        communicator: that of the ranks; by default the only one that is open.
+
+    Returns:
+        [ranks * rows, columns] in x's dtype, block s of the rows of rank s; with `return_gathered`
+        a tuple of it and [ranks * rows, inner].
+
+    Raises:
+        ConfigurationError, ShapeError: if an argument does not fit.
+        WaitTimeoutError, PeerLostError: of earlier calls.
+    """
+    given = operands("all_gather_gemm", x, weight)
+    group = symmetric.only_open() if communicator is None else communicator
+    result, its = _receive(given, given.rows, False, out, num_sms, tiling, group)
+    if not return_gathered:
+        return result
+    rows = torch.empty((group.world_size, *x.shape), dtype=x.dtype, device=x.device)
+    if its is not None:
+        # Peers store to the inbox again once the next call on this stream has begun.
+        rows.copy_(_inbox(its, rows.numel(), x.dtype).view(rows.shape))
+        rows[group.rank].copy_(x)
+    return result, rows.view(-1, given.inner)
+
+
+def all_to_all_gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    num_sms: int | None = None,
+    tiling: Tiling | None = None,
+    communicator: Communicator | None = None,
+) -> torch.Tensor:
+    """Row block r of x goes to rank r; product of the received rows and weight.T.
+
+    Args:
+        x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU. The number of ranks
+            divides rows.
+        weight: [columns, inner]; it or its transpose is contiguous.
+        out: [rows, columns], contiguous; by default a new tensor.
+        num_sms: multiprocessors to use; by default all.
+        tiling: by default `default_tiling` for a row block; equal on all ranks.
+        communicator: that of the ranks; by default the only one that is open.
+
+    Returns:
+        [rows, columns] in x's dtype, block s of the rows of rank s.
+
+    Raises:
+        ConfigurationError, ShapeError: if an argument does not fit.
+        WaitTimeoutError, PeerLostError: of earlier calls.
+    """
+    given = operands("all_to_all_gemm", x, weight)
+    group = symmetric.only_open() if communicator is None else communicator
+    if given.rows % group.world_size:
+        raise ShapeError(
+            f"weft.fused.all_to_all_gemm: x has {given.rows} rows: a multiple of the number of "
+            f"ranks, {group.world_size}, is needed"
+        )
+    rows = given.rows // group.world_size
+    return _receive(given, rows, True, out, num_sms, tiling, group)[0]
+
+
+def _inbox(its: Space, elements: int, dtype: torch.dtype) -> torch.Tensor:
+    return its.data[: elements * dtype.itemsize].view(dtype)
+
+
+def _receive(
+    given: Operands,
+    rows: int,
+    scatter: bool,
+    out: torch.Tensor | None,
+    num_sms: int | None,
+    tiling: Tiling | None,
+    group: Communicator,
+) -> tuple[torch.Tensor, Space | None]:
+    """Launch the kernel for `rows` rows of each pair; result, and space if it was launched."""
+    x, ranks = given.x, group.world_size
+    sizes = given.tiling(tiling, rows)
+    programs = given.programs(sizes, num_sms)
+    result = output(given, out, ranks * rows)
+    elements = ranks * rows * given.inner
+    if rows == 0 or given.columns == 0:
+        return result, None
+    its = gemm_space(given, group, max(elements * x.itemsize, 1))
+    its.enter()
+    left, right = given.matrices(sizes)
+    inbox = _inbox(its, elements, x.dtype)
+    # Each tile needs one chunk.
+    tile_bytes = sizes.rows * max(given.inner, 1) * x.itemsize
+    tiles = max(-(-sizes.slice_bytes // tile_bytes), -(-rows // sizes.rows // MAX_SLICES))
+    receive_multiply[(programs,)](
+        left,
+        right,
+        given.rows_of(inbox.view(ranks * rows, given.inner), sizes),
+        result,
+        its.context,
+        its.words,
+        its.state,
+        x,
+        inbox,
+        rows,
+        given.columns,
+        given.inner,
+        sizes.rows * tiles,
+        1 if given.interpreted else min(sizes.senders, programs),
+        scatter=scatter,
+        interpreted=given.interpreted,
+        send_block=sizes.warps * _BYTES_PER_WARP // x.itemsize,
+        **given.blocks(sizes),
+    )
+    return result, its

@@ -1,0 +1,194 @@
+"""Products whose tiles are sent as they are computed: all-to-all, reduce-scatter, all-reduce."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from weft.cuda import symmetric
+from weft.errors import ConfigurationError, ShapeError
+from weft.fused.gemm import gemm_space, operands, output, symmetric_context
+from weft.fused.kernels.gemm import MAX_SLICES
+from weft.fused.kernels.gemm_send import ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, multiply_send
+
+if TYPE_CHECKING:
+    from weft.communicator import Communicator
+    from weft.fused.gemm import Operands, Tiling
+
+__all__ = ["gemm_all_reduce", "gemm_all_to_all", "gemm_reduce_scatter"]
+
+_ALIGNED: Final = 128
+
+
+def gemm_all_to_all(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    num_sms: int | None = None,
+    tiling: Tiling | None = None,
+    communicator: Communicator | None = None,
+) -> torch.Tensor:
+    """Product x @ weight.T, of which row block r goes to rank r.
+
+    Args:
+        x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU. The number of ranks
+            divides rows.
+        weight: [columns, inner]; it or its transpose is contiguous.
+        out: [rows, columns], contiguous; by default a new tensor. If it is of
+            `weft.symmetric_empty`, at the same place of one allocation on all ranks, peers store
+            into it, without copies. Symmetric on all ranks or on none.
+        num_sms: multiprocessors to use; by default all.
+        tiling: by default `default_tiling` for a row block; equal on all ranks.
+        communicator: that of the ranks; by default the only one that is open.
+
+    Returns:
+        [rows, columns] in x's dtype: block s is row block `rank` of the product of rank s.
+
+    Raises:
+        ConfigurationError, ShapeError: if an argument does not fit.
+        WaitTimeoutError, PeerLostError: of earlier calls.
+    """
+    given = operands("gemm_all_to_all", x, weight)
+    return _send(given, ALL_TO_ALL, out, None, num_sms, tiling, communicator)
+
+
+def gemm_reduce_scatter(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    partial_dtype: torch.dtype | None = None,
+    num_sms: int | None = None,
+    tiling: Tiling | None = None,
+    communicator: Communicator | None = None,
+) -> torch.Tensor:
+    """Sum over ranks of row block `rank` of x @ weight.T.
+
+    The sum is in float32: the own product, unrounded, then those of the other ranks in rank order,
+    which are sent in `partial_dtype`. Results of the same inputs have the same bits.
+
+    Args:
+        x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU. The number of ranks
+            divides rows.
+        weight: [columns, inner]; it or its transpose is contiguous.
+        out: [rows / ranks, columns], contiguous; by default a new tensor.
+        partial_dtype: x's dtype (default) or float32.
+        num_sms: multiprocessors to use; by default all.
+        tiling: by default `default_tiling` for a row block; equal on all ranks.
+        communicator: that of the ranks; by default the only one that is open.
+
+    Returns:
+        [rows / ranks, columns] in x's dtype.
+
+    Raises:
+        ConfigurationError, ShapeError: if an argument does not fit.
+        WaitTimeoutError, PeerLostError: of earlier calls.
+    """
+    given = operands("gemm_reduce_scatter", x, weight)
+    return _send(given, REDUCE_SCATTER, out, partial_dtype, num_sms, tiling, communicator)
+
+
+def gemm_all_reduce(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    partial_dtype: torch.dtype | None = None,
+    num_sms: int | None = None,
+    tiling: Tiling | None = None,
+    communicator: Communicator | None = None,
+) -> torch.Tensor:
+    """Sum over ranks of x @ weight.T, with the same bits on all ranks.
+
+    Each tile has an owner, which adds it as `gemm_reduce_scatter` does and sends the sum to all
+    ranks. Tiles are divided among owners in runs, so rows may have any number.
+
+    Args:
+        x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU.
+        weight: [columns, inner]; it or its transpose is contiguous.
+        out: [rows, columns], as in `gemm_all_to_all`.
+        partial_dtype: x's dtype (default) or float32.
+        num_sms: multiprocessors to use; by default all.
+        tiling: by default `default_tiling`; equal on all ranks.
+        communicator: that of the ranks; by default the only one that is open.
+
+    Returns:
+        [rows, columns] in x's dtype.
+
+    Raises:
+        ConfigurationError, ShapeError: if an argument does not fit.
+        WaitTimeoutError, PeerLostError: of earlier calls.
+    """
+    given = operands("gemm_all_reduce", x, weight)
+    return _send(given, ALL_REDUCE, out, partial_dtype, num_sms, tiling, communicator)
+
+
+def _send(
+    given: Operands,
+    operation: int,
+    out: torch.Tensor | None,
+    partial_dtype: torch.dtype | None,
+    num_sms: int | None,
+    tiling: Tiling | None,
+    communicator: Communicator | None,
+) -> torch.Tensor:
+    """Check the call, and launch its kernel."""
+    group = symmetric.only_open() if communicator is None else communicator
+    ranks, x, columns = group.world_size, given.x, given.columns
+    name = f"weft.fused.{given.operator}"
+    sent = partial_dtype or x.dtype
+    if sent not in (x.dtype, torch.float32):
+        raise ConfigurationError(
+            f"{name}: partial_dtype is {sent}: {x.dtype} or torch.float32 is needed"
+        )
+    if operation != ALL_REDUCE and given.rows % ranks:
+        raise ShapeError(
+            f"{name}: x has {given.rows} rows: a multiple of the number of ranks, {ranks}, is "
+            "needed"
+        )
+    each = given.rows if operation == ALL_REDUCE else given.rows // ranks
+    sizes = given.tiling(tiling, each)
+    programs = given.programs(sizes, num_sms)
+    result = output(given, out, each if operation == REDUCE_SCATTER else given.rows)
+    if given.rows == 0 or columns == 0:
+        return result
+    landing_context = None
+    if out is not None and operation != REDUCE_SCATTER:
+        landing_context = symmetric_context(out)
+    in_place = landing_context is not None
+
+    tiles = -(-each // sizes.rows) * -(-columns // sizes.columns)
+    if operation == ALL_REDUCE:
+        tiles = -(-tiles // ranks)
+    size = sizes.rows * sizes.columns
+    slice_tiles = max(-(-sizes.slice_bytes // (size * sent.itemsize)), -(-tiles // MAX_SLICES))
+    partials = 0 if operation == ALL_TO_ALL else ranks * tiles * size * sent.itemsize
+    partials = -(-partials // _ALIGNED) * _ALIGNED
+    landing = 0 if in_place or operation == REDUCE_SCATTER else result.nbytes
+    its = gemm_space(given, group, max(partials + landing, _ALIGNED))
+    its.enter()
+    left, right = given.matrices(sizes)
+    inbox = its.data[partials : partials + landing].view(x.dtype)
+    multiply_send[(programs,)](
+        left,
+        right,
+        result,
+        its.context,
+        its.words,
+        its.state,
+        its.data[:partials].view(sent),
+        result if in_place else inbox,
+        landing_context if in_place else its.context,
+        given.rows,
+        columns,
+        given.inner,
+        tiles,
+        slice_tiles,
+        operation=operation,
+        in_place=in_place,
+        interpreted=given.interpreted,
+        **given.blocks(sizes),
+    )
+    return result

@@ -1,0 +1,223 @@
+"""Main loop of products of matrices, places of tiles, arrivals of slices; the product alone.
+
+`x` is [rows, inner]; `weight` is [columns, inner], or with `transposed` a contiguous
+[inner, columns]. Both are tensor descriptors with the blocks of the tiling (`bulk`), loaded by the
+bulk tensor copy engine, or pointers to contiguous matrices. Accumulation is in float32.
+
+Tiles of a matrix come in groups of `group` rows of tiles, column by column in a group, so that
+programs at work at the same time share operands in the L2.
+"""
+
+import triton
+import triton.language as tl
+
+import weft.triton as wt
+from weft.fused.kernels.rounds import STATE_WORDS
+
+__all__ = [
+    "ARRIVALS",
+    "CLAIMS",
+    "MAX_SLICES",
+    "arrive",
+    "enter",
+    "fence_bulk_loads",
+    "inside",
+    "multiply",
+    "place_of",
+    "product",
+    "store_tile",
+    "tile_offsets",
+]
+
+#: Flags of a pair of ranks: a slice is a run of tiles, or of rows that are sent.
+MAX_SLICES = 64
+# State: rounds; two counters of tiles, for even and odd rounds, each set to zero in the round
+# before its own; counters of arrivals [ranks, MAX_SLICES] and [MAX_SLICES].
+CLAIMS = STATE_WORDS
+ARRIVALS = CLAIMS + 2
+_CLAIMS = tl.constexpr(CLAIMS)
+#: Added to a counter of arrivals for one whose data were not sent.
+_FAILED = tl.constexpr(1 << 16)
+
+
+@triton.jit
+def product(
+    x,
+    weight,
+    row,
+    column,
+    rows,
+    columns,
+    inner,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+    block_inner: tl.constexpr,
+    transposed: tl.constexpr,
+    bulk: tl.constexpr,
+):
+    """A tile of x @ weight.T, float32 [block_rows, block_columns].
+
+    Its parameters:
+
+    - `x`, `weight`: operands.
+    - `row`, `column`: first of the tile, in x and in the product.
+    - `rows`: of x. Rows of the tile from there on are zeros.
+    - `columns`: of the product. Columns of the tile from there on are zeros.
+    - `inner`: of both operands.
+    - `block_rows`, `block_columns`, `block_inner`: sizes of the tile and of a step.
+    - `transposed`: the weight is [inner, columns].
+    - `bulk`: operands are tensor descriptors.
+    """
+    total = tl.zeros([block_rows, block_columns], tl.float32)
+    if bulk:
+        for at in tl.range(0, inner, block_inner):
+            left = x.load([row, at])
+            right = weight.load([at, column]) if transposed else weight.load([column, at]).T
+            total = tl.dot(left, right, total, input_precision="ieee")
+    else:
+        down = row + tl.arange(0, block_rows)
+        along = column + tl.arange(0, block_columns)
+        steps = tl.arange(0, block_inner)
+        has_row, has_column = down < rows, along < columns
+        left_at = x + tl.cast(down, tl.int64)[:, None] * inner + steps[None, :]
+        if transposed:
+            right_at = weight + tl.cast(steps, tl.int64)[:, None] * columns + along[None, :]
+        else:
+            right_at = weight + tl.cast(along, tl.int64)[None, :] * inner + steps[:, None]
+        for at in tl.range(0, inner, block_inner):
+            inside = at + steps < inner
+            left = tl.load(left_at, mask=has_row[:, None] & inside[None, :], other=0.0)
+            right = tl.load(right_at, mask=inside[:, None] & has_column[None, :], other=0.0)
+            total = tl.dot(left, right, total, input_precision="ieee")
+            left_at += block_inner
+            if transposed:
+                right_at += tl.cast(columns, tl.int64) * block_inner
+            else:
+                right_at += block_inner
+    return total
+
+
+@triton.jit
+def place_of(
+    tile,
+    tiles_down,
+    tiles_along,
+    group: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+):
+    """First row and column of the tile at a place in the order; beyond all rows behind the last."""
+    per_group = group * tiles_along
+    first = tile // per_group * group
+    height = tl.maximum(tl.minimum(tiles_down - first, group), 1)
+    rest = tile % per_group
+    return (first + rest % height) * block_rows, rest // height * block_columns
+
+
+@triton.jit
+def tile_offsets(columns, block_rows: tl.constexpr, block_columns: tl.constexpr):
+    """Offsets of a tile's elements in a contiguous matrix of `columns` columns, int32."""
+    return tl.arange(0, block_rows)[:, None] * columns + tl.arange(0, block_columns)[None, :]
+
+
+@triton.jit
+def inside(row, column, rows, columns, block_rows: tl.constexpr, block_columns: tl.constexpr):
+    """Mask of a tile's elements that are in a matrix of [rows, columns]."""
+    down = tl.arange(0, block_rows) < rows - row
+    along = tl.arange(0, block_columns) < columns - column
+    return down[:, None] & along[None, :]
+
+
+@triton.jit
+def store_tile(pointer, values, row, column, rows, columns):
+    """Stores a tile to a contiguous [rows, columns] at `pointer`."""
+    block_rows: tl.constexpr = values.shape[0]
+    block_columns: tl.constexpr = values.shape[1]
+    at = pointer + tl.cast(row, tl.int64) * columns + column
+    mask = inside(row, column, rows, columns, block_rows, block_columns)
+    tl.store(at + tile_offsets(columns, block_rows, block_columns), values, mask=mask)
+
+
+@triton.jit
+def enter(context, words, state, epoch):
+    """Sets word `rank` at each peer: earlier kernels of this rank have ended, its inbox is free.
+
+    One program calls it, before it waits. A rank stores to a peer only after it has waited for word
+    `peer`, so one inbox serves all rounds: a rank in round e has read all that it got in the rounds before.
+    """
+    rank, ranks = wt.rank(context), wt.world_size(context)
+    tl.store(state + _CLAIMS + ((epoch + 1) & 1), 0)
+    for step in range(ranks - 1):
+        wt.signal(context, words + rank, epoch, wt.destination_at(step, rank, ranks))
+
+
+@triton.jit
+def arrive(counter, total, fine):
+    """Counts a part of a slice: true in the last part if all parts are fine.
+
+    The last of `total` parts resets the counter for the next round, which is a later kernel.
+    Release and acquire at the scope of the GPU: the last may signal peers for the stores of all.
+
+    Args:
+        counter: pointer to int32 in memory of this GPU, zero at first.
+        total: number of parts, below 65,536.
+        fine: true if the part was stored.
+    """
+    tl.debug_barrier()
+    amount = tl.where(fine, 1, 1 + _FAILED)
+    before = tl.atomic_add(counter, amount, sem="acq_rel", scope="gpu")
+    last = before % _FAILED == total - 1
+    if last:
+        tl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
+    tl.debug_barrier()
+    return last & fine & (before < _FAILED)
+
+
+@triton.jit
+def fence_bulk_loads(bulk: tl.constexpr, interpreted: tl.constexpr):
+    """Orders bulk loads of global memory behind what this program has acquired."""
+    if bulk and not interpreted:
+        tl.inline_asm_elementwise(
+            "fence.proxy.async.global; mov.u32 $0, $1;",
+            "=r,r",
+            [tl.program_id(0)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def multiply(
+    x,
+    weight,
+    out,
+    rows,
+    columns,
+    inner,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+    block_inner: tl.constexpr,
+    group: tl.constexpr,
+    transposed: tl.constexpr,
+    bulk: tl.constexpr,
+):
+    """The product alone: the kernels with sends and receives use the same loop and order."""
+    down, along = tl.cdiv(rows, block_rows), tl.cdiv(columns, block_columns)
+    for tile in range(tl.program_id(0), down * along, tl.num_programs(0)):
+        row, column = place_of(tile, down, along, group, block_rows, block_columns)
+        total = product(
+            x,
+            weight,
+            row,
+            column,
+            rows,
+            columns,
+            inner,
+            block_rows,
+            block_columns,
+            block_inner,
+            transposed,
+            bulk,
+        )
+        store_tile(out, total.to(out.dtype.element_ty), row, column, rows, columns)

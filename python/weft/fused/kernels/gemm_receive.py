@@ -1,0 +1,206 @@
+"""Product whose rows arrive while it is computed: after an all-gather or an all-to-all.
+
+Programs below `senders` first send this rank's rows, the next rank's first: each sends its share of
+a chunk (`chunk_rows` rows), and the last sets the chunk's flag at the destination. Then all
+programs claim tiles from a counter: those of own rows first, from `x`, then those of the other
+ranks in the order of arrival, from the inbox, each after its chunk.
+
+Words in symmetric memory, set to epochs: [ranks] entries, [ranks, MAX_SLICES] chunks by source.
+
+Programs below `senders` send before they wait for rows, so programs that run one after another end
+too if there is one sender.
+"""
+
+import triton
+import triton.language as tl
+
+import weft.triton as wt
+from weft.fused.kernels.gemm import (
+    ARRIVALS,
+    CLAIMS,
+    MAX_SLICES,
+    arrive,
+    enter,
+    fence_bulk_loads,
+    place_of,
+    product,
+    store_tile,
+)
+from weft.fused.kernels.rounds import end_round, this_round
+
+__all__ = ["receive_multiply"]
+
+_SLICES = tl.constexpr(MAX_SLICES)
+_CLAIMS = tl.constexpr(CLAIMS)
+_ARRIVALS = tl.constexpr(ARRIVALS)
+
+
+@triton.jit
+def receive_multiply(
+    x,
+    weight,
+    received,
+    out,
+    context,
+    words,
+    state,
+    source_rows,
+    inbox,
+    rows,
+    columns,
+    inner,
+    chunk_rows,
+    senders,
+    scatter: tl.constexpr,
+    interpreted: tl.constexpr,
+    send_block: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+    block_inner: tl.constexpr,
+    group: tl.constexpr,
+    transposed: tl.constexpr,
+    bulk: tl.constexpr,
+):
+    """One call of a rank.
+
+    Its parameters:
+
+    - `x`: descriptor of this rank's rows, or the pointer to them: [rows, inner], or with `scatter`
+      [ranks * rows, inner], of which block r is for rank r.
+    - `weight`: operand.
+    - `received`: descriptor of the inbox, or the pointer to it.
+    - `out`: [ranks * rows, columns], by source.
+    - `context`: of the space.
+    - `words`: of the space, in symmetric memory.
+    - `state`: of the space.
+    - `source_rows`: pointer to the rows of x.
+    - `inbox`: pointer to [ranks, rows, inner] by source, in symmetric memory.
+    - `rows`: for each pair of ranks.
+    - `columns`, `inner`: of the product.
+    - `chunk_rows`: rows of a chunk, a multiple of block_rows; at most MAX_SLICES chunks.
+    - `senders`: programs that send, at most all.
+    - `scatter`: true for all-to-all, false for all-gather.
+    - `interpreted`: programs run one after another.
+    - `send_block`: elements that a sender has in flight.
+    - `block_rows`, `block_columns`, `block_inner`, `group`, `transposed`, `bulk`: as in
+      `weft.fused.kernels.gemm`.
+    """
+    rank, ranks = wt.rank(context), wt.world_size(context)
+    program = tl.program_id(0)
+    epoch = this_round(state)
+    flags = words + ranks
+    counters = state + _ARRIVALS
+    if program == 0:
+        enter(context, words, state, epoch)
+    if program < senders:
+        _send(
+            context,
+            words,
+            counters,
+            source_rows,
+            inbox,
+            epoch,
+            rows,
+            inner,
+            chunk_rows,
+            senders,
+            scatter,
+            send_block,
+            bulk,
+        )
+    down, along = tl.cdiv(rows, block_rows), tl.cdiv(columns, block_columns)
+    tiles = down * along
+    own_row = rank * rows if scatter else 0
+    own_rows = ranks * rows if scatter else rows
+    claim = state + _CLAIMS + (epoch & 1)
+    index = tl.atomic_add(claim, 1, sem="relaxed", scope="gpu")
+    while index < tiles:
+        row, column = place_of(index, down, along, group, block_rows, block_columns)
+        fence_bulk_loads(bulk, interpreted)
+        total = product(
+            x,
+            weight,
+            own_row + row,
+            column,
+            own_rows,
+            columns,
+            inner,
+            block_rows,
+            block_columns,
+            block_inner,
+            transposed,
+            bulk,
+        )
+        at = out + tl.cast(rank, tl.int64) * rows * columns
+        store_tile(at, total.to(out.dtype.element_ty), row, column, rows, columns)
+        index = tl.atomic_add(claim, 1, sem="relaxed", scope="gpu")
+    while index < ranks * tiles:
+        source = wt.source_at(index // tiles, rank, ranks)
+        row, column = place_of(index % tiles, down, along, group, block_rows, block_columns)
+        part = row // chunk_rows
+        fine = wt.wait(context, flags + source * _SLICES + part, epoch, source, part + 1)
+        fence_bulk_loads(bulk, interpreted)
+        total = product(
+            received,
+            weight,
+            source * rows + row,
+            column,
+            ranks * rows,
+            columns,
+            inner,
+            block_rows,
+            block_columns,
+            block_inner,
+            transposed,
+            bulk,
+        )
+        values = tl.where(fine, total, float("nan")).to(out.dtype.element_ty)
+        at = out + tl.cast(source, tl.int64) * rows * columns
+        store_tile(at, values, row, column, rows, columns)
+        index = tl.atomic_add(claim, 1, sem="relaxed", scope="gpu")
+    end_round(state, epoch)
+
+
+@triton.jit
+def _send(
+    context,
+    words,
+    counters,
+    source_rows,
+    inbox,
+    epoch,
+    rows,
+    inner,
+    chunk_rows,
+    senders,
+    scatter: tl.constexpr,
+    send_block: tl.constexpr,
+    bulk: tl.constexpr,
+):
+    """Sends this program's shares of all chunks to all peers."""
+    rank, ranks = wt.rank(context), wt.world_size(context)
+    flags = words + ranks
+    here = tl.arange(0, send_block)
+    each = tl.cast(rows, tl.int64) * inner
+    for step in range(ranks - 1):
+        to = wt.destination_at(step, rank, ranks)
+        fine = wt.wait(context, words + to, epoch, to)
+        begin_of_rows = source_rows + to * each if scatter else source_rows
+        for part in range(tl.cdiv(rows, chunk_rows)):
+            begin = tl.cast(part, tl.int64) * chunk_rows * inner
+            length = tl.minimum(each - begin, tl.cast(chunk_rows, tl.int64) * inner).to(tl.int32)
+            if bulk:
+                # Rows are whole multiples of 16 bytes.
+                length = tl.multiple_of(
+                    length, 16 // (inbox.dtype.element_ty.primitive_bitwidth // 8)
+                )
+            share = tl.cdiv(tl.cdiv(length, senders), send_block) * send_block
+            start = tl.program_id(0) * share
+            end = tl.minimum(start + tl.where(fine, share, 0), length)
+            for at in range(start, end, send_block):
+                present = at + here < end
+                values = tl.load(begin_of_rows + begin + at + here, mask=present)
+                place = inbox + rank * each + begin + at + here
+                wt.put(context, place, values, to, mask=present)
+            if arrive(counters + to * _SLICES + part, senders, fine):
+                wt.signal(context, flags + rank * _SLICES + part, epoch, to)

@@ -1,0 +1,244 @@
+"""Product whose tiles are sent as they are computed: all-to-all, reduce-scatter, all-reduce.
+
+Each destination gets `tiles` tiles. Those of the next rank come first, those of this rank last. A
+tile is stored to its destination at once, and the program that stores the last tile of a slice (a
+run of `slice_tiles` tiles) sets the slice's flag there.
+
+1. Tiles of other ranks: computed and sent.
+2. Own tiles: for sums, added in float32 to those that the other ranks have sent, in rank order; for
+   all-reduce, sent to all ranks.
+3. All-to-all and all-reduce: waits for what others have sent, and copies unless `in_place`.
+
+Words in symmetric memory, set to epochs: [ranks] entries, [ranks, MAX_SLICES] slices of step 1 by
+source,
+[ranks, MAX_SLICES] slices of step 2.
+
+A step waits only for earlier steps of peers. Programs of the interpreter run one after another, so
+there (`interpreted`) the last program does all of steps 2 and 3.
+"""
+
+import triton
+import triton.language as tl
+
+import weft.triton as wt
+from weft.fused.kernels.gemm import (
+    ARRIVALS,
+    MAX_SLICES,
+    arrive,
+    enter,
+    fence_bulk_loads,
+    inside,
+    place_of,
+    product,
+    store_tile,
+    tile_offsets,
+)
+from weft.fused.kernels.rounds import end_round, this_round
+
+__all__ = ["ALL_REDUCE", "ALL_TO_ALL", "REDUCE_SCATTER", "multiply_send"]
+
+ALL_TO_ALL = 1
+REDUCE_SCATTER = 2
+ALL_REDUCE = 3
+
+_SLICES = tl.constexpr(MAX_SLICES)
+_ARRIVALS = tl.constexpr(ARRIVALS)
+_ALL_TO_ALL = tl.constexpr(ALL_TO_ALL)
+_REDUCE_SCATTER = tl.constexpr(REDUCE_SCATTER)
+_ALL_REDUCE = tl.constexpr(ALL_REDUCE)
+
+
+@triton.jit
+def multiply_send(
+    x,
+    weight,
+    out,
+    context,
+    words,
+    state,
+    partials,
+    landing,
+    landing_context,
+    rows,
+    columns,
+    inner,
+    tiles,
+    slice_tiles,
+    operation: tl.constexpr,
+    in_place: tl.constexpr,
+    interpreted: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+    block_inner: tl.constexpr,
+    group: tl.constexpr,
+    transposed: tl.constexpr,
+    bulk: tl.constexpr,
+):
+    """One call of a rank.
+
+    Its parameters:
+
+    - `x`, `weight`: operands.
+    - `out`: [rows, columns]; of reduce-scatter, [rows // ranks, columns].
+    - `context`: of the space.
+    - `words`: of the space, in symmetric memory.
+    - `state`: of the space.
+    - `partials`: in symmetric memory, [ranks, tiles, block_rows, block_columns] by source.
+    - `landing`: in symmetric memory, [rows, columns]; `out` if `in_place`.
+    - `landing_context`: of `landing`.
+    - `rows`, `columns`, `inner`: of the whole product.
+    - `tiles`: for each destination.
+    - `slice_tiles`: tiles of a slice; `tiles` has at most MAX_SLICES slices.
+    - `operation`: ALL_TO_ALL, REDUCE_SCATTER or ALL_REDUCE.
+    - `in_place`: peers store into `out`.
+    - `interpreted`: programs run one after another.
+    - `block_rows`, `block_columns`, `block_inner`, `group`, `transposed`, `bulk`: as in
+      `weft.fused.kernels.gemm`.
+    """
+    rank, ranks = wt.rank(context), wt.world_size(context)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    epoch = this_round(state)
+    flags, results = words + ranks, words + ranks + ranks * _SLICES
+    counters = state + _ARRIVALS
+    result_counters = counters + ranks * _SLICES
+    size: tl.constexpr = block_rows * block_columns
+    packed = tile_offsets(block_columns, block_rows, block_columns)
+    dtype = out.dtype.element_ty
+    # Rows of a block of tiles, and the number of the first tile of a destination in its block.
+    if operation == _ALL_REDUCE:
+        block, first = rows, tiles
+    else:
+        block, first = rows // ranks, tiles * 0
+    down, along = tl.cdiv(block, block_rows), tl.cdiv(columns, block_columns)
+    if program == 0:
+        enter(context, words, state, epoch)
+
+    # Step 1.
+    others = (ranks - 1) * tiles
+    entered = rank
+    fine = rank >= 0
+    for index in range(program, others, programs):
+        to = wt.destination_at(index // tiles, rank, ranks)
+        tile = index % tiles
+        row, column = place_of(to * first + tile, down, along, group, block_rows, block_columns)
+        above = 0 if operation == _ALL_REDUCE else to * block
+        fence_bulk_loads(bulk, interpreted)
+        total = product(
+            x,
+            weight,
+            above + row,
+            column,
+            rows,
+            columns,
+            inner,
+            block_rows,
+            block_columns,
+            block_inner,
+            transposed,
+            bulk,
+        )
+        if to != entered:
+            fine = wt.wait(context, words + to, epoch, to)
+            entered = to
+        # Tiles of ranks that have not entered are not stored.
+        if operation == _ALL_TO_ALL:
+            at = wt.peer(landing_context, landing, to) + tl.cast(rank, tl.int64) * block * columns
+            present = tl.where(fine, block, 0)
+            store_tile(at, total.to(dtype), row, column, present, columns)
+        else:
+            at = wt.peer(context, partials, to)
+            at += (tl.cast(rank, tl.int64) * tiles + tile) * size
+            present = tl.where(fine, block_rows, 0)
+            values = total.to(partials.dtype.element_ty)
+            store_tile(at, values, 0, 0, present, block_columns)
+        part = tile // slice_tiles
+        parts = tl.minimum(tiles - part * slice_tiles, slice_tiles)
+        if arrive(counters + to * _SLICES + part, parts, fine):
+            wt.signal(context, flags + rank * _SLICES + part, epoch, to)
+
+    # Step 2. The stride of programs goes on from step 1.
+    begin = (program - others % programs + programs) % programs
+    stride = programs
+    if interpreted:
+        begin = tl.where(program == programs - 1, 0, ranks * tiles)
+        stride = 1
+    for tile in range(begin, tiles, stride):
+        row, column = place_of(rank * first + tile, down, along, group, block_rows, block_columns)
+        above = 0 if operation == _ALL_REDUCE else rank * block
+        fence_bulk_loads(bulk, interpreted)
+        total = product(
+            x,
+            weight,
+            above + row,
+            column,
+            rows,
+            columns,
+            inner,
+            block_rows,
+            block_columns,
+            block_inner,
+            transposed,
+            bulk,
+        )
+        if operation == _ALL_TO_ALL:
+            its_out = out + tl.cast(rank, tl.int64) * block * columns
+            store_tile(its_out, total.to(dtype), row, column, block, columns)
+        else:
+            part = tile // slice_tiles
+            fine = rank >= 0
+            for step in range(ranks - 1):
+                source = step + (step >= rank).to(tl.int32)
+                word = flags + source * _SLICES + part
+                fine &= wt.wait(context, word, epoch, source, part + 1)
+            for step in range(ranks - 1):
+                source = step + (step >= rank).to(tl.int32)
+                at = partials + (tl.cast(source, tl.int64) * tiles + tile) * size + packed
+                total += tl.load(at).to(tl.float32)
+            values = tl.where(fine, total, float("nan")).to(dtype)
+            store_tile(out, values, row, column, block, columns)
+            if operation == _ALL_REDUCE:
+                present = tl.where(fine, block, 0)
+                for step in range(ranks - 1):
+                    to = wt.destination_at(step, rank, ranks)
+                    at = wt.peer(landing_context, landing, to)
+                    store_tile(at, values, row, column, present, columns)
+                parts = tl.minimum(tiles - part * slice_tiles, slice_tiles)
+                if arrive(result_counters + part, parts, fine):
+                    for step in range(ranks - 1):
+                        to = wt.destination_at(step, rank, ranks)
+                        wt.signal(context, results + rank * _SLICES + part, epoch, to)
+
+    # Step 3.
+    if operation != _REDUCE_SCATTER:
+        words_of_step = results if operation == _ALL_REDUCE else flags
+        count = tl.cdiv(tiles, slice_tiles) if in_place else tiles
+        begin = program
+        if interpreted:
+            begin = tl.where(program == programs - 1, 0, ranks * tiles)
+        for index in range(begin, (ranks - 1) * count, stride):
+            source = wt.source_at(1 + index // count, rank, ranks)
+            each = index % count
+            part = each if in_place else each // slice_tiles
+            word = words_of_step + source * _SLICES + part
+            fine = wt.wait(context, word, epoch, source, part + 1)
+            # In place, only what did not arrive has to be written.
+            start = each * slice_tiles if in_place else each
+            end = tl.minimum(start + slice_tiles, tiles) if in_place else each + 1
+            if in_place:
+                end = tl.where(fine, start, end)
+            for tile in range(start, end):
+                row, column = place_of(
+                    source * first + tile, down, along, group, block_rows, block_columns
+                )
+                above = 0 if operation == _ALL_REDUCE else source * block
+                moved = tl.cast(above, tl.int64) * columns
+                if in_place:
+                    values = tl.full([block_rows, block_columns], float("nan"), dtype)
+                else:
+                    at = landing + moved + tl.cast(row, tl.int64) * columns + column
+                    at += tile_offsets(columns, block_rows, block_columns)
+                    mask = inside(row, column, block, columns, block_rows, block_columns)
+                    values = tl.load(at, mask=mask, other=0.0)
+                    values = tl.where(fine, values, float("nan")).to(dtype)
+                store_tile(out + moved, values, row, column, block, columns)
+    end_round(state, epoch)

@@ -1,0 +1,54 @@
+"""Products of `weft.fused` with collectives on GPUs, one process for each rank."""
+
+from typing import Any
+
+import pytest
+
+import ranks
+import test_fused_gemm as interpreted
+
+pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(400)]
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4, 8])
+def results(request: pytest.FixtureRequest) -> list[Any]:
+    import torch
+
+    if request.param > torch.cuda.device_count():
+        pytest.skip(f"needs {request.param} GPUs")
+    return ranks.run(
+        "fused_gemm_calls.calls",
+        request.param,
+        timeout=380,
+        quiet=False,
+        cases=60,
+        repeats=20,
+        device="cuda",
+    )
+
+
+def test_all_calls_are_right(results: list[Any]) -> None:
+    interpreted.test_random_calls_give_the_products_of_torch(results)
+    interpreted.test_an_all_reduce_has_the_same_bits_on_all_ranks(results)
+    interpreted.test_large_and_tiny_calls_in_turn_reuse_the_inbox(results)
+    interpreted.test_the_product_alone_is_that_of_torch(results)
+    interpreted.test_the_gathered_rows_are_those_of_all_ranks(results)
+
+
+def test_replays_of_graphs_use_new_values(results: list[Any]) -> None:
+    for result in results:
+        assert result["graph"] == [True] * len(interpreted.OPERATORS)
+
+
+@pytest.mark.parametrize("operator", interpreted.OPERATORS)
+def test_a_rank_that_does_not_call_is_named(operator: str) -> None:
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    found = ranks.run(
+        "fused_gemm_calls.missing", 2, timeout=60, quiet=False, operator=operator, device="cuda"
+    )
+    interpreted.check_missing(*found)

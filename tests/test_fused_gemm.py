@@ -1,0 +1,87 @@
+"""Products of `weft.fused` with collectives, under Triton's interpreter."""
+
+from typing import Any
+
+import pytest
+
+import ranks
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+pytest.importorskip("triton")
+
+OPERATORS = (
+    "gemm_all_to_all",
+    "gemm_reduce_scatter",
+    "gemm_all_reduce",
+    "all_gather_gemm",
+    "all_to_all_gemm",
+)
+
+
+def run(worker: str, count: int, **arguments: Any) -> list[Any]:
+    environment = {"TRITON_INTERPRET": "1"}
+    call = f"fused_gemm_calls.{worker}"
+    return ranks.run(call, count, environment=environment, timeout=150, **arguments)
+
+
+@pytest.fixture(scope="module", params=[(1, 5), (2, 20), (4, 10)])
+def results(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    count, cases = request.param
+    return run("calls", count, cases=cases, repeats=3)
+
+
+def test_random_calls_give_the_products_of_torch(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert result["wrong"] == []
+
+
+def test_an_all_reduce_has_the_same_bits_on_all_ranks(results: list[dict[str, Any]]) -> None:
+    assert results[0]["digests"]
+    for result in results:
+        assert result["digests"] == results[0]["digests"]
+
+
+def test_large_and_tiny_calls_in_turn_reuse_the_inbox(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert result["alternating"] == [True] * len(OPERATORS)
+
+
+def test_the_gathered_rows_are_those_of_all_ranks(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert result["gathered"]
+
+
+def test_the_product_alone_is_that_of_torch(results: list[dict[str, Any]]) -> None:
+    assert results[0]["alone"] == []
+
+
+def test_arguments_that_do_not_fit_are_refused_before_the_launch(
+    results: list[dict[str, Any]],
+) -> None:
+    if len(results) == 1:
+        return
+    for found in (result["refused"] for result in results):
+        assert [name for name, _ in found] == [
+            *("ShapeError", "ShapeError", "ConfigurationError", "ConfigurationError"),
+            *("ShapeError", "ShapeError", "ShapeError", "ShapeError"),
+            *("ConfigurationError", "ConfigurationError", "ConfigurationError"),
+        ]
+        assert found[5][1] == (
+            "weft.fused.gemm_all_to_all: x has 5 rows: a multiple of the number of ranks, "
+            f"{len(results)}, is needed"
+        )
+
+
+def test_a_rank_that_does_not_call_is_named() -> None:
+    check_missing(*run("missing", 2, operator="gemm_all_reduce"))
+
+
+def check_missing(waiting: dict[str, Any], other: dict[str, Any]) -> None:
+    assert waiting["right"]
+    assert other["right"]
+    assert waiting["nan"]
+    name, rank, message = waiting["error"]
+    assert (name, rank) == ("WaitTimeoutError", 1)
+    assert message.startswith("rank 0 waited for rank 1 in a wait of a Triton kernel")
+    assert other["error"][0] == "GroupPoisonedError"

@@ -1,0 +1,265 @@
+"""Products of `weft.fused` with collectives, beside torch: on GPUs, or the twin's processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Any
+
+import torch
+
+import weft
+import weft.fused
+from weft.fused import Tiling
+from workers import device_native
+
+#: Small tiles, so that small matrices have many.
+SMALL = Tiling(rows=16, columns=32, inner=16, group=2, slice_bytes=1024, stages=2, warps=4)
+OPERATORS = (
+    "gemm_all_to_all",
+    "gemm_reduce_scatter",
+    "gemm_all_reduce",
+    "all_gather_gemm",
+    "all_to_all_gemm",
+)
+
+
+class Place:
+    """Ranks, and operands that each rank can make for all."""
+
+    def __init__(self, communicator: weft.Communicator, device: str) -> None:
+        self.communicator, self.name = communicator, device
+        self.rank, self.ranks = communicator.rank, communicator.world_size
+        if device == "cuda":
+            local = int(os.environ.get("WEFT_LOCAL_RANK", "0"))
+            torch.cuda.set_device(local % torch.cuda.device_count())
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        else:
+            self.device = torch.device("cpu")
+
+    def operands(
+        self, seed: int, rows: int, inner: int, columns: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x of all ranks [ranks, rows, inner], and their weights [ranks, columns, inner]."""
+        generator = torch.Generator().manual_seed(seed)
+        xs = torch.randn(self.ranks, rows, inner, generator=generator)
+        weights = torch.randn(self.ranks, columns, inner, generator=generator)
+        xs, weights = xs.to(self.device, dtype), (weights / max(inner, 1) ** 0.5).to(self.device)
+        return xs, weights.to(dtype)
+
+
+def expected(
+    operator: str, rank: int, xs: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result of a rank in float64, and the same sum of magnitudes, for the bound of errors."""
+    value = _product(operator, rank, xs.double(), weights.double())
+    return value, _product(operator, rank, xs.double().abs(), weights.double().abs())
+
+
+def _product(operator: str, rank: int, xs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    ranks, rows = xs.shape[:2]
+    each = rows // ranks
+    own = slice(rank * each, (rank + 1) * each)
+    if operator == "all_to_all_gemm":
+        xs = xs[:, own]
+    if operator in ("all_gather_gemm", "all_to_all_gemm"):
+        return xs.reshape(-1, xs.shape[2]) @ weights[rank].t()
+    products = xs @ weights.transpose(1, 2)
+    if operator == "gemm_all_reduce":
+        return products.sum(0)
+    if operator == "gemm_all_to_all":
+        return products[:, own].reshape(rows, -1)
+    return products[:, own].sum(0)
+
+
+def close(found: torch.Tensor, right: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """True if each element differs by less than some roundings of its parts."""
+    value, bound = right
+    unit = torch.finfo(found.dtype).eps
+    if found.shape != value.shape:
+        return False
+    return bool(((found.double() - value).abs() <= 2 * unit * bound + 4 * unit).all())
+
+
+def _call(operator: str, x: torch.Tensor, weight: torch.Tensor, **options: Any) -> torch.Tensor:
+    found: torch.Tensor = getattr(weft.fused, operator)(x, weight, **options)
+    return found
+
+
+def _case(generator: random.Random, place: Place, number: int) -> dict[str, Any]:
+    """A random call, equal on all ranks."""
+    large = 3000 if place.name == "cuda" else 70
+    ranks = place.ranks
+    operator = OPERATORS[number % len(OPERATORS)]
+    rows = generator.choice([1, 2, 16, generator.randint(0, large // 4), large // 5])
+    columns = generator.choice([1, 8, 64, generator.randint(1, large), large // 16 * 16])
+    inner = generator.choice([1, 16, 32, generator.randint(1, large), large // 16 * 16])
+    if operator in ("gemm_all_to_all", "gemm_reduce_scatter", "all_to_all_gemm"):
+        rows *= ranks
+    dtypes = [torch.float16, torch.float32]
+    if place.name == "cuda":
+        dtypes.append(torch.bfloat16)
+    return {
+        "operator": operator,
+        "sizes": (rows, inner, columns),
+        "dtype": generator.choice(dtypes),
+        "transposed": generator.random() < 0.5,
+        "small": place.name != "cuda" and generator.random() < 0.8,
+        "symmetric": operator.startswith("gemm_all") and generator.random() < 0.5,
+        "wide": operator.endswith(("scatter", "reduce")) and generator.random() < 0.3,
+        "num_sms": generator.choice([None, 1, 2]),
+    }
+
+
+def _run_case(place: Place, case: dict[str, Any], seed: int) -> list[Any]:
+    """Correctness of a call, its case if it is wrong, and a digest of an all-reduce."""
+    operator, (rows, inner, columns) = case["operator"], case["sizes"]
+    xs, weights = place.operands(seed, rows, inner, columns, case["dtype"])
+    x, weight = xs[place.rank].contiguous(), weights[place.rank].contiguous()
+    if case["transposed"]:
+        weight = weight.t().contiguous().t()
+    options: dict[str, Any] = {"num_sms": case["num_sms"]}
+    if case["small"]:
+        options["tiling"] = SMALL
+    if case["wide"]:
+        options["partial_dtype"] = torch.float32
+    if case["symmetric"]:
+        options["out"] = weft.symmetric_empty(
+            (rows, columns), case["dtype"], device="cuda" if place.name == "cuda" else "twin"
+        )
+    found = _call(operator, x, weight, **options)
+    right = close(found, expected(operator, place.rank, xs, weights))
+    again = _call(operator, x, weight, **options) if seed % 3 == 0 else found
+    right &= torch.equal(found, again)
+    digest = None
+    if operator == "gemm_all_reduce":
+        digest = found.double().cpu().flatten().tolist()[:200]
+    return [right, str(case) if not right else None, digest]
+
+
+def calls(cases: int, repeats: int, device: str = "twin") -> dict[str, Any]:
+    """Random calls of all operators, then repeats of a large and a small one in turn."""
+    with weft.init() as communicator:
+        place = Place(communicator, device)
+        generator = random.Random(7)
+        found = [_run_case(place, _case(generator, place, n), n) for n in range(cases)]
+        result = {
+            "wrong": [text for right, text, _ in found if not right],
+            "digests": [digest for *_, digest in found if digest is not None],
+            "alternating": [_alternating(place, each, repeats) for each in OPERATORS],
+            "gathered": _gathered(place),
+            "alone": _alone(place) if place.rank == 0 else [],
+        }
+        if device == "twin":
+            result["refused"] = _refused()
+        if device == "cuda":
+            result["graph"] = [_graph(place, each) for each in OPERATORS]
+        weft.check()
+        communicator.barrier()
+        return result
+
+
+def _alternating(place: Place, operator: str, repeats: int) -> bool:
+    """Repeats with new values in the same buffers, of a large and a tiny shape in turn."""
+    scale = 16 if place.name == "cuda" else 1
+    tiling = None if place.name == "cuda" else SMALL
+    right = True
+    for number in range(repeats):
+        rows, inner, columns = (48, 32, 64) if number % 2 == 0 else (8, 16, 8)
+        xs, weights = place.operands(
+            100 + number, rows * scale, inner * scale, columns * scale, torch.float16
+        )
+        found = _call(operator, xs[place.rank], weights[place.rank], tiling=tiling)
+        right &= close(found, expected(operator, place.rank, xs, weights))
+    return right
+
+
+def _gathered(place: Place) -> bool:
+    xs, weights = place.operands(5, 24, 32, 16, torch.float16)
+    own = xs[place.rank]
+    found, rows = weft.fused.all_gather_gemm(own, weights[place.rank], return_gathered=True)
+    right = torch.equal(rows, xs.view(-1, 32))
+    return right and close(found, expected("all_gather_gemm", place.rank, xs, weights))
+
+
+def _graph(place: Place, operator: str) -> bool:
+    """Replays of a captured call with new values."""
+    xs, weights = place.operands(0, 512, 256, 384, torch.bfloat16)
+    x, weight = xs[place.rank].clone(), weights[place.rank].clone()
+    _call(operator, x, weight)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = _call(operator, x, weight)
+    right = True
+    for number in range(1, 6):
+        xs, weights = place.operands(number, 512, 256, 384, torch.bfloat16)
+        x.copy_(xs[place.rank])
+        weight.copy_(weights[place.rank])
+        graph.replay()
+        right &= close(found, expected(operator, place.rank, xs, weights))
+    return right
+
+
+def _alone(place: Place) -> list[str]:
+    """Wrong cases of the product without communication."""
+    generator, wrong = random.Random(3), []
+    for number in range(12):
+        rows, columns, inner = (generator.choice([1, 16, 64, 100, 33]) for _ in range(3))
+        dtype = generator.choice([torch.float16, torch.float32])
+        torch.manual_seed(number)
+        x = torch.randn(rows, inner).to(place.device, dtype)
+        weight = torch.randn(columns, inner).to(place.device, dtype)
+        if number % 2:
+            weight = weight.t().contiguous().t()
+        found = weft.fused.gemm(x, weight, tiling=SMALL if number % 3 else None)
+        value = x.double() @ weight.double().t()
+        if not close(found, (value, x.double().abs() @ weight.double().abs().t())):
+            wrong.append(f"{(rows, columns, inner)} {dtype} {number}")
+    return wrong
+
+
+def _refused() -> list[tuple[str, str]]:
+    """Errors of calls that do not fit, before anything is sent."""
+    half, fused = torch.float16, weft.fused
+    x, weight = torch.zeros(6, 16, dtype=half), torch.zeros(32, 16, dtype=half)
+    errors = [
+        device_native.named(call)
+        for call in (
+            lambda: fused.gemm_all_reduce(x, weight[:, :8]),
+            lambda: fused.gemm_all_reduce(x, weight.float()),
+            lambda: fused.gemm_all_reduce(x.double(), weight.double()),
+            lambda: fused.gemm_all_reduce(x.bfloat16(), weight.bfloat16()),
+            lambda: fused.gemm_all_reduce(x[:, ::2], weight[:, ::2]),
+            lambda: fused.gemm_all_to_all(x[:5], weight),
+            lambda: fused.all_to_all_gemm(x[:5], weight),
+            lambda: fused.gemm_all_reduce(x, weight, out=torch.empty(6, 32)),
+            lambda: fused.gemm_all_reduce(x, weight, num_sms=0),
+            lambda: fused.gemm_all_reduce(x, weight, tiling=Tiling(rows=48)),
+            lambda: fused.gemm_reduce_scatter(x, weight, partial_dtype=torch.bfloat16),
+        )
+    ]
+    return [(name, message) for name, _, message in errors]
+
+
+def missing(operator: str, device: str = "twin") -> dict[str, Any]:
+    """The last rank does not make the second call."""
+    weft.fused.set_timeout(2)
+    with weft.init() as communicator:
+        place = Place(communicator, device)
+        xs, weights = place.operands(1, 32, 32, 32, torch.float16)
+        x, weight = xs[place.rank], weights[place.rank]
+        tiling = None if device == "cuda" else SMALL
+        first = _call(operator, x, weight, tiling=tiling)
+        right = close(first, expected(operator, place.rank, xs, weights))
+        found: dict[str, Any] = {"right": right}
+        if place.rank < place.ranks - 1:
+            second = _call(operator, x, weight, tiling=tiling)
+            found["nan"] = bool(second.isnan().any())
+        while "error" not in found:
+            error = device_native.named(weft.check)
+            if error[0] != "None":
+                found["error"] = error
+            time.sleep(0.01)
+        return found
