@@ -140,6 +140,8 @@ def _run_case(place: Place, case: dict[str, Any], seed: int) -> list[Any]:
 
 def calls(cases: int, repeats: int, device: str = "twin") -> dict[str, Any]:
     """Random calls of all operators, then repeats of a large and a small one in turn."""
+    # Time for a peer's compiler, or for other processes.
+    weft.fused.set_timeout(120)
     with weft.init() as communicator:
         place = Place(communicator, device)
         generator = random.Random(7)

@@ -50,13 +50,19 @@ class Tiling(NamedTuple):
     inner: int = 64
     group: int = 8
     warps: int = 8
-    stages: int = 3
+    stages: int = 4
     programs: int = 1
     slice_bytes: int = 256 << 10
     senders: int = 16
 
 
-def default_tiling(rows: int, columns: int, inner: int, dtype: torch.dtype) -> Tiling:
+def default_tiling(
+    rows: int,
+    columns: int,
+    inner: int,
+    dtype: torch.dtype,
+    partial_dtype: torch.dtype | None = None,
+) -> Tiling:
     """The tiling of a product of [rows, inner] and [columns, inner].
 
     Args:
@@ -64,14 +70,19 @@ def default_tiling(rows: int, columns: int, inner: int, dtype: torch.dtype) -> T
         columns: of the weight.
         inner: of the weight.
         dtype: of both operands.
+        partial_dtype: of partial sums that are sent; by default `dtype`.
     """
     if dtype == torch.float32:
-        return Tiling(rows=64, columns=64, inner=32, warps=4, stages=2, programs=2)
+        return Tiling(rows=64, columns=64, inner=16, warps=4, stages=2, programs=2)
+    # A tile of float32 takes twice the shared memory on its way to the peer.
+    wide = partial_dtype == torch.float32
     if rows <= 64:
-        return Tiling(rows=64, columns=128, warps=4, stages=4, programs=2)
-    if inner < 4096 or columns < 256 or rows * columns < 132 * 128 * 256:
+        return Tiling(rows=64, columns=128, warps=4, stages=4, programs=1 if wide else 2)
+    if wide:
+        return Tiling(columns=128, stages=3)
+    if inner < 2048 or rows * columns < 33 * 128 * 256:
         # Two programs on a multiprocessor: one computes while the other stores its tile.
-        return Tiling(columns=128, warps=4, programs=2)
+        return Tiling(columns=128, warps=4, stages=3, programs=2)
     return Tiling()
 
 
@@ -93,10 +104,12 @@ class Operands(NamedTuple):
         """True for tensors of the CPU."""
         return bool(self.x.device.type == "cpu")
 
-    def tiling(self, given: Tiling | None, rows: int) -> Tiling:
+    def tiling(
+        self, given: Tiling | None, rows: int, partial_dtype: torch.dtype | None = None
+    ) -> Tiling:
         """The tiling given, or the default for this number of rows of a destination or source."""
         if given is None:
-            return default_tiling(rows, self.columns, self.inner, self.x.dtype)
+            return default_tiling(rows, self.columns, self.inner, self.x.dtype, partial_dtype)
         sizes = given.rows, given.columns, given.inner
         if any(size < 16 or size & (size - 1) for size in sizes):
             raise ConfigurationError(

@@ -149,7 +149,7 @@ def _send(
             "needed"
         )
     each = given.rows if operation == ALL_REDUCE else given.rows // ranks
-    sizes = given.tiling(tiling, each)
+    sizes = given.tiling(tiling, each, sent)
     programs = given.programs(sizes, num_sms)
     result = output(given, out, each if operation == REDUCE_SCATTER else given.rows)
     if given.rows == 0 or columns == 0:

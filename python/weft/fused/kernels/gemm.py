@@ -18,13 +18,16 @@ __all__ = [
     "ARRIVALS",
     "CLAIMS",
     "MAX_SLICES",
+    "add_step",
     "arrive",
+    "block_barrier",
     "enter",
     "fence_bulk_loads",
     "inside",
     "multiply",
     "place_of",
     "product",
+    "signal",
     "store_tile",
     "tile_offsets",
 ]
@@ -38,6 +41,52 @@ ARRIVALS = CLAIMS + 2
 _CLAIMS = tl.constexpr(CLAIMS)
 #: Added to a counter of arrivals for one whose data were not sent.
 _FAILED = tl.constexpr(1 << 16)
+
+
+@triton.jit
+def add_step(
+    total,
+    x,
+    weight,
+    row,
+    column,
+    at,
+    rows,
+    columns,
+    inner,
+    block_inner: tl.constexpr,
+    transposed: tl.constexpr,
+    bulk: tl.constexpr,
+):
+    """The sum of `total` and a step of the product's main loop.
+
+    Its parameters:
+
+    - `total`: float32 [block_rows, block_columns], a tile of x @ weight.T.
+    - `x`, `weight`: operands.
+    - `row`, `column`: first of the tile, in x and in the product.
+    - `at`: first of the step, in inner.
+    - `rows`, `columns`: of x and of the product. The tile is zero outside.
+    - `inner`: of both operands; `block_inner` of it in a step.
+    - `transposed`: the weight is [inner, columns].
+    - `bulk`: operands are tensor descriptors.
+    """
+    if bulk:
+        left = x.load([row, at])
+        right = weight.load([at, column]) if transposed else weight.load([column, at]).T
+    else:
+        down = row + tl.arange(0, total.shape[0])
+        along = column + tl.arange(0, total.shape[1])
+        steps = at + tl.arange(0, block_inner)
+        has_row, has_column, has_step = down < rows, along < columns, steps < inner
+        left = x + tl.cast(down, tl.int64)[:, None] * inner + steps[None, :]
+        left = tl.load(left, mask=has_row[:, None] & has_step[None, :], other=0.0)
+        if transposed:
+            right = weight + tl.cast(steps, tl.int64)[:, None] * columns + along[None, :]
+        else:
+            right = weight + tl.cast(along, tl.int64)[None, :] * inner + steps[:, None]
+        right = tl.load(right, mask=has_step[:, None] & has_column[None, :], other=0.0)
+    return tl.dot(left, right, total, input_precision="ieee")
 
 
 @triton.jit
@@ -55,63 +104,34 @@ def product(
     transposed: tl.constexpr,
     bulk: tl.constexpr,
 ):
-    """A tile of x @ weight.T, float32 [block_rows, block_columns].
-
-    Its parameters:
-
-    - `x`, `weight`: operands.
-    - `row`, `column`: first of the tile, in x and in the product.
-    - `rows`: of x. Rows of the tile from there on are zeros.
-    - `columns`: of the product. Columns of the tile from there on are zeros.
-    - `inner`: of both operands.
-    - `block_rows`, `block_columns`, `block_inner`: sizes of the tile and of a step.
-    - `transposed`: the weight is [inner, columns].
-    - `bulk`: operands are tensor descriptors.
-    """
+    """A tile of x @ weight.T, float32 [block_rows, block_columns]; parameters as of `add_step`."""
     total = tl.zeros([block_rows, block_columns], tl.float32)
-    if bulk:
-        for at in tl.range(0, inner, block_inner):
-            left = x.load([row, at])
-            right = weight.load([at, column]) if transposed else weight.load([column, at]).T
-            total = tl.dot(left, right, total, input_precision="ieee")
-    else:
-        down = row + tl.arange(0, block_rows)
-        along = column + tl.arange(0, block_columns)
-        steps = tl.arange(0, block_inner)
-        has_row, has_column = down < rows, along < columns
-        left_at = x + tl.cast(down, tl.int64)[:, None] * inner + steps[None, :]
-        if transposed:
-            right_at = weight + tl.cast(steps, tl.int64)[:, None] * columns + along[None, :]
-        else:
-            right_at = weight + tl.cast(along, tl.int64)[None, :] * inner + steps[:, None]
-        for at in tl.range(0, inner, block_inner):
-            inside = at + steps < inner
-            left = tl.load(left_at, mask=has_row[:, None] & inside[None, :], other=0.0)
-            right = tl.load(right_at, mask=inside[:, None] & has_column[None, :], other=0.0)
-            total = tl.dot(left, right, total, input_precision="ieee")
-            left_at += block_inner
-            if transposed:
-                right_at += tl.cast(columns, tl.int64) * block_inner
-            else:
-                right_at += block_inner
+    for at in tl.range(0, inner, block_inner):
+        total = add_step(
+            total,
+            x,
+            weight,
+            row,
+            column,
+            at,
+            rows,
+            columns,
+            inner,
+            block_inner,
+            transposed,
+            bulk,
+        )
     return total
 
 
 @triton.jit
-def place_of(
-    tile,
-    tiles_down,
-    tiles_along,
-    group: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_columns: tl.constexpr,
-):
-    """First row and column of the tile at a place in the order; beyond all rows behind the last."""
+def place_of(tile, tiles_down, tiles_along, group: tl.constexpr):
+    """Row and column, in tiles, of the tile at a place in the order; row past the end: no tile."""
     per_group = group * tiles_along
     first = tile // per_group * group
     height = tl.maximum(tl.minimum(tiles_down - first, group), 1)
     rest = tile % per_group
-    return (first + rest % height) * block_rows, rest // height * block_columns
+    return first + rest % height, rest // height
 
 
 @triton.jit
@@ -143,7 +163,7 @@ def enter(context, words, state, epoch):
     """Sets word `rank` at each peer: earlier kernels of this rank have ended, its inbox is free.
 
     One program calls it, before it waits. A rank stores to a peer only after it has waited for word
-    `peer`, so one inbox serves all rounds: a rank in round e has read all that it got in the rounds before.
+    `peer`, so one inbox serves all rounds: a rank in round e has read all of the rounds before.
     """
     rank, ranks = wt.rank(context), wt.world_size(context)
     tl.store(state + _CLAIMS + ((epoch + 1) & 1), 0)
@@ -152,7 +172,21 @@ def enter(context, words, state, epoch):
 
 
 @triton.jit
-def arrive(counter, total, fine):
+def block_barrier(interpreted: tl.constexpr):
+    """Barrier of the program, as `tl.debug_barrier`, with which Triton does not pipeline a loop."""
+    if not interpreted:
+        tl.inline_asm_elementwise(
+            "bar.sync 0; mov.u32 $0, $1;",
+            "=r,r",
+            [tl.program_id(0)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def arrive(counter, total, fine, interpreted: tl.constexpr):
     """Counts a part of a slice: true in the last part if all parts are fine.
 
     The last of `total` parts resets the counter for the next round, which is a later kernel.
@@ -162,15 +196,23 @@ def arrive(counter, total, fine):
         counter: pointer to int32 in memory of this GPU, zero at first.
         total: number of parts, below 65,536.
         fine: true if the part was stored.
+        interpreted: without barriers.
     """
-    tl.debug_barrier()
+    block_barrier(interpreted)
     amount = tl.where(fine, 1, 1 + _FAILED)
     before = tl.atomic_add(counter, amount, sem="acq_rel", scope="gpu")
     last = before % _FAILED == total - 1
     if last:
         tl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
-    tl.debug_barrier()
+    block_barrier(interpreted)
     return last & fine & (before < _FAILED)
+
+
+@triton.jit
+def signal(context, word, epoch, rank, interpreted: tl.constexpr):
+    """As `weft.triton.signal`, in a loop that is pipelined."""
+    block_barrier(interpreted)
+    tl.atomic_xchg(wt.peer(context, word, rank), epoch, sem="release", scope="sys")
 
 
 @triton.jit
@@ -204,20 +246,33 @@ def multiply(
 ):
     """The product alone: the kernels with sends and receives use the same loop and order."""
     down, along = tl.cdiv(rows, block_rows), tl.cdiv(columns, block_columns)
-    for tile in range(tl.program_id(0), down * along, tl.num_programs(0)):
-        row, column = place_of(tile, down, along, group, block_rows, block_columns)
-        total = product(
+    steps = tl.maximum(tl.cdiv(inner, block_inner), 1)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    tile = program - programs
+    step, down_at, along_at = -1, 0, 0
+    total = tl.zeros([block_rows, block_columns], tl.float32)
+    # One loop over the steps of all tiles: loads for the next tile are in flight meanwhile.
+    for _ in tl.range(0, tl.cdiv(down * along - program, programs) * steps):
+        step = tl.where(step == steps - 1, 0, step + 1)
+        if step == 0:
+            tile += programs
+            down_at, along_at = place_of(tile, down, along, group)
+        # Multiples of constants: the compiler derives the alignment of stores from them.
+        row, column = down_at * block_rows, along_at * block_columns
+        total = add_step(
+            total,
             x,
             weight,
             row,
             column,
+            step * block_inner,
             rows,
             columns,
             inner,
-            block_rows,
-            block_columns,
             block_inner,
             transposed,
             bulk,
         )
-        store_tile(out, total.to(out.dtype.element_ty), row, column, rows, columns)
+        if step == steps - 1:
+            store_tile(out, total.to(out.dtype.element_ty), row, column, rows, columns)
+            total = tl.zeros([block_rows, block_columns], tl.float32)

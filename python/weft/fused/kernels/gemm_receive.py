@@ -107,6 +107,7 @@ def receive_multiply(
             scatter,
             send_block,
             bulk,
+            interpreted,
         )
     down, along = tl.cdiv(rows, block_rows), tl.cdiv(columns, block_columns)
     tiles = down * along
@@ -115,7 +116,8 @@ def receive_multiply(
     claim = state + _CLAIMS + (epoch & 1)
     index = tl.atomic_add(claim, 1, sem="relaxed", scope="gpu")
     while index < tiles:
-        row, column = place_of(index, down, along, group, block_rows, block_columns)
+        row, column = place_of(index, down, along, group)
+        row, column = row * block_rows, column * block_columns
         fence_bulk_loads(bulk, interpreted)
         total = product(
             x,
@@ -136,7 +138,8 @@ def receive_multiply(
         index = tl.atomic_add(claim, 1, sem="relaxed", scope="gpu")
     while index < ranks * tiles:
         source = wt.source_at(index // tiles, rank, ranks)
-        row, column = place_of(index % tiles, down, along, group, block_rows, block_columns)
+        row, column = place_of(index % tiles, down, along, group)
+        row, column = row * block_rows, column * block_columns
         part = row // chunk_rows
         fine = wt.wait(context, flags + source * _SLICES + part, epoch, source, part + 1)
         fence_bulk_loads(bulk, interpreted)
@@ -176,6 +179,7 @@ def _send(
     scatter: tl.constexpr,
     send_block: tl.constexpr,
     bulk: tl.constexpr,
+    interpreted: tl.constexpr,
 ):
     """Sends this program's shares of all chunks to all peers."""
     rank, ranks = wt.rank(context), wt.world_size(context)
@@ -202,5 +206,5 @@ def _send(
                 values = tl.load(begin_of_rows + begin + at + here, mask=present)
                 place = inbox + rank * each + begin + at + here
                 wt.put(context, place, values, to, mask=present)
-            if arrive(counters + to * _SLICES + part, senders, fine):
+            if arrive(counters + to * _SLICES + part, senders, fine, interpreted):
                 wt.signal(context, flags + rank * _SLICES + part, epoch, to)

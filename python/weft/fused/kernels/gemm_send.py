@@ -10,8 +10,7 @@ run of `slice_tiles` tiles) sets the slice's flag there.
 3. All-to-all and all-reduce: waits for what others have sent, and copies unless `in_place`.
 
 Words in symmetric memory, set to epochs: [ranks] entries, [ranks, MAX_SLICES] slices of step 1 by
-source,
-[ranks, MAX_SLICES] slices of step 2.
+source, [ranks, MAX_SLICES] slices of step 2.
 
 A step waits only for earlier steps of peers. Programs of the interpreter run one after another, so
 there (`interpreted`) the last program does all of steps 2 and 3.
@@ -24,12 +23,14 @@ import weft.triton as wt
 from weft.fused.kernels.gemm import (
     ARRIVALS,
     MAX_SLICES,
+    add_step,
     arrive,
     enter,
     fence_bulk_loads,
     inside,
     place_of,
     product,
+    signal,
     store_tile,
     tile_offsets,
 )
@@ -113,108 +114,121 @@ def multiply_send(
     if program == 0:
         enter(context, words, state, epoch)
 
-    # Step 1.
-    others = (ranks - 1) * tiles
-    entered = rank
+    # Step 1, and the own tiles of an all-to-all: one loop over the steps of all tiles, so that
+    # loads for the next tile are in flight while one is stored. Triton does not pipeline a loop
+    # with a wait in it: waits come before.
     fine = rank >= 0
-    for index in range(program, others, programs):
-        to = wt.destination_at(index // tiles, rank, ranks)
-        tile = index % tiles
-        row, column = place_of(to * first + tile, down, along, group, block_rows, block_columns)
-        above = 0 if operation == _ALL_REDUCE else to * block
-        fence_bulk_loads(bulk, interpreted)
-        total = product(
+    for other in range(ranks - 1):
+        to = wt.destination_at(other, rank, ranks)
+        fine &= wt.wait(context, words + to, epoch, to)
+    fence_bulk_loads(bulk, interpreted)
+    others = (ranks - 1) * tiles
+    until = ranks * tiles if operation == _ALL_TO_ALL else others
+    steps = tl.maximum(tl.cdiv(inner, block_inner), 1)
+    index = program - programs
+    step, down_at, along_at, above = -1, 0, 0, 0
+    total = tl.zeros([block_rows, block_columns], tl.float32)
+    for _ in tl.range(0, tl.cdiv(until - program, programs) * steps):
+        step = tl.where(step == steps - 1, 0, step + 1)
+        if step == 0:
+            index += programs
+            to = wt.destination_at(index // tiles, rank, ranks)
+            down_at, along_at = place_of(to * first + index % tiles, down, along, group)
+            above = 0 if operation == _ALL_REDUCE else to * block
+        # Multiples of constants: the compiler derives the alignment of stores from them.
+        row, column = down_at * block_rows, along_at * block_columns
+        total = add_step(
+            total,
             x,
             weight,
             above + row,
             column,
+            step * block_inner,
             rows,
             columns,
             inner,
-            block_rows,
-            block_columns,
             block_inner,
             transposed,
             bulk,
         )
-        if to != entered:
-            fine = wt.wait(context, words + to, epoch, to)
-            entered = to
-        # Tiles of ranks that have not entered are not stored.
-        if operation == _ALL_TO_ALL:
-            at = wt.peer(landing_context, landing, to) + tl.cast(rank, tl.int64) * block * columns
-            present = tl.where(fine, block, 0)
-            store_tile(at, total.to(dtype), row, column, present, columns)
-        else:
-            at = wt.peer(context, partials, to)
-            at += (tl.cast(rank, tl.int64) * tiles + tile) * size
-            present = tl.where(fine, block_rows, 0)
-            values = total.to(partials.dtype.element_ty)
-            store_tile(at, values, 0, 0, present, block_columns)
-        part = tile // slice_tiles
-        parts = tl.minimum(tiles - part * slice_tiles, slice_tiles)
-        if arrive(counters + to * _SLICES + part, parts, fine):
-            wt.signal(context, flags + rank * _SLICES + part, epoch, to)
+        if step == steps - 1:
+            to, tile = wt.destination_at(index // tiles, rank, ranks), index % tiles
+            part = tile // slice_tiles
+            parts = tl.minimum(tiles - part * slice_tiles, slice_tiles)
+            # Tiles are not stored to ranks that have not entered.
+            if operation == _ALL_TO_ALL:
+                at = out
+                if index < others:
+                    at = wt.peer(landing_context, landing, to)
+                at += tl.cast(rank, tl.int64) * block * columns
+                present = tl.where(fine | (index >= others), block, 0)
+                store_tile(at, total.to(dtype), row, column, present, columns)
+            else:
+                at = wt.peer(context, partials, to)
+                at += (tl.cast(rank, tl.int64) * tiles + tile) * size
+                values = total.to(partials.dtype.element_ty)
+                store_tile(at, values, 0, 0, tl.where(fine, block_rows, 0), block_columns)
+            if index < others:
+                if arrive(counters + to * _SLICES + part, parts, fine, interpreted):
+                    signal(context, flags + rank * _SLICES + part, epoch, to, interpreted)
+                fence_bulk_loads(bulk, interpreted)
+            total = tl.zeros([block_rows, block_columns], tl.float32)
 
     # Step 2. The stride of programs goes on from step 1.
-    begin = (program - others % programs + programs) % programs
-    stride = programs
-    if interpreted:
-        begin = tl.where(program == programs - 1, 0, ranks * tiles)
-        stride = 1
-    for tile in range(begin, tiles, stride):
-        row, column = place_of(rank * first + tile, down, along, group, block_rows, block_columns)
-        above = 0 if operation == _ALL_REDUCE else rank * block
-        fence_bulk_loads(bulk, interpreted)
-        total = product(
-            x,
-            weight,
-            above + row,
-            column,
-            rows,
-            columns,
-            inner,
-            block_rows,
-            block_columns,
-            block_inner,
-            transposed,
-            bulk,
-        )
-        if operation == _ALL_TO_ALL:
-            its_out = out + tl.cast(rank, tl.int64) * block * columns
-            store_tile(its_out, total.to(dtype), row, column, block, columns)
-        else:
+    if operation != _ALL_TO_ALL:
+        begin, stride = (program - others % programs + programs) % programs, programs
+        if interpreted:
+            begin, stride = tl.where(program == programs - 1, 0, tiles), 1
+        for tile in range(begin, tiles, stride):
+            down_at, along_at = place_of(rank * first + tile, down, along, group)
+            row, column = down_at * block_rows, along_at * block_columns
+            above = 0 if operation == _ALL_REDUCE else rank * block
+            fence_bulk_loads(bulk, interpreted)
+            total = product(
+                x,
+                weight,
+                above + row,
+                column,
+                rows,
+                columns,
+                inner,
+                block_rows,
+                block_columns,
+                block_inner,
+                transposed,
+                bulk,
+            )
             part = tile // slice_tiles
             fine = rank >= 0
-            for step in range(ranks - 1):
-                source = step + (step >= rank).to(tl.int32)
+            for other in range(ranks - 1):
+                source = other + (other >= rank).to(tl.int32)
                 word = flags + source * _SLICES + part
                 fine &= wt.wait(context, word, epoch, source, part + 1)
-            for step in range(ranks - 1):
-                source = step + (step >= rank).to(tl.int32)
+            for other in range(ranks - 1):
+                source = other + (other >= rank).to(tl.int32)
                 at = partials + (tl.cast(source, tl.int64) * tiles + tile) * size + packed
                 total += tl.load(at).to(tl.float32)
             values = tl.where(fine, total, float("nan")).to(dtype)
             store_tile(out, values, row, column, block, columns)
             if operation == _ALL_REDUCE:
                 present = tl.where(fine, block, 0)
-                for step in range(ranks - 1):
-                    to = wt.destination_at(step, rank, ranks)
+                for other in range(ranks - 1):
+                    to = wt.destination_at(other, rank, ranks)
                     at = wt.peer(landing_context, landing, to)
                     store_tile(at, values, row, column, present, columns)
                 parts = tl.minimum(tiles - part * slice_tiles, slice_tiles)
-                if arrive(result_counters + part, parts, fine):
-                    for step in range(ranks - 1):
-                        to = wt.destination_at(step, rank, ranks)
+                if arrive(result_counters + part, parts, fine, interpreted):
+                    for other in range(ranks - 1):
+                        to = wt.destination_at(other, rank, ranks)
                         wt.signal(context, results + rank * _SLICES + part, epoch, to)
 
     # Step 3.
     if operation != _REDUCE_SCATTER:
         words_of_step = results if operation == _ALL_REDUCE else flags
         count = tl.cdiv(tiles, slice_tiles) if in_place else tiles
-        begin = program
+        begin, stride = program, programs
         if interpreted:
-            begin = tl.where(program == programs - 1, 0, ranks * tiles)
+            begin, stride = tl.where(program == programs - 1, 0, ranks * tiles), 1
         for index in range(begin, (ranks - 1) * count, stride):
             source = wt.source_at(1 + index // count, rank, ranks)
             each = index % count
@@ -227,9 +241,8 @@ def multiply_send(
             if in_place:
                 end = tl.where(fine, start, end)
             for tile in range(start, end):
-                row, column = place_of(
-                    source * first + tile, down, along, group, block_rows, block_columns
-                )
+                down_at, along_at = place_of(source * first + tile, down, along, group)
+                row, column = down_at * block_rows, along_at * block_columns
                 above = 0 if operation == _ALL_REDUCE else source * block
                 moved = tl.cast(above, tl.int64) * columns
                 if in_place:

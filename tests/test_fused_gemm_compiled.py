@@ -1,0 +1,197 @@
+"""Compiled kernels of fused products: lint of their PTX, instructions, registers, residency."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+triton = pytest.importorskip("triton")
+
+if triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET is set: kernels are not compiled", allow_module_level=True)
+
+import torch  # noqa: E402
+
+from weft.fused import Tiling, default_tiling  # noqa: E402
+from weft.fused.kernels import gemm, gemm_receive, gemm_send  # noqa: E402
+from weft.triton import lint  # noqa: E402
+
+#: Of a multiprocessor of the H100 and H200: shared memory with 1 KiB for each block, registers.
+SHARED, RESERVED, REGISTERS = 228 << 10, 1 << 10, 65536
+
+LONG = default_tiling(8192, 8192, 7168, torch.float16)
+SHORT = default_tiling(4096, 7168, 1024, torch.float16)
+FEW_ROWS = default_tiling(64, 7168, 2048, torch.float16)
+WIDE = default_tiling(8192, 8192, 7168, torch.bfloat16, torch.float32)
+SINGLE = default_tiling(4096, 4096, 4096, torch.float32)
+
+SEND: dict[str, dict[str, Any]] = {
+    "all_to_all": {"operation": gemm_send.ALL_TO_ALL, "in_place": False},
+    "all_to_all in place": {"operation": gemm_send.ALL_TO_ALL, "in_place": True},
+    "reduce_scatter": {"operation": gemm_send.REDUCE_SCATTER, "in_place": False},
+    "all_reduce": {"operation": gemm_send.ALL_REDUCE, "in_place": False},
+    "all_reduce in place": {"operation": gemm_send.ALL_REDUCE, "in_place": True},
+}
+RECEIVE: dict[str, dict[str, Any]] = {
+    "all_gather": {"scatter": False},
+    "all_to_all": {"scatter": True},
+}
+
+
+class Compiled(NamedTuple):
+    ptx: str
+    sass: str
+    registers: int
+    stack: int
+    shared: int
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
+def compiled(
+    kernel: Any,
+    tiling: Tiling,
+    folder: Path,
+    *,
+    dtype: str = "fp16",
+    partials: str = "",
+    bulk: bool = True,
+    transposed: bool = False,
+    **constants: Any,
+) -> Compiled:
+    """A kernel for sm_90a, with columns and inner that are multiples of 16."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    size = 4 if dtype == "fp32" else 2
+    constants |= {
+        "block_rows": tiling.rows,
+        "block_columns": tiling.columns,
+        "block_inner": tiling.inner,
+        "group": tiling.group,
+        "transposed": transposed,
+        "bulk": bulk,
+        "interpreted": False,
+        "send_block": tiling.warps * 4096 // size,
+    }
+    its = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    types = dict.fromkeys(("x", "weight", "received", "out", "landing"), f"*{dtype}")
+    types |= {"source_rows": f"*{dtype}", "inbox": f"*{dtype}", "partials": f"*{partials or dtype}"}
+    types |= {"context": "*i64", "landing_context": "*i64", "words": "*i32", "state": "*i32"}
+    if bulk:
+        rows = f"tensordesc<{dtype}[{tiling.rows},{tiling.inner}]>"
+        block = [tiling.inner, tiling.columns] if transposed else [tiling.columns, tiling.inner]
+        weight = f"tensordesc<{dtype}[{block[0]},{block[1]}]>"
+        types |= {"x": rows, "received": rows, "weight": weight}
+    signature = {
+        name: "constexpr" if name in its else types.get(name, "i32") for name in kernel.arg_names
+    }
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, (name, of) in enumerate(signature.items())
+        if of.startswith("*") or (name in ("columns", "inner") and bulk)
+    }
+    made = triton.compile(
+        ASTSource(kernel, signature, its, aligned),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": tiling.warps, "num_stages": tiling.stages},
+    )
+    file = folder / "kernel.cubin"
+    file.write_bytes(made.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not os.access(tool, os.X_OK):
+        pytest.skip("triton has no cuobjdump")
+    texts = [
+        subprocess.run(
+            [str(tool), option, str(file)], capture_output=True, text=True, check=True
+        ).stdout
+        for option in ("-res-usage", "-sass")
+    ]
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", texts[0])
+    assert usage is not None
+    shared = int(made.metadata.shared)
+    return Compiled(made.asm["ptx"], texts[1], int(usage[1]), int(usage[2]), shared)
+
+
+def check(made: Compiled, tiling: Tiling, stack: int = 0) -> None:
+    """Memory order; tensor cores; no spills; wide stores; all programs resident."""
+    assert lint.check(made.ptx) == []
+    assert "HGMMA" in made.sass
+    # In flight before the loop are the loads of all stages but one, of two operands.
+    assert made.sass.count("UTMALDG") >= 2 * tiling.stages
+    assert made.stack <= stack
+    stores = set(re.findall(r"\bst\.global\S*", made.ptx))
+    # Single words are those of records of errors.
+    assert stores <= {"st.global.v4.b32", "st.global.b32", "st.global.b64"}
+    assert "st.global.v4.b32" in stores
+    assert tiling.programs * (made.shared + RESERVED) <= SHARED
+    granted = -(-made.registers // 8) * 8 * tiling.warps * 32
+    assert tiling.programs * granted <= REGISTERS
+
+
+@pytest.mark.parametrize(
+    ("tiling", "transposed"), [(LONG, False), (LONG, True), (SHORT, False), (FEW_ROWS, False)]
+)
+def test_the_product_alone(tiling: Tiling, transposed: bool, tmp_path: Path) -> None:
+    check(compiled(gemm.multiply, tiling, tmp_path, transposed=transposed), tiling)
+
+
+@pytest.mark.parametrize(
+    ("operation", "tiling"),
+    [*((each, LONG) for each in SEND), ("all_to_all", SHORT), ("all_reduce", SHORT)],
+)
+def test_products_that_send(operation: str, tiling: Tiling, tmp_path: Path) -> None:
+    check(compiled(gemm_send.multiply_send, tiling, tmp_path, **SEND[operation]), tiling)
+
+
+@pytest.mark.parametrize(
+    ("operation", "tiling"), [("all_gather", LONG), ("all_to_all", LONG), ("all_to_all", SHORT)]
+)
+def test_products_that_receive(operation: str, tiling: Tiling, tmp_path: Path) -> None:
+    made = compiled(gemm_receive.receive_multiply, tiling, tmp_path, **RECEIVE[operation])
+    # A few scalars are kept in local memory outside the main loop.
+    check(made, tiling, stack=16)
+    assert "fence.proxy.async.global" in made.ptx
+
+
+def test_few_rows(tmp_path: Path) -> None:
+    for kernel, options in (
+        (gemm_send.multiply_send, SEND["all_reduce"]),
+        (gemm_receive.receive_multiply, RECEIVE["all_gather"]),
+    ):
+        check(compiled(kernel, FEW_ROWS, tmp_path, **options), FEW_ROWS)
+
+
+def test_bfloat16_and_partials_of_float32(tmp_path: Path) -> None:
+    options = SEND["reduce_scatter"] | {"dtype": "bf16", "partials": "fp32"}
+    check(compiled(gemm_send.multiply_send, WIDE, tmp_path, **options), WIDE)
+
+
+def test_operands_without_alignment_are_loaded_by_pointers(tmp_path: Path) -> None:
+    options = SEND["reduce_scatter"]
+    made = compiled(gemm_send.multiply_send, FEW_ROWS, tmp_path, bulk=False, **options)
+    assert lint.check(made.ptx) == []
+    assert "HGMMA" in made.sass
+
+
+def test_float32(tmp_path: Path) -> None:
+    for kernel, options in (
+        (gemm_send.multiply_send, SEND["all_reduce"]),
+        (gemm_receive.receive_multiply, RECEIVE["all_gather"]),
+    ):
+        made = compiled(kernel, SINGLE, tmp_path, dtype="fp32", **options)
+        assert lint.check(made.ptx) == []
+        assert made.stack == 0
+        assert SINGLE.programs * (made.shared + RESERVED) <= SHARED
+        assert SINGLE.programs * made.registers * SINGLE.warps * 32 <= REGISTERS
