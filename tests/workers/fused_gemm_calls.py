@@ -16,6 +16,13 @@ from workers import device_native
 
 #: Small tiles, so that small matrices have many.
 SMALL = Tiling(rows=16, columns=32, inner=16, group=2, slice_bytes=1024, stages=2, warps=4)
+#: The default, and the defaults for large products, for few rows and for float32 partial sums.
+TILINGS = (
+    None,
+    Tiling(),
+    Tiling(rows=64, columns=128, warps=4, programs=2),
+    Tiling(columns=128, stages=3),
+)
 OPERATORS = (
     "gemm_all_to_all",
     "gemm_reduce_scatter",
@@ -105,7 +112,7 @@ def _case(generator: random.Random, place: Place, number: int) -> dict[str, Any]
         "sizes": (rows, inner, columns),
         "dtype": generator.choice(dtypes),
         "transposed": generator.random() < 0.5,
-        "small": place.name != "cuda" and generator.random() < 0.8,
+        "tiling": generator.choice(TILINGS if place.name == "cuda" else (None, *[SMALL] * 4)),
         "symmetric": operator.startswith("gemm_all") and generator.random() < 0.5,
         "wide": operator.endswith(("scatter", "reduce")) and generator.random() < 0.3,
         "num_sms": generator.choice([None, 1, 2]),
@@ -120,8 +127,9 @@ def _run_case(place: Place, case: dict[str, Any], seed: int) -> list[Any]:
     if case["transposed"]:
         weight = weight.t().contiguous().t()
     options: dict[str, Any] = {"num_sms": case["num_sms"]}
-    if case["small"]:
-        options["tiling"] = SMALL
+    # Large tiles of float32 do not fit into registers and shared memory.
+    if case["tiling"] == SMALL or not (case["dtype"] == torch.float32 or case["wide"]):
+        options["tiling"] = case["tiling"]
     if case["wide"]:
         options["partial_dtype"] = torch.float32
     if case["symmetric"]:

@@ -41,8 +41,8 @@ class Tiling(NamedTuple):
         stages: steps of the main loop in flight.
         programs: on each multiprocessor, all resident at the same time.
         slice_bytes: minimum size of a slice, that is, between signals to a peer.
-        senders: programs that send rows before they compute (all-gather and all-to-all before the
-            product).
+        senders: multiprocessors that send rows before they compute, for an all-gather or all-to-all
+            before the product.
     """
 
     rows: int = 128
@@ -53,7 +53,7 @@ class Tiling(NamedTuple):
     stages: int = 4
     programs: int = 1
     slice_bytes: int = 256 << 10
-    senders: int = 16
+    senders: int = 24
 
 
 def default_tiling(

@@ -167,7 +167,7 @@ def _receive(
         given.columns,
         given.inner,
         sizes.rows * tiles,
-        1 if given.interpreted else min(sizes.senders, programs),
+        1 if given.interpreted else min(sizes.senders * sizes.programs, programs),
         scatter=scatter,
         interpreted=given.interpreted,
         send_block=sizes.warps * _BYTES_PER_WARP // x.itemsize,

@@ -229,7 +229,7 @@ def fence_bulk_loads(bulk: tl.constexpr, interpreted: tl.constexpr):
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def multiply(
     x,
     weight,

@@ -35,7 +35,7 @@ _CLAIMS = tl.constexpr(CLAIMS)
 _ARRIVALS = tl.constexpr(ARRIVALS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "chunk_rows", "senders"])
 def receive_multiply(
     x,
     weight,

@@ -49,7 +49,7 @@ _REDUCE_SCATTER = tl.constexpr(REDUCE_SCATTER)
 _ALL_REDUCE = tl.constexpr(ALL_REDUCE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "tiles", "slice_tiles"])
 def multiply_send(
     x,
     weight,
