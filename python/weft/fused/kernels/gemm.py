@@ -28,6 +28,7 @@ __all__ = [
     "place_of",
     "product",
     "signal",
+    "store_products",
     "store_tile",
     "tile_offsets",
 ]
@@ -229,6 +230,67 @@ def fence_bulk_loads(bulk: tl.constexpr, interpreted: tl.constexpr):
         )
 
 
+@triton.jit
+def store_products(
+    x,
+    weight,
+    out,
+    start,
+    stride,
+    above,
+    block,
+    rows,
+    columns,
+    inner,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+    block_inner: tl.constexpr,
+    group: tl.constexpr,
+    transposed: tl.constexpr,
+    bulk: tl.constexpr,
+):
+    """Computes and stores a program's tiles of the product of some rows.
+
+    One loop over the steps of all tiles: loads for the next tile are in flight while one is stored.
+
+    Its parameters:
+
+    - `out`: [block, columns].
+    - `start`, `stride`: places of the first tile in the order, and between tiles.
+    - `above`, `block`: first and number of the rows of x, which has `rows`.
+    - others as of `add_step`.
+    """
+    down, along = tl.cdiv(block, block_rows), tl.cdiv(columns, block_columns)
+    steps = tl.maximum(tl.cdiv(inner, block_inner), 1)
+    tile = start - stride
+    step, down_at, along_at = -1, 0, 0
+    total = tl.zeros([block_rows, block_columns], tl.float32)
+    for _ in tl.range(0, tl.maximum(tl.cdiv(down * along - start, stride), 0) * steps):
+        step = tl.where(step == steps - 1, 0, step + 1)
+        if step == 0:
+            tile += stride
+            down_at, along_at = place_of(tile, down, along, group)
+        # Multiples of constants: the compiler derives the alignment of stores from them.
+        row, column = down_at * block_rows, along_at * block_columns
+        total = add_step(
+            total,
+            x,
+            weight,
+            above + row,
+            column,
+            step * block_inner,
+            rows,
+            columns,
+            inner,
+            block_inner,
+            transposed,
+            bulk,
+        )
+        if step == steps - 1:
+            store_tile(out, total.to(out.dtype.element_ty), row, column, block, columns)
+            total = tl.zeros([block_rows, block_columns], tl.float32)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def multiply(
     x,
@@ -245,34 +307,21 @@ def multiply(
     bulk: tl.constexpr,
 ):
     """The product alone: the kernels with sends and receives use the same loop and order."""
-    down, along = tl.cdiv(rows, block_rows), tl.cdiv(columns, block_columns)
-    steps = tl.maximum(tl.cdiv(inner, block_inner), 1)
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    tile = program - programs
-    step, down_at, along_at = -1, 0, 0
-    total = tl.zeros([block_rows, block_columns], tl.float32)
-    # One loop over the steps of all tiles: loads for the next tile are in flight meanwhile.
-    for _ in tl.range(0, tl.cdiv(down * along - program, programs) * steps):
-        step = tl.where(step == steps - 1, 0, step + 1)
-        if step == 0:
-            tile += programs
-            down_at, along_at = place_of(tile, down, along, group)
-        # Multiples of constants: the compiler derives the alignment of stores from them.
-        row, column = down_at * block_rows, along_at * block_columns
-        total = add_step(
-            total,
-            x,
-            weight,
-            row,
-            column,
-            step * block_inner,
-            rows,
-            columns,
-            inner,
-            block_inner,
-            transposed,
-            bulk,
-        )
-        if step == steps - 1:
-            store_tile(out, total.to(out.dtype.element_ty), row, column, rows, columns)
-            total = tl.zeros([block_rows, block_columns], tl.float32)
+    store_products(
+        x,
+        weight,
+        out,
+        tl.program_id(0),
+        tl.num_programs(0),
+        0,
+        rows,
+        rows,
+        columns,
+        inner,
+        block_rows,
+        block_columns,
+        block_inner,
+        group,
+        transposed,
+        bulk,
+    )

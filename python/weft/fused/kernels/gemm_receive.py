@@ -1,9 +1,9 @@
 """Product whose rows arrive while it is computed: after an all-gather or an all-to-all.
 
 Programs below `senders` first send this rank's rows, the next rank's first: each sends its share of
-a chunk (`chunk_rows` rows), and the last sets the chunk's flag at the destination. Then all
-programs claim tiles from a counter: those of own rows first, from `x`, then those of the other
-ranks in the order of arrival, from the inbox, each after its chunk.
+a chunk (`chunk_rows` rows), and the last sets the chunk's flag at the destination. The other
+programs compute the tiles of own rows, from `x`. Then all programs claim tiles of the other ranks
+from a counter, in the order of arrival, each after its chunk, from the inbox.
 
 Words in symmetric memory, set to epochs: [ranks] entries, [ranks, MAX_SLICES] chunks by source.
 
@@ -24,6 +24,7 @@ from weft.fused.kernels.gemm import (
     fence_bulk_loads,
     place_of,
     product,
+    store_products,
     store_tile,
 )
 from weft.fused.kernels.rounds import end_round, this_round
@@ -111,31 +112,33 @@ def receive_multiply(
         )
     down, along = tl.cdiv(rows, block_rows), tl.cdiv(columns, block_columns)
     tiles = down * along
-    own_row = rank * rows if scatter else 0
-    own_rows = ranks * rows if scatter else rows
+    # Own rows: by the programs that do not send, if there are any.
+    programs = tl.num_programs(0)
+    start, stride = program, programs
+    if senders < programs:
+        start, stride = tl.where(program < senders, tiles, program - senders), programs - senders
+    fence_bulk_loads(bulk, interpreted)
+    store_products(
+        x,
+        weight,
+        out + tl.cast(rank, tl.int64) * rows * columns,
+        start,
+        stride,
+        rank * rows if scatter else 0,
+        rows,
+        ranks * rows if scatter else rows,
+        columns,
+        inner,
+        block_rows,
+        block_columns,
+        block_inner,
+        group,
+        transposed,
+        bulk,
+    )
+    # Rows of the other ranks.
     claim = state + _CLAIMS + (epoch & 1)
-    index = tl.atomic_add(claim, 1, sem="relaxed", scope="gpu")
-    while index < tiles:
-        row, column = place_of(index, down, along, group)
-        row, column = row * block_rows, column * block_columns
-        fence_bulk_loads(bulk, interpreted)
-        total = product(
-            x,
-            weight,
-            own_row + row,
-            column,
-            own_rows,
-            columns,
-            inner,
-            block_rows,
-            block_columns,
-            block_inner,
-            transposed,
-            bulk,
-        )
-        at = out + tl.cast(rank, tl.int64) * rows * columns
-        store_tile(at, total.to(out.dtype.element_ty), row, column, rows, columns)
-        index = tl.atomic_add(claim, 1, sem="relaxed", scope="gpu")
+    index = tiles + tl.atomic_add(claim, 1, sem="relaxed", scope="gpu")
     while index < ranks * tiles:
         source = wt.source_at(index // tiles, rank, ranks)
         row, column = place_of(index % tiles, down, along, group)
@@ -160,7 +163,7 @@ def receive_multiply(
         values = tl.where(fine, total, float("nan")).to(out.dtype.element_ty)
         at = out + tl.cast(source, tl.int64) * rows * columns
         store_tile(at, values, row, column, rows, columns)
-        index = tl.atomic_add(claim, 1, sem="relaxed", scope="gpu")
+        index = tiles + tl.atomic_add(claim, 1, sem="relaxed", scope="gpu")
     end_round(state, epoch)
 
 
