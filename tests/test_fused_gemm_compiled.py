@@ -29,6 +29,7 @@ LONG = default_tiling(8192, 8192, 7168, torch.float16)
 SHORT = default_tiling(4096, 7168, 1024, torch.float16)
 FEW_ROWS = default_tiling(64, 7168, 2048, torch.float16)
 WIDE = default_tiling(8192, 8192, 7168, torch.bfloat16, torch.float32)
+UNALIGNED = default_tiling(4096, 4097, 4097, torch.float16)
 SMALL = FEW_ROWS._replace(columns=64, stages=2)
 SINGLE = default_tiling(4096, 4096, 4096, torch.float32)
 
@@ -84,7 +85,7 @@ def compiled(
         "transposed": transposed,
         "bulk": bulk,
         "interpreted": False,
-        "send_block": tiling.warps * 4096 // size,
+        "send_block": tiling.warps * (4096 if bulk else 512) // size,
     }
     its = {name: value for name, value in constants.items() if name in kernel.arg_names}
     types = dict.fromkeys(("x", "weight", "received", "out", "landing"), f"*{dtype}")
@@ -177,10 +178,14 @@ def test_bfloat16_and_partials_of_float32(tmp_path: Path) -> None:
 
 
 def test_operands_without_alignment_are_loaded_by_pointers(tmp_path: Path) -> None:
-    options = SEND["reduce_scatter"]
-    made = compiled(gemm_send.multiply_send, SMALL, tmp_path, bulk=False, **options)
-    assert lint.check(made.ptx) == []
-    assert "HGMMA" in made.sass
+    for kernel, options in (
+        (gemm_send.multiply_send, SEND["reduce_scatter"]),
+        (gemm_receive.receive_multiply, RECEIVE["all_gather"]),
+    ):
+        made = compiled(kernel, UNALIGNED, tmp_path, bulk=False, **options)
+        assert lint.check(made.ptx) == []
+        assert "HGMMA" in made.sass
+        assert made.stack == 0
 
 
 def test_sizes_of_1_are_constants(tmp_path: Path) -> None:

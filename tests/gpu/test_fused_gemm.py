@@ -49,6 +49,6 @@ def test_a_rank_that_does_not_call_is_named(operator: str) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
     found = ranks.run(
-        "fused_gemm_calls.missing", 2, timeout=60, quiet=False, operator=operator, device="cuda"
+        "fused_gemm_calls.missing", 2, timeout=120, quiet=False, operator=operator, device="cuda"
     )
     interpreted.check_missing(*found)

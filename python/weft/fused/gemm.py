@@ -74,6 +74,9 @@ def default_tiling(
     """
     if dtype == torch.float32:
         return Tiling(rows=64, columns=64, inner=16, warps=4, stages=2, programs=2)
+    if inner % 8 or columns % 8:
+        # Loads of single elements take many registers.
+        return Tiling(rows=64, columns=64, inner=32, warps=4, stages=2, programs=2)
     # A tile of float32 takes twice the shared memory on its way to the peer.
     wide = partial_dtype == torch.float32
     if rows <= 64:

@@ -21,6 +21,8 @@ __all__ = ["all_gather_gemm", "all_to_all_gemm"]
 
 #: Bytes that each warp of a sending program has in flight.
 _BYTES_PER_WARP: Final = 4096
+#: The same for rows without alignment, whose elements are loaded one by one.
+_FEWER: Final = 512
 
 
 @overload
@@ -170,7 +172,7 @@ def _receive(
         1 if given.interpreted else min(sizes.senders * sizes.programs, programs),
         scatter=scatter,
         interpreted=given.interpreted,
-        send_block=sizes.warps * _BYTES_PER_WARP // x.itemsize,
+        send_block=sizes.warps * (_BYTES_PER_WARP if given.bulk else _FEWER) // x.itemsize,
         **given.blocks(sizes),
     )
     return result, its
