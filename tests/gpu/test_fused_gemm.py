@@ -23,7 +23,7 @@ def results(request: pytest.FixtureRequest) -> list[Any]:
         request.param,
         timeout=380,
         quiet=False,
-        cases=60,
+        cases=40,
         repeats=20,
         device="cuda",
     )
