@@ -54,6 +54,8 @@ class Context:
         self.cases, self.task, self.about = cases, task, about
         self.rank, self.ranks = communicator.rank, communicator.world_size
         self.gpus = visible() if device.kind == "cuda" else 0
+        #: Of vectors of collectives; of 2 bytes.
+        self.dtype: Any = device.torch.bfloat16
         #: By operation: see `collectives_sides.sides_of`.
         self.sides: dict[str, list[Side]] = {}
         #: Case whose buffers a shared arena holds.
@@ -89,7 +91,7 @@ class Context:
             timeout=HOST_SECONDS,
         )
         self._closing.append(collectives.close)
-        collectives.prepare("sum", self.device.torch.bfloat16)
+        collectives.prepare("sum", self.dtype)
         return collectives
 
     def distributed(self) -> Any:

@@ -102,7 +102,11 @@ class Side:
     def memory(self, elements: int) -> Any:
         """An uninitialised buffer."""
         name = self.context.device.name
-        return self.torch.empty(elements, dtype=self.torch.bfloat16, device=name)
+        return self.torch.empty(elements, dtype=self.context.dtype, device=name)
+
+    def operate(self, operation: str, given: Any, out: Any) -> Any:
+        """Enqueue a collective; its result, which is `given` if the side works in place."""
+        raise NotImplementedError
 
     def buffers(self, case: Case, *, in_place: bool = False) -> tuple[list[Any], list[Any]]:
         """Inputs and outputs."""
@@ -166,19 +170,20 @@ class Weft(Side):
         if self.arena is not None:
             self.arena.used = 0
         inputs, outputs = self.buffers(case)
-        collectives, options = self.collectives, self.options
-        if case.operation == "barrier":
+        collectives = self.collectives
 
-            def call(slot: int) -> None:
+        def call(slot: int) -> None:
+            if case.operation == "barrier":
                 collectives.barrier()
-
-        else:
-            operation = getattr(collectives, case.operation)
-
-            def call(slot: int) -> None:
-                operation(inputs[slot], out=outputs[slot], **options)
+            else:
+                self.operate(case.operation, inputs[slot], outputs[slot])
 
         return Bound(inputs, outputs, call, collectives.barrier)
+
+    def operate(self, operation: str, given: Any, out: Any) -> Any:
+        """Enqueue a collective into `out`."""
+        getattr(self.collectives, operation)(given, out=out, **self.options)
+        return out
 
     def memory(self, elements: int) -> Any:
         """A part of the arena, if there is one."""
@@ -205,7 +210,7 @@ class Symmetric(Weft):
     def allocate(self) -> Arena:
         """Symmetric memory for the largest case."""
         elements = arena_elements(self.context.cases, self.context.ranks)
-        return Arena(self.collectives.symmetric_empty(elements, self.torch.bfloat16))
+        return Arena(self.collectives.symmetric_empty(elements, self.context.dtype))
 
 
 class CopyEngines(Symmetric):
@@ -244,21 +249,28 @@ class Nccl(Side):
     def bind(self, case: Case) -> Bound:
         """All-reduce replaces its input."""
         inputs, outputs = self.buffers(case, in_place=case.operation == "all_reduce")
-        distributed = self.distributed
 
         def call(slot: int) -> None:
             if case.operation == "barrier":
                 self.meet()
-            elif case.operation == "all_reduce":
-                distributed.all_reduce(inputs[slot])
-            elif case.operation == "all_gather":
-                distributed.all_gather_into_tensor(outputs[slot], inputs[slot])
-            elif case.operation == "reduce_scatter":
-                distributed.reduce_scatter_tensor(outputs[slot], inputs[slot])
             else:
-                distributed.all_to_all_single(outputs[slot], inputs[slot])
+                self.operate(case.operation, inputs[slot], outputs[slot])
 
         return Bound(inputs, outputs, call, self.meet)
+
+    def operate(self, operation: str, given: Any, out: Any) -> Any:
+        """Enqueue a collective; an all-reduce is in place."""
+        distributed = self.distributed
+        if operation == "all_reduce":
+            distributed.all_reduce(given)
+            return given
+        if operation == "all_gather":
+            distributed.all_gather_into_tensor(out, given)
+        elif operation == "reduce_scatter":
+            distributed.reduce_scatter_tensor(out, given)
+        else:
+            distributed.all_to_all_single(out, given)
+        return out
 
 
 class Windows(Nccl):
@@ -275,7 +287,7 @@ class Windows(Nccl):
         self.pool = torch.cuda.MemPool(backend.mem_allocator)
         elements = arena_elements(self.context.cases, self.context.ranks)
         with torch.cuda.use_mem_pool(self.pool):
-            self.arena = Arena(torch.empty(elements, dtype=torch.bfloat16, device=name))
+            self.arena = Arena(torch.empty(elements, dtype=self.context.dtype, device=name))
         backend.register_mem_pool(self.pool, symm=True)
 
     def bind(self, case: Case) -> Bound:
@@ -307,11 +319,12 @@ class Torch(Nccl):
         self.arena, self.handle = self.context.once("torch", self.allocate)
 
     def allocate(self) -> tuple[Arena, Any]:
-        """Symmetric memory and its handle."""
+        """Symmetric memory for the largest all-reduce, and its handle."""
         symmetric = import_module("torch.distributed._symmetric_memory")
-        elements = arena_elements(self.context.cases, self.context.ranks)
+        reductions = [case for case in self.context.cases if case.operation == "all_reduce"]
+        elements = arena_elements(reductions, self.context.ranks)
         name = self.context.device.name
-        memory = symmetric.empty(elements, dtype=self.torch.bfloat16, device=name)
+        memory = symmetric.empty(elements, dtype=self.context.dtype, device=name)
         return Arena(memory), symmetric.rendezvous(memory, self.distributed.group.WORLD)
 
     def meet(self) -> None:
@@ -325,22 +338,26 @@ class Torch(Nccl):
             self.context.binding, self.arena.used = case.name, 0
         taken, made = lengths(case, self.context.ranks)
         inputs = [self.arena.take(taken) for _ in range(case.buffers)]
-        operators = self.torch.ops.symm_mem
-        group = self.distributed.group.WORLD.group_name
         if case.operation == "barrier":
             return Bound(inputs, inputs, lambda slot: self.meet(), self.meet)
-        if self.algorithm == "two_shot":
-
-            def reduce(slot: int) -> None:
-                operators.two_shot_all_reduce_(inputs[slot], "sum", group)
-
-            return Bound(inputs, inputs, reduce, self.meet)
-        outputs = [self.memory(made) for _ in range(case.buffers)]
+        outputs = inputs
+        if self.algorithm == "one_shot":
+            outputs = [self.memory(made) for _ in range(case.buffers)]
 
         def call(slot: int) -> None:
-            operators.one_shot_all_reduce_out(inputs[slot], "sum", group, outputs[slot])
+            self.operate(case.operation, inputs[slot], outputs[slot])
 
         return Bound(inputs, outputs, call, self.meet)
+
+    def operate(self, operation: str, given: Any, out: Any) -> Any:
+        """Enqueue an all-reduce of a part of the arena."""
+        group = self.distributed.group.WORLD.group_name
+        operators = self.torch.ops.symm_mem
+        if self.algorithm == "two_shot":
+            operators.two_shot_all_reduce_(given, "sum", group)
+            return given
+        operators.one_shot_all_reduce_out(given, "sum", group, out)
+        return out
 
 
 def sides_of(context: Context) -> dict[str, list[Side]]:

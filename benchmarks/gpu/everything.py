@@ -53,11 +53,13 @@ def stages(device: str, ranks: int, directory: Path | None) -> list[Stage]:
 
     short = device == "twin"
     few = ["--cases", "all_reduce 1K"] if short else []
+    products = ["--cases", "gemv"] if short else []
     steps = ["--cases", "decode 4096 1"] if short else []
     small = ["--sizes", "0.25", "--pieces", "0.125", "--calls", "2"] if short else []
     moe = [sys.executable, "-m", "weft", "bench", "moe", *of_device, *of_ranks]
     found = [
         Stage("collectives", 0.35, own("collectives", *of_ranks, *few, *results("collectives"))),
+        Stage("fused", 0.35, own("fused", *of_ranks, *products, *results("fused"))),
         Stage("training", 0.4, own("training", *of_ranks, *steps, *results("training"))),
         Stage(
             "moe",

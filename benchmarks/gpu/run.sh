@@ -6,15 +6,16 @@
 #     benchmarks/gpu/run.sh all [--budget SECONDS] [--ranks N]
 #     benchmarks/gpu/run.sh bench [--budget SECONDS] [--cases NAMES] [--ranks N] [--record FILE]
 #     benchmarks/gpu/run.sh collectives [--budget SECONDS] [--cases NAMES | --sweep] [--ranks N]
+#     benchmarks/gpu/run.sh fused [--budget SECONDS] [--cases NAMES] [--ranks N]
 #     benchmarks/gpu/run.sh training [--budget SECONDS] [--cases NAMES] [--ranks N]
 #
 # A failed case of a benchmark is recorded as failed, and the other cases run.
 set -euo pipefail
 what=${1:-}
 case $what in
-all | test | bench | collectives | training) shift ;;
+all | test | bench | collectives | fused | training) shift ;;
 *)
-    sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac
@@ -65,6 +66,9 @@ bench)
     ;;
 collectives)
     exec "$python" benchmarks/gpu/collectives.py "$@"
+    ;;
+fused)
+    exec "$python" benchmarks/gpu/fused.py "$@"
     ;;
 training)
     exec "$python" benchmarks/gpu/training.py "$@"

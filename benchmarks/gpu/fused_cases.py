@@ -1,0 +1,284 @@
+"""Cases of the benchmark of fused operators."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from itertools import product, zip_longest
+from typing import TYPE_CHECKING, Any, Final
+
+from collectives_cases import Case as Exchange
+from collectives_cases import named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["CASES", "Case", "choose", "tiny"]
+
+#: Bytes that lie between two uses of the same weights: three times an H200's L2.
+APART: Final = 150 << 20
+#: Most ranks of one host: the fewest bytes of weights that a rank may have.
+MOST_RANKS: Final = 8
+#: Operators by the collective that does the same apart from the computation.
+COLLECTIVES: Final = {
+    "embedding_all_to_all": "all_to_all",
+    "gemv_all_reduce": "all_reduce",
+    "all_reduce_rms_norm": "all_reduce",
+    "gemm_all_to_all": "all_to_all",
+    "gemm_reduce_scatter": "reduce_scatter",
+    "gemm_all_reduce": "all_reduce",
+    "all_gather_gemm": "all_gather",
+    "all_to_all_gemm": "all_to_all",
+}
+#: Operators whose collective comes before the computation.
+GATHERED: Final = ("all_reduce_rms_norm", "all_gather_gemm", "all_to_all_gemm")
+
+DIMENSIONS: Final = (128, 64, 256)
+TABLES: Final = (8, 64)
+BATCHES: Final = (4096, 16384, 512, 65536)
+POOLINGS: Final = (10, 1, 4, 70)
+#: Rows of a table.
+TABLE_ROWS: Final = 1_000_000
+TOKENS: Final = (1, 4, 16)
+#: Hidden and inner size of all ranks together, of the projections before an all-reduce.
+PROJECTIONS: Final = {
+    "70B down_proj": (8192, 28672),
+    "8B o_proj": (4096, 4096),
+    "70B o_proj": (8192, 8192),
+    "8B down_proj": (4096, 14336),
+}
+NORM_TOKENS: Final = (32, 128, 1, 8, 64)
+NORM_HIDDEN: Final = 8192
+ROWS: Final = (4096, 1024, 16384, 128)
+#: Columns and inner size of all ranks together, by operator and model. An expert is on one rank.
+LAYERS: Final = {
+    ("gemm_all_to_all", "deepseek-v3"): (7168, 2048),
+    ("gemm_reduce_scatter", "llama-70b"): (8192, 28672),
+    ("all_gather_gemm", "llama-70b"): (57344, 8192),
+    ("gemm_all_reduce", "llama-70b"): (8192, 28672),
+    ("gemm_all_to_all", "mixtral"): (4096, 14336),
+    ("all_to_all_gemm", "deepseek-v3"): (4096, 7168),
+    ("gemm_reduce_scatter", "mixtral"): (4096, 14336),
+    ("all_gather_gemm", "mixtral"): (28672, 4096),
+    ("gemm_all_reduce", "mixtral"): (4096, 14336),
+    ("gemm_reduce_scatter", "deepseek-v3"): (7168, 18432),
+    ("all_gather_gemm", "deepseek-v3"): (36864, 7168),
+    ("gemm_all_reduce", "deepseek-v3"): (7168, 18432),
+    ("all_to_all_gemm", "mixtral"): (28672, 4096),
+}
+#: Small shapes by kind, for the twin and for a short test of GPUs.
+TINY: Final[dict[str, dict[str, int]]] = {
+    "embedding": {"tables": 3, "dim": 8, "batch": 8, "pooling": 3, "rows": 50},
+    "gemv": {"hidden": 64, "inner": 128, "tokens": 2},
+    "norm": {"hidden": 64, "tokens": 4},
+    "gemm": {"rows": 16, "columns": 64, "inner": 128},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator at one shape, by all sides in turn."""
+
+    name: str
+    #: "embedding", "gemv", "norm" or "gemm".
+    kind: str
+    #: Function of `weft.fused`: key of `COLLECTIVES`.
+    operator: str
+    #: Sizes of all ranks together; `tables` and `rows` of an all-to-all of products are of a rank.
+    shape: dict[str, int]
+    #: Calls of a graph, over as many buffers as `buffers` returns.
+    calls: int = 10
+    #: Fewest replays of a side.
+    replays: int = 20
+    #: Estimate, to skip a case for which too little time is left, and time limit; in seconds.
+    seconds: float = 5.0
+    limit: float = 90.0
+
+    @property
+    def collective(self) -> str:
+        """The collective that does the same apart from the computation."""
+        return COLLECTIVES[self.operator]
+
+    @property
+    def is_gathered(self) -> bool:
+        """True if the collective comes before the computation."""
+        return self.operator in GATHERED
+
+    @property
+    def buffers(self) -> int:
+        """Inputs and weights that the calls of a graph rotate over: a divisor of `calls`."""
+        shape = self.shape
+        if self.kind == "embedding":
+            # Sets of indices are made anew before each replay.
+            each = 4 * shape["tables"] * shape["batch"] * shape["pooling"]
+        elif self.kind == "norm":
+            # Sums replace inputs, and are not summed again.
+            each = 1
+        else:
+            columns, inner = shape.get("columns", shape.get("hidden", 0)), shape["inner"]
+            each = 2 * columns * inner // MOST_RANKS
+        needed = min(self.calls, max(2, -(-APART // each)))
+        return next(n for n in range(needed, self.calls + 1) if self.calls % n == 0)
+
+    def vector(self, ranks: int) -> int:
+        """Elements of the whole output of an all-gather, of a rank's input of other collectives."""
+        shape = self.shape
+        if self.kind == "embedding":
+            return shape["batch"] * shape["tables"] * shape["dim"]
+        if self.kind in ("gemv", "norm"):
+            return shape["tokens"] * shape["hidden"]
+        return shape["rows"] * shape["inner" if self.is_gathered else "columns"]
+
+    def exchange(self, ranks: int) -> Exchange:
+        """The collective as a case of the benchmark of collectives."""
+        return Exchange(
+            self.name,
+            operation=self.collective,
+            bytes=2 * self.vector(ranks),
+            calls=self.buffers,
+            apart=1 << 60,
+        )
+
+    def local(self, ranks: int) -> tuple[int, int]:
+        """Columns and inner size of a rank's weights."""
+        shape = self.shape
+        columns, inner = shape.get("columns", shape.get("hidden", 0)), shape.get("inner", 1)
+        if self.operator == "all_gather_gemm":
+            return columns // ranks, inner
+        if self.collective in ("all_reduce", "reduce_scatter") and self.kind != "norm":
+            return columns, inner // ranks
+        return columns, inner
+
+    def unable(self, ranks: int, free: int | None) -> str | None:
+        """Reason for which ranks cannot run it; None if they can.
+
+        Args:
+            ranks: number of them.
+            free: bytes of memory; None if not known.
+        """
+        shape = self.shape
+        split = {"embedding": "batch", "gemv": "inner", "gemm": "rows", "norm": "hidden"}[self.kind]
+        multiples = {split: ranks}
+        if self.operator in ("gemv_all_reduce", "gemm_reduce_scatter", "gemm_all_reduce"):
+            multiples["inner"] = 8 * ranks
+        if self.operator == "all_gather_gemm":
+            multiples["columns"] = 8 * ranks
+        for name, multiple in multiples.items():
+            if shape[name] % multiple:
+                return f"{ranks} ranks: expected {name} {shape[name]} as a multiple of {multiple}"
+        if free is not None and (needed := self.bytes(ranks)) > free:
+            return f"needs {needed >> 30} GiB of the GPU, and {free >> 30} GiB are free"
+        return None
+
+    def bytes(self, ranks: int) -> int:
+        """Estimate of memory: weights, inputs, and results of several sides."""
+        shape, buffers = self.shape, self.buffers
+        vectors = 8 * buffers * 2 * self.vector(ranks)
+        if self.kind == "embedding":
+            indices = 2 * 4 * shape["tables"] * shape["batch"] * shape["pooling"]
+            table = 2 * shape["rows"] * shape["dim"]
+            return vectors + buffers * indices + (shape["tables"] + 4) * table
+        columns, inner = self.local(ranks)
+        rows = shape.get("rows", shape.get("tokens", 0))
+        product = 4 * buffers * 2 * rows * columns if self.is_gathered else 0
+        # The reference is in float32, with weights and inputs of every rank in turn.
+        return (
+            vectors + product + (2 * buffers + 6) * (columns + rows) * inner + 12 * rows * columns
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Case:
+        """The inverse of `to_json`."""
+        return cls(**fields)
+
+
+def timed(name: str, kind: str, operator: str, shape: dict[str, int]) -> Case:
+    """Case with as many calls and replays as an H200 on two ranks has time for."""
+    case = Case(name, kind, operator, shape)
+    if kind == "embedding":
+        rows = shape["tables"] * shape["batch"] * shape["pooling"]
+        microseconds = rows * shape["dim"] * 2 / 2.5e6 + case.vector(2) / 3e5
+    elif kind == "norm":
+        microseconds = 10.0
+    else:
+        columns, inner = case.local(2)
+        rows = shape.get("rows", shape.get("tokens", 0))
+        microseconds = max(2 * rows * columns * inner / 6e8, 2 * columns * inner / 4e6)
+        microseconds += case.vector(2) / 3e5
+    calls = 10 if microseconds < 2000 else 2
+    replays = 20 if calls * microseconds < 10_000 else 8
+    seconds = 4.0 + 12 * (replays + 4) * calls * microseconds / 1e6
+    return Case(name, kind, operator, shape, calls, replays, seconds)
+
+
+def embedding() -> Iterator[Case]:
+    """Tables with pooling, those of ranking models of usual sizes first."""
+    shapes = sorted(
+        product(TABLES, DIMENSIONS, BATCHES, POOLINGS),
+        key=lambda shape: sum(
+            values.index(value)
+            for values, value in zip((TABLES, DIMENSIONS, BATCHES, POOLINGS), shape, strict=True)
+        ),
+    )
+    for tables, dim, batch, pooling in shapes:
+        name = f"embedding {tables}x{dim} batch {batch} pooling {pooling}"
+        shape = {"tables": tables, "dim": dim, "batch": batch, "pooling": pooling}
+        yield timed(name, "embedding", "embedding_all_to_all", shape | {"rows": TABLE_ROWS})
+
+
+def gemv() -> Iterator[Case]:
+    """Projections before an all-reduce, at decode."""
+    for tokens, (layer, (hidden, inner)) in product(TOKENS, PROJECTIONS.items()):
+        shape = {"hidden": hidden, "inner": inner, "tokens": tokens}
+        yield timed(f"gemv {layer} {tokens}", "gemv", "gemv_all_reduce", shape)
+
+
+def norm() -> Iterator[Case]:
+    """All-reduce with residual and RMS norm."""
+    for tokens in NORM_TOKENS:
+        shape = {"hidden": NORM_HIDDEN, "tokens": tokens}
+        yield timed(f"norm {NORM_HIDDEN} {tokens}", "norm", "all_reduce_rms_norm", shape)
+
+
+def gemm() -> Iterator[Case]:
+    """Products beside their collectives."""
+    for rows, ((operator, model), (columns, inner)) in product(ROWS, LAYERS.items()):
+        shape = {"rows": rows, "columns": columns, "inner": inner}
+        yield timed(f"{operator} {model} {rows}", "gemm", operator, shape)
+
+
+def in_turn(*groups: Iterable[Case]) -> Iterator[Case]:
+    """One of each group after the other, so that a short run has some of every group."""
+    for each in zip_longest(*groups):
+        yield from (case for case in each if case is not None)
+
+
+#: The order is that of the run: the most important first.
+CASES: Final = tuple(in_turn(embedding(), gemm(), gemv(), norm()))
+
+
+def choose(names: str | None) -> list[Case]:
+    """Cases by kinds, full names or first words, with commas; by default all.
+
+    Raises:
+        ValueError: if a name matches no case.
+    """
+    if names is None:
+        return list(CASES)
+    chosen: dict[str, Case] = {}
+    for name in names.split(","):
+        of_kind = [case for case in CASES if case.kind == name.strip()]
+        chosen |= {case.name: case for case in of_kind or named(name, CASES)}
+    return list(chosen.values())
+
+
+def tiny(cases: list[Case]) -> list[Case]:
+    """The first case of each operator with a small shape and few replays."""
+    found: dict[str, Case] = {}
+    for case in cases:
+        small = replace(case, shape=dict(TINY[case.kind]), calls=4, replays=4, seconds=1.0)
+        found.setdefault(case.operator, small)
+    return list(found.values())

@@ -1,0 +1,343 @@
+"""Inputs, weights, computations and references of the benchmark of fused operators.
+
+Every rank makes the same values for a rank, so references need no communication. Sums of references
+are in float32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from fused_norm import add_and_norm
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fused_cases import Case
+    from fused_context import Context
+
+__all__ = ["DATA", "Data", "Reference"]
+
+#: Unit roundoff of bfloat16, to which addends and results may be rounded.
+ROUNDOFF: Final = 2.0**-8
+#: Elements of an intermediate of a reference.
+PIECE: Final = 1 << 25
+#: Bytes of rows of tables that replays read in turn, more than the L2 holds.
+TOUCHED: Final = 150 << 20
+EPSILON: Final = 1e-6
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Reference:
+    """Results of a slot, with the sums of their addends' magnitudes, in float32."""
+
+    def __init__(self, totals: Tensors, magnitudes: Tensors, roundings: int) -> None:
+        self.totals, self.magnitudes, self.roundings = totals, magnitudes, roundings
+
+    def judge(self, results: Tensors) -> float:
+        """Largest error over its bound; infinity for NaN and for another shape."""
+        share = 0.0
+        for result, total, magnitude in zip(results, self.totals, self.magnitudes, strict=True):
+            if result.shape != total.shape:
+                return float("inf")
+            step = max(1, PIECE // max(1, total[:1].numel()))
+            for at in range(0, total.shape[0], step):
+                piece = slice(at, at + step)
+                bound = magnitude[piece] * (self.roundings * ROUNDOFF) + 2.0**-20
+                error = (result[piece].float() - total[piece]).abs_().div_(bound).max().item()
+                if not error < float("inf"):
+                    return float("inf")
+                share = max(share, error)
+        return share
+
+
+class Data:
+    """Tensors of a case on this rank, which all sides share.
+
+    Attributes:
+        word: noun of the computation, in names of sides.
+        computations: of Weft and other libraries, by name: of a slot, of what the collective
+            returned or None, and of a tensor for the result or None; they return the result.
+        references: by slot: the first and the last one.
+    """
+
+    word = ""
+
+    def __init__(self, context: Context, case: Case) -> None:
+        self.context, self.case = context, case
+        self.device, self.dtype = context.device.name, context.dtype
+        self.rank, self.ranks, self.slots = context.rank, context.ranks, case.buffers
+        self.computations: dict[str, Callable[..., Any]] = {}
+        self.make()
+        self.references = {
+            slot: self.reference(slot) for slot in dict.fromkeys((0, self.slots - 1))
+        }
+
+    def make(self) -> None:
+        """Allocate and fill the tensors."""
+        raise NotImplementedError
+
+    def reference(self, slot: int) -> Reference:
+        """Results that every side must have."""
+        raise NotImplementedError
+
+    def fused(self, slot: int, out: Any = None) -> Any:
+        """Call the fused operator; its result, which is `out` if products are given it."""
+        raise NotImplementedError
+
+    def load(self, slot: int) -> torch.Tensor:
+        """Input of a collective that comes before the computation."""
+        raise NotImplementedError
+
+    def refill(self, name: str, turn: int) -> None:
+        """Make inputs of the computations of `name` for a replay, the same for an equal turn."""
+
+    def arrange(self, result: torch.Tensor) -> torch.Tensor:
+        """A result, which may be the output of the collective, as the reference has it."""
+        return result
+
+    def values(self, key: int, rank: int, slot: int, *shape: int) -> torch.Tensor:
+        """Uniform values in [-1, 1), the same on all ranks for an equal key, rank and slot."""
+        seed = ((key * 64 + rank) << 20) + slot
+        source = torch.Generator(self.device).manual_seed(seed)
+        made = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return made.uniform_(-1, 1, generator=source)
+
+
+class Embedding(Data):
+    """Tables of this rank, and indices of the batch of all ranks."""
+
+    word = "pool"
+
+    def make(self) -> None:
+        shape = self.case.shape
+        self.tables, self.dim, self.rows = shape["tables"], shape["dim"], shape["rows"]
+        self.batch, self.pooling = shape["batch"], shape["pooling"]
+        self.local = self.batch // self.ranks
+        size = (self.tables, self.rows, self.dim)
+        stacked = torch.empty(size, dtype=self.dtype, device=self.device)
+        for table in range(self.tables):
+            stacked[table] = self.table(self.rank, table)
+        self.weights, self.stacked = list(stacked.unbind(0)), stacked.view(-1, self.dim)
+        count = self.tables * self.batch * self.pooling
+        self.indices = [self.integers(count) for _ in range(self.slots)]
+        #: For torch: bags of one sample are neighbours, and tables lie behind each other.
+        self.stacked_indices = [self.integers(count) for _ in range(self.slots)]
+        ends = torch.arange(0, count + 1, self.pooling, dtype=torch.int32, device=self.device)
+        self.offsets, self.begins = ends, ends[:-1]
+        touched = 2 * count * self.dim * self.slots
+        self.turns = -(-TOUCHED // touched)
+        #: By name of a computation: the last turn of its indices.
+        self.drawn: dict[str, int] = {}
+        self.operator: Any = None
+        self.computations = {"weft": self.pool, "torch": self.bag}
+        for name in self.computations:
+            self.refill(name, 0)
+
+    def table(self, rank: int, table: int) -> torch.Tensor:
+        return self.values(1 + table, rank, 0, self.rows, self.dim)
+
+    def integers(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.int32, device=self.device)
+
+    def refill(self, name: str, turn: int) -> None:
+        if self.drawn.get(name) == (turn := turn % self.turns):
+            return
+        self.drawn[name] = turn
+        chosen = self.indices if name == "weft" else self.stacked_indices
+        for slot, indices in enumerate(chosen):
+            self.draw(indices, self.rank, slot, turn)
+            if name != "weft":
+                by_table = indices.view(self.tables, self.batch, self.pooling)
+                first = torch.arange(self.tables, dtype=torch.int32, device=self.device)
+                shifted = by_table + first.mul_(self.rows)[:, None, None]
+                indices.view(self.batch, self.tables, self.pooling).copy_(shifted.transpose(0, 1))
+
+    def draw(self, out: torch.Tensor, rank: int, slot: int, turn: int) -> None:
+        """Indices of a rank's tables, [tables, batch, pooling]."""
+        source = torch.Generator(self.device).manual_seed((rank << 40) + (turn << 20) + slot)
+        out.random_(0, self.rows, generator=source)
+
+    def reference(self, slot: int) -> Reference:
+        columns = self.ranks * self.tables * self.dim
+        total = torch.empty((self.local, columns), dtype=torch.float32, device=self.device)
+        drawn = self.integers(self.tables * self.batch * self.pooling)
+        step = max(1, PIECE // (self.pooling * self.dim))
+        begin = self.rank * self.local
+        for rank in range(self.ranks):
+            self.draw(drawn, rank, slot, 0)
+            bags = drawn.view(self.tables, self.batch, self.pooling)[:, begin : begin + self.local]
+            for number in range(self.tables):
+                own = rank == self.rank
+                table = self.weights[number] if own else self.table(rank, number)
+                at = (rank * self.tables + number) * self.dim
+                for row in range(0, self.local, step):
+                    chosen = bags[number, row : row + step]
+                    made = table[chosen.long()].float().sum(1)
+                    total[row : row + step, at : at + self.dim] = made
+        # A sum of values up to 1, in float32 and rounded once.
+        return Reference((total,), (total.abs().add_(self.pooling * 1e-3),), 1)
+
+    def open(self) -> Any:
+        """The operator, which ranks make together."""
+        if self.operator is None:
+            self.operator = self.context.fused.EmbeddingAllToAll(
+                self.weights, communicator=self.context.communicator
+            )
+        return self.operator
+
+    def fused(self, slot: int, out: Any = None) -> Any:
+        return self.open()(self.indices[slot], self.offsets)
+
+    def pool(self, slot: int, received: Any, out: Any) -> Any:
+        return self.open().pool(self.indices[slot], self.offsets)
+
+    def bag(self, slot: int, received: Any, out: Any) -> Any:
+        indices = self.stacked_indices[slot]
+        return functional.embedding_bag(indices, self.stacked, self.begins, mode="sum")
+
+    def arrange(self, result: torch.Tensor) -> torch.Tensor:
+        if result.dim() != 1:
+            return result.view(self.local, -1)
+        # The collective leaves the parts of one source together.
+        by_source = result.view(self.ranks, self.local, self.tables * self.dim)
+        return by_source.transpose(0, 1).reshape(self.local, -1)
+
+
+class Product(Data):
+    """Inputs and weights of a product: of a few tokens, or of many rows."""
+
+    word = "gemm"
+
+    def make(self) -> None:
+        shape, case = self.case.shape, self.case
+        self.rows = shape["rows"] if case.kind == "gemm" else shape["tokens"]
+        self.columns, self.inner = case.local(self.ranks)
+        slots = range(self.slots)
+        self.inputs = [self.input(self.rank, slot) for slot in slots]
+        self.weights = [self.weight(self.rank, slot) for slot in slots]
+        self.computations = {"weft": self.multiply, "torch": self.multiply_by_torch}
+
+    def input(self, rank: int, slot: int) -> torch.Tensor:
+        rows = self.rows
+        if self.case.operator == "all_gather_gemm":
+            rows //= self.ranks
+        return self.values(1, rank, slot, rows, self.inner)
+
+    def weight(self, rank: int, slot: int) -> torch.Tensor:
+        made = self.values(2, rank, slot, self.columns, self.inner)
+        return made.mul_((9 / self.inner) ** 0.5)
+
+    def reference(self, slot: int) -> Reference:
+        case, ranks = self.case, range(self.ranks)
+        if case.is_gathered:
+            inputs = [self.input(rank, slot) for rank in ranks]
+            if case.collective == "all_to_all":
+                inputs = [each.chunk(self.ranks)[self.rank] for each in inputs]
+            parts = [torch.cat(inputs).float() @ self.weights[slot].float().t()]
+        else:
+            parts = []
+            for rank in ranks:
+                given = self.input(rank, slot)
+                if case.collective != "all_reduce":
+                    given = given.chunk(self.ranks)[self.rank]
+                parts.append(given.float() @ self.weight(rank, slot).float().t())
+            if case.collective == "all_to_all":
+                parts = [torch.cat(parts)]
+        total = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+        magnitude = sum((part.abs() for part in parts), torch.zeros_like(total))
+        # Addends, results and parts of products, whose standard deviation is 1, may be rounded.
+        return Reference((total,), (magnitude.add_(1.0),), 1 + len(parts))
+
+    def fused(self, slot: int, out: Any = None) -> Any:
+        operator = getattr(self.context.fused, self.case.operator)
+        return operator(
+            self.inputs[slot],
+            self.weights[slot],
+            out=None if out is None else out.view(-1, self.columns),
+            communicator=self.context.communicator,
+        )
+
+    def multiply(self, slot: int, received: Any, out: Any) -> Any:
+        given = self.inputs[slot] if received is None else received.view(-1, self.inner)
+        out = None if out is None else out.view(given.shape[0], self.columns)
+        return self.context.fused.gemm(given, self.weights[slot], out=out)
+
+    def multiply_by_torch(self, slot: int, received: Any, out: Any) -> Any:
+        given = self.inputs[slot] if received is None else received.view(-1, self.inner)
+        weight = self.weights[slot]
+        if out is None:
+            return functional.linear(given, weight)
+        return torch.mm(given, weight.t(), out=out.view(given.shape[0], self.columns))
+
+    def load(self, slot: int) -> torch.Tensor:
+        return self.inputs[slot]
+
+    def arrange(self, result: torch.Tensor) -> torch.Tensor:
+        return result.view(-1, self.columns)
+
+
+class Gemv(Product):
+    """Inputs and weights of a product of a few tokens."""
+
+    word = "gemv"
+
+    def multiply(self, slot: int, received: Any, out: Any) -> Any:
+        out = None if out is None else out.view(self.rows, self.columns)
+        return self.context.fused.gemv(self.inputs[slot], self.weights[slot], out=out)
+
+
+class Norm(Data):
+    """Partial sums, residual and weights of an RMS norm."""
+
+    word = "norm"
+
+    def make(self) -> None:
+        shape = self.case.shape
+        self.tokens, self.hidden = shape["tokens"], shape["hidden"]
+        slots = range(self.slots)
+        self.partials = [self.partial(self.rank, slot) for slot in slots]
+        self.residuals = [self.values(2, 0, slot, self.tokens, self.hidden) for slot in slots]
+        self.weight = self.values(3, 0, 0, self.hidden)
+        self.computations = {"triton": self.norm}
+
+    def partial(self, rank: int, slot: int) -> torch.Tensor:
+        return self.values(1, rank, slot, self.tokens, self.hidden)
+
+    def reference(self, slot: int) -> Reference:
+        parts = [self.partial(rank, slot).float() for rank in range(self.ranks)]
+        residual, weight = self.residuals[slot].float(), self.weight.float()
+        total = torch.stack([*parts, residual]).sum(0)
+        magnitude = torch.stack([*parts, residual]).abs().sum(0)
+        scale = (total.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * weight
+        return Reference(
+            (total * scale, total), (magnitude * scale.abs() + 1e-3, magnitude), self.ranks + 3
+        )
+
+    def fused(self, slot: int, out: Any = None) -> Any:
+        return self.context.fused.all_reduce_rms_norm(
+            self.partials[slot],
+            self.residuals[slot],
+            self.weight,
+            eps=EPSILON,
+            communicator=self.context.communicator,
+        )
+
+    def norm(self, slot: int, received: Any, out: Any) -> Any:
+        given = self.partials[slot] if received is None else received.view_as(self.partials[slot])
+        return add_and_norm(given, self.residuals[slot], self.weight, EPSILON)
+
+    def load(self, slot: int) -> torch.Tensor:
+        return self.partials[slot]
+
+
+#: By kind of case.
+DATA: Final[dict[str, type[Data]]] = {
+    "embedding": Embedding,
+    "gemv": Gemv,
+    "norm": Norm,
+    "gemm": Product,
+}

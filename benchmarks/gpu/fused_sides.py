@@ -1,0 +1,251 @@
+"""Sides of the benchmark of fused operators.
+
+The fused operator; a computation and then a collective, by each library; the operators of torch's
+asynchronous tensor parallelism; and the parts alone. Weft's own computation is the fused kernel
+without its communication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from collectives_sides import Nccl, Side
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from collectives_sides import Bound
+    from fused_context import Context
+    from fused_data import Data
+
+__all__ = ["Calls", "Way", "sides_of"]
+
+
+@dataclass
+class Calls:
+    """A case on a side's memory."""
+
+    #: Enqueue the operation on a slot; its result, or a tuple of them.
+    run: Callable[[int], Any]
+    #: Enqueue what makes the inputs of a replay, by its number.
+    refill: Callable[[int], None]
+    #: Enqueue a rendezvous of all ranks.
+    meet: Callable[[], None]
+    #: By slot: the last results.
+    results: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+
+    def call(self, slot: int) -> None:
+        """Enqueue the operation and keep its results."""
+        made = self.run(slot)
+        self.results[slot] = made if isinstance(made, tuple) else (made,)
+
+
+class Way(Side):
+    """One way to do a case, or a part of it."""
+
+    #: False for a part alone, which has no result of the case.
+    is_whole = True
+
+    def __init__(self, context: Context, data: Data) -> None:
+        super().__init__(context)
+        self.data, self.case, self.meet = data, data.case, context.meet
+
+    def bind(self, case: Any) -> Any:
+        """Calls on buffers of their own; a collective call."""
+        return self.calls()
+
+    def calls(self) -> Calls:
+        """Allocate buffers and return the calls; a collective call."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise the error that the device recorded, after `synchronise`."""
+        if self.ours:
+            import_module("weft").check()
+
+
+class Fused(Way):
+    """The operator of `weft.fused`."""
+
+    name = "fused"
+    ours = True
+
+    def calls(self) -> Calls:
+        """Results are the operator's own."""
+        data = self.data
+        return Calls(data.fused, lambda turn: data.refill("weft", turn), self.meet)
+
+
+class Computed(Way):
+    """A computation alone: of Weft or of torch."""
+
+    is_whole = False
+
+    def __init__(self, context: Context, data: Data, library: str) -> None:
+        super().__init__(context, data)
+        self.library, self.name = library, f"{library} {data.word}"
+        self.ours = library == "weft"
+
+    def calls(self) -> Calls:
+        """Of the inputs for a collective, or of what it would return."""
+        data, compute = self.data, self.data.computations[self.library]
+        received: list[Any] = [None] * self.case.buffers
+        if self.case.is_gathered:
+            parts = data.ranks if self.case.collective == "all_gather" else 1
+            shards = [data.load(slot) for slot in range(self.case.buffers)]
+            received = [self.torch.cat([shard] * parts) for shard in shards]
+        return Calls(
+            lambda slot: compute(slot, received[slot], None),
+            lambda turn: data.refill(self.library, turn),
+            self.meet,
+        )
+
+
+class Exchanged(Way):
+    """A collective alone, by a library."""
+
+    is_whole = False
+
+    def __init__(self, context: Context, data: Data, side: Side, bounds: dict[str, Bound]) -> None:
+        super().__init__(context, data)
+        self.side, self.bounds = side, bounds
+        self.name = f"{side.name} alone"
+        self.ours = side.ours
+
+    def unable(self, case: Any) -> str | None:
+        """The reason of the library."""
+        return self.side.unable(self.case.exchange(self.context.ranks))
+
+    def start(self) -> None:
+        """Set up the library."""
+        self.side.ready()
+
+    def bound(self) -> Bound:
+        """Buffers of the library for this case, which sides use in turn."""
+        if self.side.name not in self.bounds:
+            made = self.side.bind(self.case.exchange(self.context.ranks))
+            for each in made.inputs:
+                each.zero_()
+            self.bounds[self.side.name] = made
+        return self.bounds[self.side.name]
+
+    def calls(self) -> Calls:
+        """Of buffers as they are."""
+        return Calls(self.bound().call, lambda turn: None, self.meet)
+
+    def check(self) -> None:
+        """Raise the error that the device recorded, after `synchronise`."""
+        super().check()
+        self.side.check()
+
+
+class FusedSymmetric(Exchanged):
+    """The operator of `weft.fused` with results in symmetric memory, into which peers store."""
+
+    is_whole = True
+
+    def __init__(
+        self, context: Context, data: Data, side: Side, bounds: dict[str, Bound]
+    ) -> None:
+        super().__init__(context, data, side, bounds)
+        self.name = "fused symmetric"
+
+    def calls(self) -> Calls:
+        """Results are parts of the memory of Weft's side."""
+        data, outputs = self.data, self.bound().outputs
+        return Calls(
+            lambda slot: data.fused(slot, outputs[slot]),
+            lambda turn: data.refill("weft", turn),
+            self.meet,
+        )
+
+
+class Composed(Exchanged):
+    """A computation, and the collective after or before it."""
+
+    is_whole = True
+
+    def __init__(
+        self, context: Context, data: Data, library: str, side: Side, bounds: dict[str, Bound]
+    ) -> None:
+        super().__init__(context, data, side, bounds)
+        self.library, self.name = library, f"{library} {data.word} + {side.name}"
+        self.ours = library == "weft" or side.ours
+
+    def calls(self) -> Calls:
+        """The output of the first is the input of the second, where its memory permits it."""
+        data, bound = self.data, self.bound()
+        compute, operation = data.computations[self.library], self.case.collective
+        operate, is_reduction = self.side.operate, "reduce" in operation
+
+        def after(slot: int) -> Any:
+            given = bound.inputs[slot]
+            made = compute(slot, None, given).view(-1)
+            # Addends may have to be symmetric.
+            if is_reduction and made.data_ptr() != given.data_ptr():
+                made = given.copy_(made)
+            return operate(operation, made, bound.outputs[slot])
+
+        def before(slot: int) -> Any:
+            received = operate(operation, bound.inputs[slot], bound.outputs[slot])
+            return compute(slot, received, None)
+
+        def refill(turn: int) -> None:
+            data.refill(self.library, turn)
+            # Other sides use these buffers too, and sums may replace their addends.
+            if self.case.is_gathered:
+                for slot, given in enumerate(bound.inputs):
+                    given.copy_(data.load(slot).view(-1))
+
+        return Calls(before if self.case.is_gathered else after, refill, self.meet)
+
+
+class Pipelined(Way):
+    """Operators of torch's asynchronous tensor parallelism, on its symmetric memory."""
+
+    name = "torch pipelined"
+
+    def unable(self, case: Any) -> str | None:
+        """NCCL takes one rank for each GPU."""
+        return Nccl.unable(self, case)  # type: ignore[arg-type]
+
+    def start(self) -> None:
+        """Join the group, and allow symmetric memory of torch on it."""
+        self.group = self.context.distributed().group.WORLD.group_name
+        symmetric: Any = import_module("torch.distributed._symmetric_memory")
+        symmetric.enable_symm_mem_for_group(self.group)
+
+    def calls(self) -> Calls:
+        """Products with transposed weights."""
+        data: Any = self.data
+        group, operators = self.group, self.torch.ops.symm_mem
+
+        def gather(slot: int) -> Any:
+            weights = [data.weights[slot].t()]
+            return operators.fused_all_gather_matmul(data.inputs[slot], weights, 0, group)[1][0]
+
+        def scatter(slot: int) -> Any:
+            given, weights = data.inputs[slot], data.weights[slot].t()
+            return operators.fused_matmul_reduce_scatter(given, weights, "sum", 0, group)
+
+        is_gather = self.case.operator == "all_gather_gemm"
+        return Calls(gather if is_gather else scatter, lambda turn: None, self.meet)
+
+
+def sides_of(context: Context, data: Data) -> list[Way]:
+    """All sides of a case: the fused operator, the other wholes, then the parts."""
+    bounds: dict[str, Bound] = {}
+    case, libraries = data.case, list(data.computations)
+    exchanges = context.exchanges(case.collective)
+    found: list[Way] = [Fused(context, data)]
+    if case.operator in ("gemm_all_to_all", "gemm_all_reduce"):
+        found.append(FusedSymmetric(context, data, exchanges[0], bounds))
+    for library in libraries:
+        found += [Composed(context, data, library, side, bounds) for side in exchanges]
+    if case.operator in ("all_gather_gemm", "gemm_reduce_scatter") and context.gpus:
+        found.append(Pipelined(context, data))
+    found += [Computed(context, data, library) for library in libraries]
+    found += [Exchanged(context, data, side, bounds) for side in exchanges]
+    return found
