@@ -43,6 +43,7 @@ PAGES = {
     "speed": Page("docs/speed.md", "benchmarks/speed_page.py"),
     "gpu": Page("docs/gpu.md", "benchmarks/gpu_page.py"),
     "gpu-collectives": Page("docs/gpu-collectives.md", "benchmarks/gpu_collectives_page.py"),
+    "fused": Page("docs/fused.md", "benchmarks/fused_page.py"),
     "dispatch": Page("docs/dispatch.md", "benchmarks/dispatch_page.py"),
     "eflops": Page("docs/eflops.md", "reproductions/pages.py"),
     "moe-rdma": Page("docs/moe-rdma.md", "reproductions/pages.py"),

@@ -279,6 +279,6 @@ def tiny(cases: list[Case]) -> list[Case]:
     """The first case of each operator with a small shape and few replays."""
     found: dict[str, Case] = {}
     for case in cases:
-        small = replace(case, shape=dict(TINY[case.kind]), calls=4, replays=4, seconds=1.0)
+        small = replace(case, shape=dict(TINY[case.kind]), calls=2, replays=2, seconds=1.0)
         found.setdefault(case.operator, small)
     return list(found.values())

@@ -146,9 +146,7 @@ class FusedSymmetric(Exchanged):
 
     is_whole = True
 
-    def __init__(
-        self, context: Context, data: Data, side: Side, bounds: dict[str, Bound]
-    ) -> None:
+    def __init__(self, context: Context, data: Data, side: Side, bounds: dict[str, Bound]) -> None:
         super().__init__(context, data, side, bounds)
         self.name = "fused symmetric"
 
