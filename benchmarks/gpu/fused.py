@@ -13,10 +13,12 @@ import argparse
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, Final
 
 from fused_cases import choose, tiny
+from fused_warm import warm
 from launching import Program, add_options, run_cases, show_failures
 from serving import figure
 
@@ -24,6 +26,8 @@ from weft.bench.device.machine import missing, visible
 from weft.cli.table import format_table
 
 RESULTS: Final = Path(__file__).parent.parent / "results" / "gpu_fused.jsonl"
+#: Limit of the compilation before the measurement; in seconds.
+WARM_SECONDS: Final = 60.0
 #: A side that ends the ranks is left out of that case.
 PROGRAM: Final = Program(
     "gpu-fused",
@@ -43,6 +47,15 @@ def main() -> int:
         return 1
     if arguments.device == "twin":
         os.environ["TRITON_INTERPRET"] = "1"
+    elif arguments.warm:
+        began = time.monotonic()
+        ranks = arguments.ranks or visible()
+        limit = min(WARM_SECONDS, arguments.budget / 3)
+        failed = warm(arguments.chosen, ranks, arguments.budget, limit)
+        took = time.monotonic() - began
+        arguments.budget = max(1.0, arguments.budget - took)
+        unfinished = f"; unfinished: {', '.join(failed)}" if failed else ""
+        print(f"kernels compiled in {took:.0f} s{unfinished}", file=sys.stderr, flush=True)
     records = run_cases(arguments, PROGRAM, RESULTS, seconds=arguments.seconds)
     if arguments.json:
         print(json.dumps({"cases": records}))
@@ -65,6 +78,12 @@ def parse() -> argparse.Namespace:
         type=float,
         default=0.08,
         help="measuring time of a side in a case, within 8 to 200 replays (default %(default)s)",
+    )
+    parser.add_argument(
+        "--no-warm",
+        dest="warm",
+        action="store_false",
+        help="no compilation of kernels of all operators at once before the measurement",
     )
     parser.add_argument("--tiny", action="store_true", help="small shapes, as on the twin")
     arguments = parser.parse_args()

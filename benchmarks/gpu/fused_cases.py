@@ -12,7 +12,7 @@ from collectives_cases import named
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["CASES", "Case", "choose", "tiny"]
+__all__ = ["CASES", "SYMMETRIC", "Case", "choose", "tiny"]
 
 #: Bytes that lie between two uses of the same weights: three times an H200's L2.
 APART: Final = 150 << 20
@@ -29,6 +29,8 @@ COLLECTIVES: Final = {
     "all_gather_gemm": "all_gather",
     "all_to_all_gemm": "all_to_all",
 }
+#: Operators that store into symmetric outputs of peers.
+SYMMETRIC: Final = ("gemm_all_to_all", "gemm_all_reduce")
 #: Operators whose collective comes before the computation.
 GATHERED: Final = ("all_reduce_rms_norm", "all_gather_gemm", "all_to_all_gemm")
 

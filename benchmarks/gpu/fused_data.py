@@ -57,6 +57,11 @@ class Reference:
 class Data:
     """Tensors of a case on this rank, which all sides share.
 
+    Args:
+        context: of the rank.
+        case: of the data.
+        dry: True for values that are not initialised, without references.
+
     Attributes:
         word: noun of the computation, in names of sides.
         computations: of Weft and other libraries, by name: of a slot, of what the collective
@@ -66,15 +71,14 @@ class Data:
 
     word = ""
 
-    def __init__(self, context: Context, case: Case) -> None:
-        self.context, self.case = context, case
+    def __init__(self, context: Context, case: Case, *, dry: bool = False) -> None:
+        self.context, self.case, self.dry = context, case, dry
         self.device, self.dtype = context.device.name, context.dtype
         self.rank, self.ranks, self.slots = context.rank, context.ranks, case.buffers
         self.computations: dict[str, Callable[..., Any]] = {}
         self.make()
-        self.references = {
-            slot: self.reference(slot) for slot in dict.fromkeys((0, self.slots - 1))
-        }
+        checked = () if dry else dict.fromkeys((0, self.slots - 1))
+        self.references = {slot: self.reference(slot) for slot in checked}
 
     def make(self) -> None:
         """Allocate and fill the tensors."""
@@ -104,7 +108,7 @@ class Data:
         seed = ((key * 64 + rank) << 20) + slot
         source = torch.Generator(self.device).manual_seed(seed)
         made = torch.empty(shape, dtype=self.dtype, device=self.device)
-        return made.uniform_(-1, 1, generator=source)
+        return made if self.dry else made.uniform_(-1, 1, generator=source)
 
 
 class Embedding(Data):

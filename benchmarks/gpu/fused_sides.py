@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from collectives_sides import Nccl, Side
+from fused_cases import SYMMETRIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,7 +239,7 @@ def sides_of(context: Context, data: Data) -> list[Way]:
     case, libraries = data.case, list(data.computations)
     exchanges = context.exchanges(case.collective)
     found: list[Way] = [Fused(context, data)]
-    if case.operator in ("gemm_all_to_all", "gemm_all_reduce"):
+    if case.operator in SYMMETRIC:
         found.append(FusedSymmetric(context, data, exchanges[0], bounds))
     for library in libraries:
         found += [Composed(context, data, library, side, bounds) for side in exchanges]

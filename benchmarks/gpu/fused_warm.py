@@ -1,0 +1,136 @@
+"""Compiles kernels of the benchmark of fused operators, without launching them.
+
+Groups of ranks, one for each operator, make the calls of its cases at the same time, so that all
+cores compile. Kernels go to Triton's cache, where the ranks that measure find them; those that are
+missing there are compiled later, so a failure has no other effect.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import triton
+from fused_cases import SYMMETRIC, Case
+from fused_context import Context
+from fused_data import DATA
+from fused_sides import Computed
+from launching import WITHOUT_MULTICAST
+from triton.runtime.jit import JITFunction
+
+import weft
+from weft.bench.device.machine import open_device
+from weft.bench.group import ENVIRONMENT, task_directory, worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["warm"]
+
+#: Expected time of a case, to compile no more than a budget has time for; in seconds.
+CASE_SECONDS: Final = 4.0
+#: Rows of a table: kernels depend on whether 16 divides them.
+ROWS: Final = 1600
+#: Time in which ranks that are stopped end, in seconds.
+GRACE_SECONDS: Final = 5.0
+
+
+def warm(cases: list[Case], ranks: int, budget: float, seconds: float) -> list[str]:
+    """Compile for the cases that a budget has time for; names of operators that failed.
+
+    Args:
+        cases: in the order of their run.
+        ranks: number of them.
+        budget: of the measurement, in seconds.
+        seconds: limit of this call.
+    """
+    by_operator: dict[str, list[Case]] = {}
+    for case in cases[: 1 + int(min(budget / CASE_SECONDS, len(cases)))]:
+        by_operator.setdefault(case.operator, []).append(case)
+    deadline = time.monotonic() + seconds
+    failed = []
+    with ExitStack() as stack:
+        started = {
+            operator: stack.enter_context(group(chosen, ranks))
+            for operator, chosen in by_operator.items()
+        }
+        for operator, process in started.items():
+            try:
+                if process.wait(max(0.0, deadline - time.monotonic())):
+                    failed.append(operator)
+            except subprocess.TimeoutExpired:
+                failed.append(operator)
+    return failed
+
+
+@contextmanager
+def group(cases: list[Case], ranks: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The launcher of ranks that compile for some cases; they are stopped at the end."""
+    with task_directory({"cases": [case.to_json() for case in cases]}) as directory:
+        launcher = [sys.executable, "-m", "weft", "run", "-n", str(ranks), "--grace", "3"]
+        process = subprocess.Popen(
+            [*launcher, "--", sys.executable, __file__, os.fspath(directory)],
+            env=ENVIRONMENT | WITHOUT_MULTICAST | os.environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def compile_only() -> None:
+    """Have launches of Triton's kernels in this process compile them, and end there."""
+    launch = JITFunction.run
+
+    def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
+        # The property compiles the function of the host that launches it.
+        return kernel if kernel.run else None
+
+    JITFunction.run = run
+
+
+def work(directory: Path, task: dict[str, Any]) -> None:
+    """Make the calls of every case, as one of the ranks."""
+    kind = "twin" if triton.knobs.runtime.interpret else "cuda"
+    if kind == "cuda":
+        compile_only()
+    with weft.init() as communicator:
+        local = int(os.environ.get("WEFT_LOCAL_RANK", communicator.rank))
+        device = open_device(kind, local)
+        context = Context(communicator, device, directory, [], task, {})
+        for case in map(Case.from_json, task["cases"]):
+            if case.kind == "embedding":
+                case = replace(case, shape=case.shape | {"rows": ROWS})
+            if case.unable(context.ranks, context.free()) is None:
+                call(context, case)
+        device.synchronise()
+        communicator.barrier()
+
+
+def call(context: Context, case: Case) -> None:
+    """Every call of Weft's and Triton's kernels in a case, once."""
+    data = DATA[case.kind](context, case, dry=True)
+    data.fused(0)
+    if case.operator in SYMMETRIC:
+        size = case.vector(context.ranks)
+        data.fused(0, weft.symmetric_empty(size, context.dtype, device=context.device.place))
+    for library in data.computations:
+        Computed(context, data, library).calls().run(0)
+
+
+if __name__ == "__main__":
+    sys.exit(worker(work))
