@@ -159,7 +159,7 @@ def way(modules: Any, name: str, result: float, fails_at: int | None = None) -> 
             raise RuntimeError(f"no call {calls}")
         return torch.full((2,), result, dtype=torch.float16)
 
-    side = SimpleNamespace(name=name, is_whole=True, ours=name == "fused")
+    side = SimpleNamespace(name=name, is_whole=True, ours=name == "fused", library_name="")
     side.unable = lambda case: "not here" if name == "unable" else None
     side.ready = side.check = lambda: None
     side.bind = lambda case: modules("fused_sides").Calls(call, lambda turn: None, lambda: None)

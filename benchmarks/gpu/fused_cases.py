@@ -110,8 +110,9 @@ class Case:
         """Inputs and weights that the calls of a graph rotate over: a divisor of `calls`."""
         shape = self.shape
         if self.kind == "embedding":
-            # Sets of indices are made anew before each replay.
-            each = 4 * shape["tables"] * shape["batch"] * shape["pooling"]
+            # Of indices and rows; indices are made anew before each replay.
+            count = shape["tables"] * shape["batch"] * shape["pooling"]
+            each = count * (4 + 2 * shape["dim"])
         elif self.kind == "norm":
             # Sums replace inputs, and are not summed again.
             each = 1
@@ -178,14 +179,14 @@ class Case:
         if self.kind == "embedding":
             indices = 2 * 4 * shape["tables"] * shape["batch"] * shape["pooling"]
             table = 2 * shape["rows"] * shape["dim"]
-            return vectors + buffers * indices + (shape["tables"] + 4) * table
+            references = 3 * 4 * self.vector(ranks)
+            return vectors + references + buffers * indices + (shape["tables"] + 4) * table
         columns, inner = self.local(ranks)
         rows = shape.get("rows", shape.get("tokens", 0))
-        product = 4 * buffers * 2 * rows * columns if self.is_gathered else 0
-        # The reference is in float32, with weights and inputs of every rank in turn.
-        return (
-            vectors + product + (2 * buffers + 6) * (columns + rows) * inner + 12 * rows * columns
-        )
+        products = (8 if self.is_gathered else 2) * buffers * 2 * rows * columns
+        # References are in float32, with weights and inputs of every rank in turn.
+        references = 32 * rows * columns
+        return vectors + products + references + (2 * buffers + 6) * (columns + rows) * inner
 
     def to_json(self) -> dict[str, Any]:
         """The fields."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Context"]
 
 #: Limit of waits of fused kernels, in seconds.
-DEVICE_SECONDS: Final = 20.0
+DEVICE_SECONDS: Final = 10.0
 
 
 class Context(collectives_context.Context):

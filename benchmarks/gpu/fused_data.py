@@ -32,9 +32,18 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Reference:
-    """Results of a slot, with the sums of their addends' magnitudes, in float32."""
+    """Results of a slot in float32, with bounds of their errors.
 
-    def __init__(self, totals: Tensors, magnitudes: Tensors, roundings: int) -> None:
+    Args:
+        totals: results.
+        magnitudes: of each, the sums of the magnitudes of its addends; a number stands for itself
+            and the magnitude of the result.
+        roundings: number of them.
+    """
+
+    def __init__(
+        self, totals: Tensors, magnitudes: tuple[torch.Tensor | float, ...], roundings: int
+    ) -> None:
         self.totals, self.magnitudes, self.roundings = totals, magnitudes, roundings
 
     def judge(self, results: Tensors) -> float:
@@ -46,7 +55,11 @@ class Reference:
             step = max(1, PIECE // max(1, total[:1].numel()))
             for at in range(0, total.shape[0], step):
                 piece = slice(at, at + step)
-                bound = magnitude[piece] * (self.roundings * ROUNDOFF) + 2.0**-20
+                if isinstance(magnitude, float):
+                    bound = total[piece].abs().add_(magnitude)
+                else:
+                    bound = magnitude[piece].clone()
+                bound.mul_(self.roundings * ROUNDOFF).add_(2.0**-20)
                 error = (result[piece].float() - total[piece]).abs_().div_(bound).max().item()
                 if not error < float("inf"):
                     return float("inf")
@@ -183,7 +196,7 @@ class Embedding(Data):
                     made = table[chosen.long()].float().sum(1)
                     total[row : row + step, at : at + self.dim] = made
         # A sum of values up to 1, in float32 and rounded once.
-        return Reference((total,), (total.abs().add_(self.pooling * 1e-3),), 1)
+        return Reference((total,), (self.pooling * 1e-3,), 1)
 
     def open(self) -> Any:
         """The operator, which ranks make together."""

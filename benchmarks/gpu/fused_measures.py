@@ -123,12 +123,16 @@ def admit(
         if (reason := way.unable(case)) is not None:  # type: ignore[arg-type]
             found[way.name] = {"status": "skipped", "reason": reason}
             continue
-        if (reason := excluded.get(f"{case.name}: {way.name}")) is not None:
-            found[way.name] = {"status": "failed", "reason": reason}
+        for key in (f"{case.name}: {way.name}", way.library_name):
+            if key in excluded:
+                found[way.name] = {"status": "failed", "reason": excluded[key]}
+        if way.name in found:
             continue
         runner = Runner(context, way, case, data)
         attempt(context, runner, way.ready, found)
         if way.name in found:
+            # A later attempt would fail on some ranks alone.
+            excluded[way.library_name or way.name] = found[way.name]["reason"]
             continue
         replay_us = attempt(context, runner, runner.prepare, found)
         if way.name in found:

@@ -48,6 +48,8 @@ class Way(Side):
 
     #: False for a part alone, which has no result of the case.
     is_whole = True
+    #: Name of the library that `start` sets up, if other sides have it too.
+    library_name = ""
 
     def __init__(self, context: Context, data: Data) -> None:
         super().__init__(context)
@@ -111,7 +113,7 @@ class Exchanged(Way):
 
     def __init__(self, context: Context, data: Data, side: Side, bounds: dict[str, Bound]) -> None:
         super().__init__(context, data)
-        self.side, self.bounds = side, bounds
+        self.side, self.bounds, self.library_name = side, bounds, side.name
         self.name = f"{side.name} alone"
         self.ours = side.ours
 
@@ -204,7 +206,7 @@ class Composed(Exchanged):
 class Pipelined(Way):
     """Operators of torch's asynchronous tensor parallelism, on its symmetric memory."""
 
-    name = "torch pipelined"
+    name = library_name = "torch pipelined"
 
     def unable(self, case: Any) -> str | None:
         """NCCL takes one rank for each GPU."""

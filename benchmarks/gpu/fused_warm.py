@@ -98,7 +98,8 @@ def compile_only() -> None:
     def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
         # The property compiles the function of the host that launches it.
-        return kernel if kernel.run else None
+        assert kernel.run is not None
+        return kernel
 
     JITFunction.run = run
 
