@@ -62,7 +62,7 @@ def test_every_kind_of_case_is_measured_and_checked(tmp_path: Path) -> None:
     if not hasattr(_native, "DeviceCollectives"):
         pytest.skip("needs a native module with DeviceCollectives; this one was built without")
     file = tmp_path / "lines.jsonl"
-    names = "embedding,gemm_all_to_all,gemv,norm"
+    names = "embedding,gemm_all_to_all,gemv_norm,norm"
     done = run("--json", "--cases", names, "--results", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     records = json.loads(done.stdout)["cases"]
@@ -81,6 +81,7 @@ def test_every_kind_of_case_is_measured_and_checked(tmp_path: Path) -> None:
         collectives = ["weft", "nccl"]
         assert list(by_operator[operator]) == [
             "fused",
+            *(["fused one_shot", "fused two_shot"] if word in ("gemv", "norm") else []),
             *(f"{each} {word} + {other}" for each in libraries for other in collectives),
             *(f"{each} {word}" for each in libraries),
             *(f"{each} alone" for each in collectives),
@@ -110,7 +111,7 @@ def check(record: dict[str, Any]) -> dict[str, Any]:
         assert side["is_whole"] == (name.startswith("fused") or " + " in name)
         if side["is_whole"]:
             assert 0 <= side["largest_share_of_bound"] <= 1
-            is_replicated = record["case"].split()[0] in ("gemv", "norm")
+            is_replicated = record["case"].split()[0] in ("gemv_norm", "norm")
             assert side["replicas_equal"] is (True if is_replicated else None)
     return sides
 
@@ -119,6 +120,7 @@ def test_kinds_take_turns_and_buffers_divide_the_calls(modules: Any) -> None:
     cases = modules("fused_cases")
     kinds = [case.kind for case in cases.CASES]
     assert kinds[:8] == ["embedding", "gemm", "gemv", "norm"] * 2
+    assert kinds.count("gemv") == kinds.count("gemv_norm")
     assert len({case.name for case in cases.CASES}) == len(kinds)
     for case in cases.CASES:
         assert case.calls % case.buffers == 0

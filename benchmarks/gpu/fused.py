@@ -14,11 +14,11 @@ import json
 import os
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from fused_cases import choose, tiny
-from fused_warm import warm
 from launching import Program, add_options, run_cases, show_failures
 from serving import figure
 
@@ -51,6 +51,8 @@ def main() -> int:
         began = time.monotonic()
         ranks = arguments.ranks or visible()
         limit = min(WARM_SECONDS, arguments.budget / 3)
+        # It imports torch and Triton, which takes seconds.
+        warm: Any = import_module("fused_warm").warm
         failed = warm(arguments.chosen, ranks, arguments.budget, limit)
         took = time.monotonic() - began
         arguments.budget = max(1.0, arguments.budget - took)

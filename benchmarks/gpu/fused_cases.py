@@ -29,6 +29,8 @@ COLLECTIVES: Final = {
     "all_gather_gemm": "all_gather",
     "all_to_all_gemm": "all_to_all",
 }
+#: Algorithms of an all-reduce of few tokens.
+ALGORITHMS: Final = ("one_shot", "two_shot")
 #: Operators that store into symmetric outputs of peers.
 SYMMETRIC: Final = ("gemm_all_to_all", "gemm_all_reduce")
 #: Operators whose collective comes before the computation.
@@ -71,6 +73,7 @@ LAYERS: Final = {
 TINY: Final[dict[str, dict[str, int]]] = {
     "embedding": {"tables": 3, "dim": 8, "batch": 8, "pooling": 3, "rows": 50},
     "gemv": {"hidden": 64, "inner": 128, "tokens": 2},
+    "gemv_norm": {"hidden": 64, "inner": 128, "tokens": 2},
     "norm": {"hidden": 64, "tokens": 4},
     "gemm": {"rows": 16, "columns": 64, "inner": 128},
 }
@@ -81,7 +84,7 @@ class Case:
     """One operator at one shape, by all sides in turn."""
 
     name: str
-    #: "embedding", "gemv", "norm" or "gemm".
+    #: "embedding", "gemv", "gemv_norm", "norm" or "gemm".
     kind: str
     #: Function of `weft.fused`: key of `COLLECTIVES`.
     operator: str
@@ -127,7 +130,7 @@ class Case:
         shape = self.shape
         if self.kind == "embedding":
             return shape["batch"] * shape["tables"] * shape["dim"]
-        if self.kind in ("gemv", "norm"):
+        if "tokens" in shape:
             return shape["tokens"] * shape["hidden"]
         return shape["rows"] * shape["inner" if self.is_gathered else "columns"]
 
@@ -159,7 +162,7 @@ class Case:
             free: bytes of memory; None if not known.
         """
         shape = self.shape
-        split = {"embedding": "batch", "gemv": "inner", "gemm": "rows", "norm": "hidden"}[self.kind]
+        split = next(name for name in ("hidden", "batch", "rows") if name in shape)
         multiples = {split: ranks}
         if self.operator in ("gemv_all_reduce", "gemm_reduce_scatter", "gemm_all_reduce"):
             multiples["inner"] = 8 * ranks
@@ -187,6 +190,11 @@ class Case:
         # References are in float32, with weights and inputs of every rank in turn.
         references = 32 * rows * columns
         return vectors + products + references + (2 * buffers + 6) * (columns + rows) * inner
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """Algorithms of the operator that can be forced."""
+        return ALGORITHMS if "tokens" in self.shape else ()
 
     def to_json(self) -> dict[str, Any]:
         """The fields."""
@@ -233,10 +241,11 @@ def embedding() -> Iterator[Case]:
 
 
 def gemv() -> Iterator[Case]:
-    """Projections before an all-reduce, at decode."""
-    for tokens, (layer, (hidden, inner)) in product(TOKENS, PROJECTIONS.items()):
+    """Projections before an all-reduce, at decode, then with residual and RMS norm."""
+    kinds = ("gemv", "gemv_norm")
+    for tokens, kind, (layer, (hidden, inner)) in product(TOKENS, kinds, PROJECTIONS.items()):
         shape = {"hidden": hidden, "inner": inner, "tokens": tokens}
-        yield timed(f"gemv {layer} {tokens}", "gemv", "gemv_all_reduce", shape)
+        yield timed(f"{kind} {layer} {tokens}", kind, "gemv_all_reduce", shape)
 
 
 def norm() -> Iterator[Case]:
@@ -279,9 +288,9 @@ def choose(names: str | None) -> list[Case]:
 
 
 def tiny(cases: list[Case]) -> list[Case]:
-    """The first case of each operator with a small shape and few replays."""
-    found: dict[str, Case] = {}
+    """The first case of each kind and operator with a small shape and few replays."""
+    found: dict[tuple[str, str], Case] = {}
     for case in cases:
         small = replace(case, shape=dict(TINY[case.kind]), calls=2, replays=2, seconds=1.0)
-        found.setdefault(case.operator, small)
+        found.setdefault((case.kind, case.operator), small)
     return list(found.values())

@@ -101,9 +101,13 @@ class Data:
         """Results that every side must have."""
         raise NotImplementedError
 
-    def fused(self, slot: int, out: Any = None) -> Any:
+    def fused(self, slot: int, out: Any = None, **options: Any) -> Any:
         """Call the fused operator; its result, which is `out` if products are given it."""
         raise NotImplementedError
+
+    def finish(self, slot: int, received: torch.Tensor) -> Any:
+        """Results from the output of a collective after the computation."""
+        return received
 
     def load(self, slot: int) -> torch.Tensor:
         """Input of a collective that comes before the computation."""
@@ -206,7 +210,7 @@ class Embedding(Data):
             )
         return self.operator
 
-    def fused(self, slot: int, out: Any = None) -> Any:
+    def fused(self, slot: int, out: Any = None, **options: Any) -> Any:
         return self.open()(self.indices[slot], self.offsets)
 
     def pool(self, slot: int, received: Any, out: Any) -> Any:
@@ -269,13 +273,14 @@ class Product(Data):
         # Addends, results and parts of products, whose standard deviation is 1, may be rounded.
         return Reference((total,), (magnitude.add_(1.0),), 1 + len(parts))
 
-    def fused(self, slot: int, out: Any = None) -> Any:
+    def fused(self, slot: int, out: Any = None, **options: Any) -> Any:
         operator = getattr(self.context.fused, self.case.operator)
         return operator(
             self.inputs[slot],
             self.weights[slot],
             out=None if out is None else out.view(-1, self.columns),
             communicator=self.context.communicator,
+            **options,
         )
 
     def multiply(self, slot: int, received: Any, out: Any) -> Any:
@@ -307,6 +312,30 @@ class Gemv(Product):
         return self.context.fused.gemv(self.inputs[slot], self.weights[slot], out=out)
 
 
+class GemvNorm(Gemv):
+    """A product of a few tokens whose sum goes through a residual and an RMS norm."""
+
+    def make(self) -> None:
+        super().make()
+        slots, size = range(self.slots), (self.rows, self.columns)
+        self.residuals = [self.values(3, 0, slot, *size) for slot in slots]
+        self.norm_weight = self.values(4, 0, 0, self.columns)
+
+    def reference(self, slot: int) -> Reference:
+        summed = super().reference(slot)
+        (total,), (magnitude,) = summed.totals, summed.magnitudes
+        residual = self.residuals[slot].float()
+        return normed(total + residual, magnitude + residual.abs(), self.norm_weight, self.ranks)
+
+    def fused(self, slot: int, out: Any = None, **options: Any) -> Any:
+        normed = {"residual": self.residuals[slot], "norm_weight": self.norm_weight}
+        return super().fused(slot, out, eps=EPSILON, **normed, **options)
+
+    def finish(self, slot: int, received: torch.Tensor) -> Any:
+        given = received.view(self.rows, self.columns)
+        return add_and_norm(given, self.residuals[slot], self.norm_weight, EPSILON)
+
+
 class Norm(Data):
     """Partial sums, residual and weights of an RMS norm."""
 
@@ -326,21 +355,17 @@ class Norm(Data):
 
     def reference(self, slot: int) -> Reference:
         parts = [self.partial(rank, slot).float() for rank in range(self.ranks)]
-        residual, weight = self.residuals[slot].float(), self.weight.float()
-        total = torch.stack([*parts, residual]).sum(0)
-        magnitude = torch.stack([*parts, residual]).abs().sum(0)
-        scale = (total.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * weight
-        return Reference(
-            (total * scale, total), (magnitude * scale.abs() + 1e-3, magnitude), self.ranks + 3
-        )
+        every = torch.stack([*parts, self.residuals[slot].float()])
+        return normed(every.sum(0), every.abs().sum(0), self.weight, self.ranks)
 
-    def fused(self, slot: int, out: Any = None) -> Any:
+    def fused(self, slot: int, out: Any = None, **options: Any) -> Any:
         return self.context.fused.all_reduce_rms_norm(
             self.partials[slot],
             self.residuals[slot],
             self.weight,
             eps=EPSILON,
             communicator=self.context.communicator,
+            **options,
         )
 
     def norm(self, slot: int, received: Any, out: Any) -> Any:
@@ -351,10 +376,18 @@ class Norm(Data):
         return self.partials[slot]
 
 
+def normed(total: Any, magnitude: Any, weight: Any, ranks: int) -> Reference:
+    """Reference of an RMS norm times a weight, and of its input."""
+    scale = (total.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * weight.float()
+    bounds = magnitude * scale.abs() + 1e-3, magnitude
+    return Reference((total * scale, total), bounds, ranks + 3)
+
+
 #: By kind of case.
 DATA: Final[dict[str, type[Data]]] = {
     "embedding": Embedding,
     "gemv": Gemv,
+    "gemv_norm": GemvNorm,
     "norm": Norm,
     "gemm": Product,
 }

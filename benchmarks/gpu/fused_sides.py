@@ -72,13 +72,20 @@ class Way(Side):
 class Fused(Way):
     """The operator of `weft.fused`."""
 
-    name = "fused"
     ours = True
+
+    def __init__(self, context: Context, data: Data, **options: Any) -> None:
+        super().__init__(context, data)
+        self.name, self.options = " ".join(["fused", *options.values()]), options
 
     def calls(self) -> Calls:
         """Results are the operator's own."""
-        data = self.data
-        return Calls(data.fused, lambda turn: data.refill("weft", turn), self.meet)
+        data, options = self.data, self.options
+        return Calls(
+            lambda slot: data.fused(slot, **options),
+            lambda turn: data.refill("weft", turn),
+            self.meet,
+        )
 
 
 class Computed(Way):
@@ -187,7 +194,7 @@ class Composed(Exchanged):
             # Addends may have to be symmetric.
             if is_reduction and made.data_ptr() != given.data_ptr():
                 made = given.copy_(made)
-            return operate(operation, made, bound.outputs[slot])
+            return data.finish(slot, operate(operation, made, bound.outputs[slot]))
 
         def before(slot: int) -> Any:
             received = operate(operation, bound.inputs[slot], bound.outputs[slot])
@@ -243,6 +250,7 @@ def sides_of(context: Context, data: Data) -> list[Way]:
     found: list[Way] = [Fused(context, data)]
     if case.operator in SYMMETRIC:
         found.append(FusedSymmetric(context, data, exchanges[0], bounds))
+    found += [Fused(context, data, algorithm=algorithm) for algorithm in case.algorithms]
     for library in libraries:
         found += [Composed(context, data, library, side, bounds) for side in exchanges]
     if case.operator in ("all_gather_gemm", "gemm_reduce_scatter") and context.gpus:

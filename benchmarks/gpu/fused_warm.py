@@ -126,11 +126,15 @@ def call(context: Context, case: Case) -> None:
     """Every call of Weft's and Triton's kernels in a case, once."""
     data = DATA[case.kind](context, case, dry=True)
     data.fused(0)
+    for algorithm in case.algorithms:
+        data.fused(0, algorithm=algorithm)
     if case.operator in SYMMETRIC:
         size = case.vector(context.ranks)
         data.fused(0, weft.symmetric_empty(size, context.dtype, device=context.device.place))
     for library in data.computations:
         Computed(context, data, library).calls().run(0)
+    if case.kind == "gemv_norm":
+        data.finish(0, data.fused(0)[0])
 
 
 if __name__ == "__main__":
