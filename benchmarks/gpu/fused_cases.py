@@ -71,7 +71,7 @@ LAYERS: Final = {
 }
 #: Small shapes by kind, for the twin and for a short test of GPUs.
 TINY: Final[dict[str, dict[str, int]]] = {
-    "embedding": {"tables": 3, "dim": 8, "batch": 8, "pooling": 3, "rows": 50},
+    "embedding": {"tables": 2, "dim": 8, "batch": 8, "pooling": 2, "rows": 50},
     "gemv": {"hidden": 64, "inner": 128, "tokens": 2},
     "gemv_norm": {"hidden": 64, "inner": 128, "tokens": 2},
     "norm": {"hidden": 64, "tokens": 4},
