@@ -180,7 +180,7 @@ class Case:
         shape, buffers = self.shape, self.buffers
         vectors = 8 * buffers * 2 * self.vector(ranks)
         if self.kind == "embedding":
-            indices = 2 * 4 * shape["tables"] * shape["batch"] * shape["pooling"]
+            indices = 2 * 8 * shape["tables"] * shape["batch"] * shape["pooling"]
             table = 2 * shape["rows"] * shape["dim"]
             references = 3 * 4 * self.vector(ranks)
             return vectors + references + buffers * indices + (shape["tables"] + 4) * table

@@ -26,6 +26,8 @@ ROUNDOFF: Final = 2.0**-8
 PIECE: Final = 1 << 25
 #: Bytes of rows of tables that replays read in turn, more than the L2 holds.
 TOUCHED: Final = 150 << 20
+#: Most elements of torch's tables together that int32 indices take.
+WIDE: Final = 2**31 - 1
 EPSILON: Final = 1e-6
 
 Tensors = tuple[torch.Tensor, ...]
@@ -146,9 +148,12 @@ class Embedding(Data):
         count = self.tables * self.batch * self.pooling
         self.indices = [self.integers(count) for _ in range(self.slots)]
         #: For torch: bags of one sample are neighbours, and tables lie behind each other.
-        self.stacked_indices = [self.integers(count) for _ in range(self.slots)]
-        ends = torch.arange(0, count + 1, self.pooling, dtype=torch.int32, device=self.device)
-        self.offsets, self.begins = ends, ends[:-1]
+        wide = torch.int64 if self.stacked.numel() > WIDE else torch.int32
+        self.stacked_indices = [self.integers(count).to(wide) for _ in range(self.slots)]
+        self.offsets = torch.arange(
+            0, count + 1, self.pooling, dtype=torch.int32, device=self.device
+        )
+        self.begins = self.offsets[:-1].to(wide)
         touched = 2 * count * self.dim * self.slots
         self.turns = -(-TOUCHED // touched)
         #: By name of a computation: the last turn of its indices.
@@ -170,12 +175,15 @@ class Embedding(Data):
         self.drawn[name] = turn
         chosen = self.indices if name == "weft" else self.stacked_indices
         for slot, indices in enumerate(chosen):
-            self.draw(indices, self.rank, slot, turn)
-            if name != "weft":
-                by_table = indices.view(self.tables, self.batch, self.pooling)
-                first = torch.arange(self.tables, dtype=torch.int32, device=self.device)
-                shifted = by_table + first.mul_(self.rows)[:, None, None]
-                indices.view(self.batch, self.tables, self.pooling).copy_(shifted.transpose(0, 1))
+            if name == "weft":
+                self.draw(indices, self.rank, slot, turn)
+                continue
+            drawn = self.integers(indices.numel())
+            self.draw(drawn, self.rank, slot, turn)
+            by_table = drawn.view(self.tables, self.batch, self.pooling)
+            first = torch.arange(self.tables, dtype=torch.int32, device=self.device)
+            by_table += first.mul_(self.rows)[:, None, None]
+            indices.view(self.batch, self.tables, self.pooling).copy_(by_table.transpose(0, 1))
 
     def draw(self, out: torch.Tensor, rank: int, slot: int, turn: int) -> None:
         """Indices of a rank's tables, [tables, batch, pooling]."""

@@ -232,7 +232,10 @@ class Pipelined(Way):
 
         def gather(slot: int) -> Any:
             weights = [data.weights[slot].t()]
-            return operators.fused_all_gather_matmul(data.inputs[slot], weights, 0, group)[1][0]
+            _, made = operators.fused_all_gather_matmul(
+                data.inputs[slot], weights, 0, group, return_A=False
+            )
+            return made[0]
 
         def scatter(slot: int) -> Any:
             given, weights = data.inputs[slot], data.weights[slot].t()
