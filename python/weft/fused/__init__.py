@@ -15,25 +15,37 @@ With `TRITON_INTERPRET=1` (before the first import of triton) the same kernels r
 one process for each rank.
 """
 
+from weft.fused import operators, tuning
+from weft.fused.compiler import disable, enable
+from weft.fused.counts import Report, report, reset_report
 from weft.fused.gemm import Tiling, default_tiling, gemm
 from weft.fused.gemm_receive import all_gather_gemm, all_to_all_gemm
 from weft.fused.gemm_send import gemm_all_reduce, gemm_all_to_all, gemm_reduce_scatter
 from weft.fused.gemv import GemvTiling, gemv, gemv_all_reduce
+from weft.fused.groups import communicator_of
 from weft.fused.rms_norm import all_reduce_rms_norm
 from weft.fused.spaces import set_timeout
 
 __all__ = [
     "GemvTiling",
+    "Report",
     "Tiling",
     "all_gather_gemm",
     "all_reduce_rms_norm",
     "all_to_all_gemm",
+    "communicator_of",
     "default_tiling",
+    "disable",
+    "enable",
     "gemm",
     "gemm_all_reduce",
     "gemm_all_to_all",
     "gemm_reduce_scatter",
     "gemv",
     "gemv_all_reduce",
+    "operators",
+    "report",
+    "reset_report",
     "set_timeout",
+    "tuning",
 ]

@@ -1,0 +1,69 @@
+"""Switch of the substitution of fused operators by torch.compile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from weft._timeout import seconds
+from weft.errors import ConfigurationError
+from weft.fused import gains
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from weft.fused.graph_pass import Pass
+
+__all__ = ["disable", "enable"]
+
+#: The pass of the last `enable`.
+_CURRENT: Final[list[Pass]] = []
+
+
+def enable(
+    *,
+    operators: Iterable[str] | None = None,
+    force: bool = False,
+    timeout: float = 60.0,
+) -> None:
+    """Have torch.compile substitute fused operators in graphs that it compiles from now on.
+
+    All ranks call it with the same arguments, and compile the same graphs in the same order.
+    If ranks decide differently, or do not come, no rank substitutes.
+
+    Args:
+        operators: names as of `torch.ops.weft_fused`; by default all.
+        force: substitute wherever a kernel applies, without an expected gain; for tests.
+        timeout: seconds to wait, in a compilation, for the other ranks.
+
+    Raises:
+        ConfigurationError: of an unknown operator.
+    """
+    chosen = frozenset(gains.RULES if operators is None else operators)
+    if unknown := chosen - set(gains.RULES):
+        raise ConfigurationError(
+            f"operators {', '.join(sorted(unknown))}: expected some of {', '.join(gains.RULES)}"
+        )
+    limit = seconds(timeout)
+    # Inductor is slow to import.
+    from torch._inductor import config
+
+    from weft.fused.graph_pass import Pass
+
+    disable()
+    previous = config.post_grad_custom_pre_pass
+    _CURRENT.append(Pass(previous, chosen, force, limit))
+    config.post_grad_custom_pre_pass = _CURRENT[-1]
+
+
+def disable() -> None:
+    """End the substitution in graphs that are compiled from now on; compiled graphs stay."""
+    if not _CURRENT:
+        return
+    from torch._inductor import config
+
+    while _CURRENT:
+        former = _CURRENT.pop()
+        former.is_active = False
+        # A pass that was put around this one keeps it, inactive.
+        if config.post_grad_custom_pre_pass is former:
+            config.post_grad_custom_pre_pass = former.previous

@@ -1,0 +1,82 @@
+"""Rules of where a fused operator is expected to be faster than a product and a collective.
+
+A class of shapes that `weft.fused.tuning` has measured is decided by its times, others by `RULES`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from weft.fused.tables import UNFUSED
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.fused.tables import Shape, Table
+
+__all__ = ["MAX_GEMV_ROWS", "RULES", "Rule", "doubt"]
+
+#: Most rows of `gemv_all_reduce`; products of more rows are those of `matmul_all_reduce`.
+MAX_GEMV_ROWS: Final = 32
+
+
+class Rule(NamedTuple):
+    """Shapes for which a gain is expected.
+
+    Attributes:
+        min_rows, max_rows: of the product on each rank.
+        min_bytes: of the tensor that the collective moves.
+        min_inner: of the product: a short one is over before its collective has begun.
+    """
+
+    min_rows: int
+    max_rows: int
+    min_bytes: int
+    min_inner: int
+
+
+_MANY: Final = 1 << 30
+#: By operator. Estimates from the rates of NVLink and of kernels; not measured.
+RULES: Final = {
+    "gemv_all_reduce": Rule(1, MAX_GEMV_ROWS, 1, 512),
+    "matmul_all_reduce": Rule(128, _MANY, 1 << 20, 512),
+    "matmul_reduce_scatter": Rule(256, _MANY, 1 << 20, 512),
+    "matmul_all_to_all": Rule(256, _MANY, 1 << 20, 512),
+    "all_gather_matmul": Rule(256, _MANY, 1 << 20, 512),
+    "all_to_all_matmul": Rule(256, _MANY, 1 << 20, 512),
+}
+
+
+def doubt(
+    operator: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    ranks: int,
+    device: torch.device,
+    table: Table,
+) -> str | None:
+    """Reason to expect no gain from fusion; `None` if a gain is expected.
+
+    Args:
+        operator: name, as of `torch.ops.weft_fused`.
+        shape: of the product on each rank.
+        dtype: of x.
+        ranks: of the group.
+        device: of x.
+        table: of measured choices, which go before the rules.
+    """
+    if ranks < 2:
+        return "no gain: 1 rank"
+    measured = table.choice(operator, shape, dtype, ranks, device)
+    if measured is not None:
+        return "no gain: measured" if measured[0] == UNFUSED else None
+    rule = RULES[operator]
+    if not rule.min_rows <= shape.rows <= rule.max_rows:
+        return f"no gain: {shape.rows} rows; expected {rule.min_rows} or more"
+    moved = shape.inner if operator in ("all_gather_matmul", "all_to_all_matmul") else shape.columns
+    count = shape.rows * moved * dtype.itemsize
+    if count < rule.min_bytes:
+        return f"no gain: {count} bytes; expected {rule.min_bytes} or more"
+    if shape.inner < rule.min_inner:
+        return f"no gain: inner size {shape.inner}; expected {rule.min_inner} or more"
+    return None

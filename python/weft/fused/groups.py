@@ -1,0 +1,131 @@
+"""Process groups of torch.distributed by name, with the communicator of each.
+
+A communicator is made by the first fused call of its group, on all ranks together, and closed with
+the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import distributed
+from torch.distributed import distributed_c10d as c10d
+
+from weft import _native
+from weft.communicator import Communicator
+from weft.errors import WeftError
+from weft.fused.agreement import agree
+from weft.fused.tables import Table, own_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Group", "communicator_of", "group_of"]
+
+
+class Group:
+    """A process group for fused operators.
+
+    Attributes:
+        name: as in functional collectives.
+        rank, ranks: of this process, and number of processes.
+    """
+
+    def __init__(self, name: str, group: Any) -> None:
+        self.name, self.rank, self.ranks = name, group.rank(), group.size()
+        self._group = weakref.ref(group)
+        self._store: Any = c10d._get_process_group_store(group)
+        # A store may have served a former group of this name.
+        life = self._store.add(f"weft.fused/{name}/lives/{self.rank}", 1)
+        self._prefix = f"{name}/{life}"
+        self._number = 0
+        self._calls: dict[str, str | None] = {}
+        self._made: tuple[Communicator, Table] | None = None
+        self._lock = threading.RLock()
+
+    def compare(self, values: Mapping[str, str], timeout: float) -> str | None:
+        """Agreement of the ranks on a compiled graph; ranks compare graphs in the same order.
+
+        Args and result: those of `weft.fused.agreement.agree`.
+        """
+        self._number += 1
+        key = f"{self._prefix}/graphs/{self._number}"
+        own = {"host": _native.host_id(), **values}
+        return agree(self._store, self.rank, self.ranks, key, own, timeout)
+
+    def runs(self, site: str, timeout: float) -> str | None:
+        """Agreement of the ranks to run a place of a compiled graph fused; asked at its first call.
+
+        One rank may have loaded a graph that another one has compiled without the fused operator.
+        """
+        if site not in self._calls:
+            key = f"{self._prefix}/calls/{site}"
+            self._calls[site] = agree(self._store, self.rank, self.ranks, key, {}, timeout)
+        return self._calls[site]
+
+    @property
+    def communicator(self) -> Communicator:
+        """That of the ranks, with their numbers; the first use is a collective call."""
+        return self._make()[0]
+
+    @property
+    def table(self) -> Table:
+        """Measured choices: those of rank 0; the first use is a collective call."""
+        return self._make()[1]
+
+    def learn(self, table: Table) -> None:
+        """Replace the measured choices; all ranks pass the same."""
+        self._made = (self.communicator, table)
+
+    def _make(self) -> tuple[Communicator, Table]:
+        with self._lock:
+            if self._made is None:
+                group = self._group()
+                made = Communicator.from_group(group)
+                weakref.finalize(group, _close, made).atexit = False
+                listed = [own_table().text() if self.rank == 0 else ""]
+                distributed.broadcast_object_list(listed, group=group, group_src=0)
+                self._made = made, Table.parse(listed[0])
+            return self._made
+
+
+#: By name and by the address of the object, which another group of the same name may replace.
+_GROUPS: Final[dict[str, tuple[weakref.ref[Any], Group]]] = {}
+
+
+def group_of(name: str) -> Group:
+    """The group of a name of functional collectives; no communication.
+
+    Raises:
+        RuntimeError: if there is no such group, as torch raises it.
+    """
+    resolved = c10d._resolve_process_group(name)
+    found = _GROUPS.get(name)
+    if found is None or found[0]() is not resolved:
+        found = weakref.ref(resolved), Group(name, resolved)
+        _GROUPS[name] = found
+    return found[1]
+
+
+def communicator_of(name: str) -> Communicator:
+    """The communicator of the group of a name, for the functions of `weft.fused`.
+
+    The first call for a group is made by all its ranks, as `weft.Communicator.from_group`. It is
+    closed when the group is destroyed and no longer referenced.
+
+    Args:
+        name: `group.group_name` of a `torch.distributed.ProcessGroup` of any backend.
+
+    Raises:
+        ConfigurationError, RendezvousError, ListenError: as of `from_group`.
+    """
+    return group_of(name).communicator
+
+
+def _close(made: Communicator) -> None:
+    # Peers may have closed theirs before.
+    with contextlib.suppress(WeftError):
+        made.close()

@@ -1,0 +1,365 @@
+"""Fused operators as operators of torch, `torch.ops.weft_fused`, which compilers trace through.
+
+`gemv_all_reduce`, `matmul_all_reduce`, `matmul_reduce_scatter`, `matmul_all_to_all`,
+`all_gather_matmul` and `all_to_all_matmul` take x [rows, inner], a weight [columns, inner] as of
+`torch.nn.functional.linear`, and the name of a process group. Where a fused kernel does not apply,
+a product and a functional collective of the group give the same result. Gradients are those of the
+sum of all ranks' losses, as of torch's functional collectives.
+
+`site` names a place in a compiled graph; its first call has the ranks agree to run it fused.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+import weft.fused
+from weft.errors import ConfigurationError, NoRouteError, ShapeError
+from weft.fused import counts
+from weft.fused.gains import MAX_GEMV_ROWS
+from weft.fused.groups import group_of
+from weft.fused.tables import UNFUSED, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from weft.fused.groups import Group
+
+__all__ = ["DTYPES", "OPERATORS", "SITE_TIMEOUT", "refusal"]
+
+logger = logging.getLogger("weft.fused")
+
+#: Operators live as long as it.
+_LIBRARY: Final = torch.library.Library("weft_fused", "FRAGMENT")
+_COLLECTIVES: Final = torch.ops._c10d_functional
+#: Functions of `weft.fused` with the kernels, by operator.
+KERNELS: Final = {
+    "gemv_all_reduce": "gemv_all_reduce",
+    "matmul_all_reduce": "gemm_all_reduce",
+    "matmul_reduce_scatter": "gemm_reduce_scatter",
+    "matmul_all_to_all": "gemm_all_to_all",
+    "all_gather_matmul": "all_gather_gemm",
+    "all_to_all_matmul": "all_to_all_gemm",
+}
+#: Those whose rows are divided among ranks.
+_DIVIDED: Final = frozenset(("matmul_reduce_scatter", "matmul_all_to_all", "all_to_all_matmul"))
+DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
+#: Seconds to wait for the other ranks at the first call of a place of a compiled graph.
+SITE_TIMEOUT: Final = [60.0]
+
+
+def refusal(
+    operator: str, rows: int, columns: int, inner: int, dtype: torch.dtype, ranks: int, device: str
+) -> str | None:
+    """Reason why the kernel of an operator does not apply, from what is equal on all ranks."""
+    if getattr(weft.fused, KERNELS[operator], None) is None:
+        return f"weft.fused.{KERNELS[operator]} is missing"
+    if dtype not in DTYPES:
+        return f"dtype {str(dtype).removeprefix('torch.')}"
+    if device == "cpu" and not _interprets():
+        return "CPU tensors without TRITON_INTERPRET=1"
+    if device not in ("cpu", "cuda"):
+        return f"device {device}"
+    if not rows * columns * inner:
+        return "no elements"
+    if operator in _DIVIDED and rows % ranks:
+        return f"{rows} rows are not divisible by {ranks} ranks"
+    if operator == "gemv_all_reduce":
+        if rows > MAX_GEMV_ROWS:
+            return f"{rows} rows; gemv_all_reduce has at most {MAX_GEMV_ROWS}"
+        if columns % 8 or inner % 8:
+            return "sizes of the weight are not multiples of 8"
+    return None
+
+
+def _interprets() -> bool:
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+def _fused(
+    operator: str, x: torch.Tensor, weight: torch.Tensor, name: str, site: str, **options: object
+) -> Any:
+    """Result of the fused kernel; `None` if the operators of torch have to run."""
+    group = group_of(name)
+    shape = Shape(x.shape[0], *weight.shape)
+    reason = refusal(operator, *shape, x.dtype, group.ranks, x.device.type)
+    if reason is None and x.dtype != weight.dtype:
+        reason = "dtypes of x and of the weight differ"
+    if reason is None and site:
+        reason = group.runs(site, SITE_TIMEOUT[0])
+    if reason is None:
+        result, reason = _call(operator, group, x, weight, shape, options)
+    if reason is None:
+        counts.add("fused_calls", operator)
+        return result
+    counts.add("unfused_calls", operator, reason)
+    return None
+
+
+def _call(
+    operator: str,
+    group: Group,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    shape: Shape,
+    options: Mapping[str, object],
+) -> tuple[Any, str | None]:
+    if len(set(group.communicator.hosts)) > 1:
+        return None, "ranks on several hosts"
+    chosen = group.table.choice(operator, shape, x.dtype, group.ranks, x.device)
+    if chosen is not None and chosen[0] == UNFUSED:
+        return None, "unfused is faster by measurement"
+    tiling = None if chosen is None else chosen[1]
+    return run(operator, group, x, weight, tiling, **options)
+
+
+def run(
+    operator: str,
+    group: Group,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    tiling: Mapping[str, Any] | None,
+    **options: object,
+) -> tuple[Any, str | None]:
+    """Result of a fused kernel, or the reason of its refusal, which is the same on all ranks."""
+    kernel: Callable[..., Any] = getattr(weft.fused, KERNELS[operator])
+    if tiling is not None:
+        options["tiling"] = tiling_of(operator, tiling)
+    try:
+        return kernel(x, weight, communicator=group.communicator, **options), None
+    except (ConfigurationError, ShapeError, NoRouteError) as error:
+        return None, str(error)
+
+
+def tiling_of(operator: str, fields: Mapping[str, Any]) -> Any:
+    """Tiling of an operator's module, from its fields."""
+    import importlib
+
+    module = getattr(weft.fused, KERNELS[operator]).__module__
+    return importlib.import_module(module).Tiling(**fields)
+
+
+def _size(name: str) -> int:
+    return int(c10d._resolve_process_group(name).size())
+
+
+def _wait(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.ops._c10d_functional.wait_tensor(tensor)
+
+
+def _reduced(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    return _wait(_COLLECTIVES.all_reduce(tensor.contiguous(), "sum", name))
+
+
+def _scattered(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    ranks = _size(name)
+    return _wait(_COLLECTIVES.reduce_scatter_tensor(tensor.contiguous(), "sum", ranks, name))
+
+
+def _gathered(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    return _wait(_COLLECTIVES.all_gather_into_tensor(tensor.contiguous(), _size(name), name))
+
+
+def _exchanged(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    ranks = _size(name)
+    _divide(tensor.shape[0], ranks)
+    sizes = [tensor.shape[0] // ranks] * ranks
+    return _wait(_COLLECTIVES.all_to_all_single(tensor.contiguous(), sizes, sizes, name))
+
+
+def _divide(rows: int, ranks: int) -> int:
+    if rows % ranks:
+        raise ShapeError(f"{rows} rows: expected a multiple of the number of ranks, {ranks}")
+    return rows // ranks
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+        raise ShapeError(
+            f"x {tuple(x.shape)} and weight {tuple(weight.shape)}: expected [rows, inner] and "
+            "[columns, inner]"
+        )
+
+
+def _gemv_all_reduce(
+    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
+) -> torch.Tensor:
+    _check(x, weight)
+    result = _fused("gemv_all_reduce", x, weight, group_name, site)
+    return _reduced(x @ weight.t(), group_name) if result is None else result
+
+
+def _matmul_all_reduce(
+    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
+) -> torch.Tensor:
+    _check(x, weight)
+    result = _fused("matmul_all_reduce", x, weight, group_name, site)
+    return _reduced(x @ weight.t(), group_name) if result is None else result
+
+
+def _matmul_reduce_scatter(
+    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
+) -> torch.Tensor:
+    _check(x, weight)
+    _divide(x.shape[0], _size(group_name))
+    result = _fused("matmul_reduce_scatter", x, weight, group_name, site)
+    return _scattered(x @ weight.t(), group_name) if result is None else result
+
+
+def _matmul_all_to_all(
+    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
+) -> torch.Tensor:
+    _check(x, weight)
+    result = _fused("matmul_all_to_all", x, weight, group_name, site)
+    return _exchanged(x @ weight.t(), group_name) if result is None else result
+
+
+def _all_gather_matmul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    group_name: str,
+    return_gathered: bool = False,
+    site: str = "",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _check(x, weight)
+    result = _fused(
+        "all_gather_matmul", x, weight, group_name, site, return_gathered=return_gathered
+    )
+    no_rows = x.new_empty((0, x.shape[1]))
+    if result is not None:
+        return result if return_gathered else (result, no_rows)
+    gathered = _gathered(x, group_name)
+    return gathered @ weight.t(), gathered if return_gathered else no_rows
+
+
+def _all_to_all_matmul(
+    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
+) -> torch.Tensor:
+    _check(x, weight)
+    result = _fused("all_to_all_matmul", x, weight, group_name, site)
+    return _exchanged(x, group_name) @ weight.t() if result is None else result
+
+
+def _fake_same(
+    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
+) -> torch.Tensor:
+    _check(x, weight)
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+def _fake_scattered(
+    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
+) -> torch.Tensor:
+    _check(x, weight)
+    return x.new_empty((_divide(x.shape[0], _size(group_name)), weight.shape[0]))
+
+
+def _fake_gathered(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    group_name: str,
+    return_gathered: bool = False,
+    site: str = "",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _check(x, weight)
+    rows = x.shape[0] * _size(group_name)
+    kept = rows if return_gathered else 0
+    return x.new_empty((rows, weight.shape[0])), x.new_empty((kept, x.shape[1]))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1])
+    ctx.group_name = inputs[2]
+    # Rows that were not returned have no gradient to scatter.
+    ctx.has_gathered = len(inputs) > 3 and inputs[3] is True
+
+
+def _reduced_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    x, weight = ctx.saved_tensors
+    whole = _reduced(grad, ctx.group_name)
+    return *_of_product(ctx, whole, x, weight), None, None
+
+
+def _of_product(ctx: Any, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    """Gradients of x and of the weight, from that of the product."""
+    of_x = grad @ weight if ctx.needs_input_grad[0] else None
+    return of_x, grad.t() @ x if ctx.needs_input_grad[1] else None
+
+
+def _scattered_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    x, weight = ctx.saved_tensors
+    of_x, whole = torch.ops.weft_fused.all_gather_matmul(
+        grad.contiguous(), weight.t(), ctx.group_name, True
+    )
+    return of_x, whole.t() @ x, None, None
+
+
+def _sent_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    x, weight = ctx.saved_tensors
+    if not ctx.needs_input_grad[1]:
+        grad = grad.contiguous()
+        of_x = torch.ops.weft_fused.all_to_all_matmul(grad, weight.t(), ctx.group_name)
+        return of_x, None, None, None
+    whole = _exchanged(grad, ctx.group_name)
+    return *_of_product(ctx, whole, x, weight), None, None
+
+
+def _gathered_backward(
+    ctx: Any, grad: torch.Tensor, grad_gathered: torch.Tensor
+) -> tuple[Any, ...]:
+    x, weight = ctx.saved_tensors
+    name = ctx.group_name
+    of_x = torch.ops.weft_fused.matmul_reduce_scatter(grad.contiguous(), weight.t(), name)
+    if ctx.has_gathered:
+        of_x = of_x + _scattered(grad_gathered, name)
+    of_weight = grad.t() @ _gathered(x, name) if ctx.needs_input_grad[1] else None
+    return of_x, of_weight, None, None, None
+
+
+def _received_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    x, weight = ctx.saved_tensors
+    name = ctx.group_name
+    of_x = torch.ops.weft_fused.matmul_all_to_all(grad.contiguous(), weight.t(), name)
+    of_weight = grad.t() @ _exchanged(x, name) if ctx.needs_input_grad[1] else None
+    return of_x, of_weight, None, None
+
+
+def _define(
+    name: str,
+    call: Callable[..., object],
+    fake: Callable[..., object],
+    backward: Callable[..., object],
+) -> Any:
+    option, result = "", "Tensor"
+    if name == "all_gather_matmul":
+        option, result = ", bool return_gathered=False", "(Tensor, Tensor)"
+    _LIBRARY.define(
+        f'{name}(Tensor x, Tensor weight, str group_name{option}, str site="") -> {result}',
+        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+    )
+    for device in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, call, device)
+    whole = f"weft_fused::{name}"
+    torch.library.register_fake(whole, fake, lib=_LIBRARY)
+    torch.library.register_autograd(whole, backward, setup_context=_keep, lib=_LIBRARY)
+    return getattr(torch.ops.weft_fused, name).default
+
+
+#: By name, without `weft_fused::`.
+OPERATORS: Final[dict[str, Any]] = {
+    name: _define(name, call, fake, backward)
+    for name, call, fake, backward in (
+        ("gemv_all_reduce", _gemv_all_reduce, _fake_same, _reduced_backward),
+        ("matmul_all_reduce", _matmul_all_reduce, _fake_same, _reduced_backward),
+        ("matmul_reduce_scatter", _matmul_reduce_scatter, _fake_scattered, _scattered_backward),
+        ("matmul_all_to_all", _matmul_all_to_all, _fake_same, _sent_backward),
+        ("all_gather_matmul", _all_gather_matmul, _fake_gathered, _gathered_backward),
+        ("all_to_all_matmul", _all_to_all_matmul, _fake_same, _received_backward),
+    )
+}

@@ -1,0 +1,237 @@
+"""Operators of torch and the compiler pass of `weft.fused`, two processes over gloo."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+
+pytest.importorskip("triton")
+
+OPERATORS = {
+    "gemv_all_reduce",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
+    "matmul_all_to_all",
+    "all_gather_matmul",
+    "all_to_all_matmul",
+}
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    # Compilers may warn of the machine.
+    return ranks.run(
+        "fused_compile_calls.calls",
+        2,
+        environment={"TRITON_INTERPRET": "1"},
+        timeout=220,
+        quiet=False,
+    )
+
+
+def test_operators_have_results_and_gradients_of_torch(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert set(result["operators"]) == OPERATORS
+        for name, found in result["operators"].items():
+            assert found == {"close": True, "gradients": True, "fused": 2}, name
+
+
+def test_calls_that_kernels_do_not_take_run_unfused(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert result["fallbacks"] == [
+            [True, "matmul_all_reduce", "dtype float64"],
+            [True, "matmul_all_reduce", "no elements"],
+            [True, "gemv_all_reduce", "40 rows; gemv_all_reduce has at most 32"],
+            [True, "matmul_reduce_scatter", "dtype float64"],
+        ]
+
+
+def test_products_beside_collectives_are_substituted_with_equal_results(
+    results: list[dict[str, Any]],
+) -> None:
+    for result in results:
+        found = result["graphs"]
+        assert all(found["close"].values()), found["close"]
+        assert found["substitutions"] == {
+            "gemv_all_reduce": 1,
+            "matmul_all_reduce": 1,
+            "matmul_reduce_scatter": 2,
+            "all_gather_matmul": 4,
+            "matmul_all_to_all": 1,
+            "all_to_all_matmul": 1,
+        }
+        assert found["fused_calls"] == 10
+        assert found["unfused_calls"] == []
+
+
+def test_refusals_are_counted_and_logged_with_their_reasons(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        found = result["graphs"]
+        assert found["matches"] == found["lines"] == 16
+        assert found["refusals"] == [
+            ["matmul_all_reduce", "a bias is added before the collective", 1],
+            ["matmul_all_reduce", "reduction avg; expected sum", 1],
+            ["matmul_all_reduce", "the product has other users", 1],
+            [
+                "matmul_all_to_all",
+                "embedding bags; use weft.fused.embedding_all_to_all instead",
+                1,
+            ],
+            ["matmul_all_to_all", "parts are not known to be equal", 1],
+            ["matmul_reduce_scatter", "columns are scattered; expected rows", 1],
+        ]
+
+
+def only_refused(found: list[Any]) -> str:
+    """Reason of a graph's only refusal; its result is right, and it ran unfused."""
+    close, counts = found
+    assert close
+    assert counts["fused_calls"] == 0
+    ((_, reason, count),) = counts["refusals"]
+    assert count == 1
+    return str(reason)
+
+
+def test_a_rank_without_the_pass_has_the_others_substitute_nothing(
+    results: list[dict[str, Any]],
+) -> None:
+    enabled, other = (result["disagreement"]["absent"] for result in results)
+    assert only_refused(enabled) == ("ranks do not agree: rank 1 did not compile it within 1 s")
+    assert other[0]
+    assert other[1]["matches"] == other[1]["fused_calls"] == 0
+
+
+def test_ranks_with_other_flags_substitute_nothing(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert only_refused(result["disagreement"]["flags"]) == (
+            "ranks do not agree: settings of rank 1: not equal to rank 0's"
+        )
+
+
+def test_graphs_from_the_cache_run_fused_on_all_ranks_or_on_none(
+    results: list[dict[str, Any]],
+) -> None:
+    for result in results:
+        (missed, first), (hit, second) = (result["disagreement"][name] for name in ("miss", "hit"))
+        assert missed
+        assert hit
+        assert first["substitutions"] == {"matmul_reduce_scatter": 1}
+        assert second["matches"] == 0
+        assert first["fused_calls"] == second["fused_calls"] == 1
+    # Rank 1 has compiled its graph without the pass.
+    (close, loaded), other = (result["disagreement"]["loaded"] for result in results)
+    assert close
+    assert other[0]
+    assert loaded["fused_calls"] == 0
+    assert loaded["unfused_calls"] == [
+        ["matmul_reduce_scatter", "rank 1 did not compile it within 1 s", 1]
+    ]
+
+
+def test_keys_of_the_cache_depend_on_flags_measurements_and_other_passes(
+    results: list[dict[str, Any]],
+) -> None:
+    for result in results:
+        assert result["uuid"] == {
+            "distinct": 5,
+            "again": True,
+            "calls": 1,
+            "restored": True,
+            "without": None,
+        }
+
+
+def test_a_tensor_parallel_decoder_is_fused(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        found = result["decoder"]
+        assert found["close"]
+        assert found["substitutions"] == {"gemv_all_reduce": 2}
+        assert found["fused_calls"] == found["matches"] == found["lines"] == 2
+
+
+def test_a_sequence_parallel_decoder_is_fused_forward_and_backward(
+    results: list[dict[str, Any]],
+) -> None:
+    for result in results:
+        found = result["sequence"]
+        assert found["close"]
+        assert found["gradients"]
+        # Two gathers and two scatters of the forward, two gathers of the backward.
+        assert found["substitutions"] == {"all_gather_matmul": 4, "matmul_reduce_scatter": 2}
+        assert found["fused_calls"] == found["lines"] == 6
+
+
+def test_the_choice_is_the_fastest_of_the_slowest_ranks(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        found, chosen = result["tuning"], ["block=32", {"block": 32}]
+        assert found["called"] == ["unfused", None, {"block": 16}, {"block": 32}]
+        assert found["choice"] == found["stored"] == found["class"] == chosen
+        assert found["other"] is None
+        assert found["slow"] == ["unfused", None]
+        assert found["unfused"] == [["matmul_all_to_all", "unfused is faster by measurement", 1]]
+        assert found["doubts"] == [
+            None,
+            "no gain: measured",
+            "no gain: 5 rows; expected 256 or more",
+        ]
+
+
+def test_communicators_are_made_once_and_closed_with_their_groups(
+    results: list[dict[str, Any]],
+) -> None:
+    for rank, result in enumerate(results):
+        assert result["groups"] == {
+            "same": True,
+            "distinct": True,
+            "ranks": [rank, 2],
+            "open": True,
+            "closed": True,
+        }
+
+
+def test_a_damaged_table_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.fused import tuning
+
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    assert tuning.own_table().entries == {}
+    head = {"format": "weft-fused-tuning-1"}
+    right = {"choice": "default", "tiling": None}
+    for text in ("", "[]", "{", json.dumps({"entries": {"a": right}}), json.dumps(head)):
+        tuning.tuning_file().write_text(text)
+        assert tuning.own_table().entries == {}
+    mixed = {"a": right, "b": {"choice": 3}, "c": {"choice": "x", "tiling": 4}}
+    tuning.tuning_file().write_text(json.dumps({**head, "entries": mixed}))
+    assert tuning.own_table().entries == {"a": right}
+
+
+def test_gains_are_expected_by_rows_and_bytes() -> None:
+    import torch
+
+    from weft.errors import ConfigurationError
+    from weft.fused import compiler, gains
+    from weft.fused.tables import Shape, Table
+
+    def doubt(name: str, *sizes: int, ranks: int = 2) -> str | None:
+        device, dtype = torch.device("cpu"), torch.float16
+        return gains.doubt(name, Shape(*sizes), dtype, ranks, device, Table())
+
+    assert doubt("gemv_all_reduce", 1, 8192, 4096) is None
+    assert doubt("gemv_all_reduce", 1, 8192, 4096, ranks=1) == "no gain: 1 rank"
+    assert doubt("matmul_all_reduce", 4096, 8192, 4096) is None
+    assert doubt("matmul_all_reduce", 4096, 64, 4096) == (
+        "no gain: 524288 bytes; expected 1048576 or more"
+    )
+    assert doubt("all_gather_matmul", 4096, 8192, 256) == (
+        "no gain: inner size 256; expected 512 or more"
+    )
+    with pytest.raises(ConfigurationError, match="operators other: expected some of gemv_all"):
+        compiler.enable(operators=["other"])
