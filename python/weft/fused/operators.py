@@ -11,7 +11,7 @@ sum of all ranks' losses, as of torch's functional collectives.
 
 from __future__ import annotations
 
-import logging
+import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
     from weft.fused.groups import Group
 
-__all__ = ["DTYPES", "OPERATORS", "SITE_TIMEOUT", "refusal"]
-
-logger = logging.getLogger("weft.fused")
+__all__ = ["DTYPES", "KERNELS", "OPERATORS", "SITE_TIMEOUT", "refusal", "run", "unfused"]
 
 #: Operators live as long as it.
 _LIBRARY: Final = torch.library.Library("weft_fused", "FRAGMENT")
@@ -45,6 +43,8 @@ KERNELS: Final = {
     "all_gather_matmul": "all_gather_gemm",
     "all_to_all_matmul": "all_to_all_gemm",
 }
+#: Modules and names of the tilings, of products of matrices and of `gemv_all_reduce`.
+TILINGS: Final = (("weft.fused.gemm", "Tiling"), ("weft.fused.gemv", "GemvTiling"))
 #: Those whose rows are divided among ranks.
 _DIVIDED: Final = frozenset(("matmul_reduce_scatter", "matmul_all_to_all", "all_to_all_matmul"))
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
@@ -129,20 +129,24 @@ def run(
 ) -> tuple[Any, str | None]:
     """Result of a fused kernel, or the reason of its refusal, which is the same on all ranks."""
     kernel: Callable[..., Any] = getattr(weft.fused, KERNELS[operator])
-    if tiling is not None:
-        options["tiling"] = tiling_of(operator, tiling)
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        return None, "strides of the weight"
     try:
-        return kernel(x, weight, communicator=group.communicator, **options), None
+        if tiling is not None:
+            options["tiling"] = _tiling_of(operator, tiling)
+        result = kernel(x.contiguous(), weight, communicator=group.communicator, **options)
     except (ConfigurationError, ShapeError, NoRouteError) as error:
         return None, str(error)
+    return result, None
 
 
-def tiling_of(operator: str, fields: Mapping[str, Any]) -> Any:
-    """Tiling of an operator's module, from its fields."""
-    import importlib
-
-    module = getattr(weft.fused, KERNELS[operator]).__module__
-    return importlib.import_module(module).Tiling(**fields)
+def _tiling_of(operator: str, fields: Mapping[str, Any]) -> Any:
+    """Tiling of an operator's kernel, from its fields."""
+    module, name = TILINGS[operator == "gemv_all_reduce"]
+    try:
+        return getattr(importlib.import_module(module), name)(**fields)
+    except TypeError as error:
+        raise ConfigurationError(f"tiling {dict(fields)}: {error}") from error
 
 
 def _size(name: str) -> int:
@@ -168,8 +172,7 @@ def _gathered(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 def _exchanged(tensor: torch.Tensor, name: str) -> torch.Tensor:
     ranks = _size(name)
-    _divide(tensor.shape[0], ranks)
-    sizes = [tensor.shape[0] // ranks] * ranks
+    sizes = [_divide(tensor.shape[0], ranks)] * ranks
     return _wait(_COLLECTIVES.all_to_all_single(tensor.contiguous(), sizes, sizes, name))
 
 
@@ -187,37 +190,29 @@ def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
         )
 
 
-def _gemv_all_reduce(
-    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
-) -> torch.Tensor:
-    _check(x, weight)
-    result = _fused("gemv_all_reduce", x, weight, group_name, site)
-    return _reduced(x @ weight.t(), group_name) if result is None else result
+def unfused(operator: str, x: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
+    """Result of an operator by a product and a collective of the group of this name."""
+    if operator in ("gemv_all_reduce", "matmul_all_reduce"):
+        return _reduced(x @ weight.t(), name)
+    if operator == "matmul_reduce_scatter":
+        return _scattered(x @ weight.t(), name)
+    if operator == "matmul_all_to_all":
+        return _exchanged(x @ weight.t(), name)
+    received = _gathered(x, name) if operator == "all_gather_matmul" else _exchanged(x, name)
+    return received @ weight.t()
 
 
-def _matmul_all_reduce(
-    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
-) -> torch.Tensor:
-    _check(x, weight)
-    result = _fused("matmul_all_reduce", x, weight, group_name, site)
-    return _reduced(x @ weight.t(), group_name) if result is None else result
+def _implementation(operator: str) -> Callable[..., torch.Tensor]:
+    def call(
+        x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
+    ) -> torch.Tensor:
+        _check(x, weight)
+        if operator in _DIVIDED:
+            _divide(x.shape[0], _size(group_name))
+        result: torch.Tensor | None = _fused(operator, x, weight, group_name, site)
+        return unfused(operator, x, weight, group_name) if result is None else result
 
-
-def _matmul_reduce_scatter(
-    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
-) -> torch.Tensor:
-    _check(x, weight)
-    _divide(x.shape[0], _size(group_name))
-    result = _fused("matmul_reduce_scatter", x, weight, group_name, site)
-    return _scattered(x @ weight.t(), group_name) if result is None else result
-
-
-def _matmul_all_to_all(
-    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
-) -> torch.Tensor:
-    _check(x, weight)
-    result = _fused("matmul_all_to_all", x, weight, group_name, site)
-    return _exchanged(x @ weight.t(), group_name) if result is None else result
+    return call
 
 
 def _all_gather_matmul(
@@ -238,14 +233,6 @@ def _all_gather_matmul(
     return gathered @ weight.t(), gathered if return_gathered else no_rows
 
 
-def _all_to_all_matmul(
-    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
-) -> torch.Tensor:
-    _check(x, weight)
-    result = _fused("all_to_all_matmul", x, weight, group_name, site)
-    return _exchanged(x, group_name) @ weight.t() if result is None else result
-
-
 def _fake_same(
     x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
 ) -> torch.Tensor:
@@ -258,6 +245,13 @@ def _fake_scattered(
 ) -> torch.Tensor:
     _check(x, weight)
     return x.new_empty((_divide(x.shape[0], _size(group_name)), weight.shape[0]))
+
+
+def _fake_exchanged(
+    x: torch.Tensor, weight: torch.Tensor, group_name: str, site: str = ""
+) -> torch.Tensor:
+    _divide(x.shape[0], _size(group_name))
+    return _fake_same(x, weight, group_name, site)
 
 
 def _fake_gathered(
@@ -351,15 +345,17 @@ def _define(
     return getattr(torch.ops.weft_fused, name).default
 
 
+_SIMPLE: Final = {
+    "gemv_all_reduce": (_fake_same, _reduced_backward),
+    "matmul_all_reduce": (_fake_same, _reduced_backward),
+    "matmul_reduce_scatter": (_fake_scattered, _scattered_backward),
+    "matmul_all_to_all": (_fake_exchanged, _sent_backward),
+    "all_to_all_matmul": (_fake_exchanged, _received_backward),
+}
 #: By name, without `weft_fused::`.
 OPERATORS: Final[dict[str, Any]] = {
-    name: _define(name, call, fake, backward)
-    for name, call, fake, backward in (
-        ("gemv_all_reduce", _gemv_all_reduce, _fake_same, _reduced_backward),
-        ("matmul_all_reduce", _matmul_all_reduce, _fake_same, _reduced_backward),
-        ("matmul_reduce_scatter", _matmul_reduce_scatter, _fake_scattered, _scattered_backward),
-        ("matmul_all_to_all", _matmul_all_to_all, _fake_same, _sent_backward),
-        ("all_gather_matmul", _all_gather_matmul, _fake_gathered, _gathered_backward),
-        ("all_to_all_matmul", _all_to_all_matmul, _fake_same, _received_backward),
-    )
+    **{name: _define(name, _implementation(name), *others) for name, others in _SIMPLE.items()},
+    "all_gather_matmul": _define(
+        "all_gather_matmul", _all_gather_matmul, _fake_gathered, _gathered_backward
+    ),
 }

@@ -9,68 +9,96 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d as c10d
 
+from weft.errors import ConfigurationError
+from weft.fused import operators
 from weft.fused.groups import group_of
 from weft.fused.tables import UNFUSED, Shape, Table, device_name, own_table, tuning_file, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["UNFUSED", "Shape", "Table", "own_table", "tune", "tuning_file"]
+__all__ = ["CANDIDATES", "UNFUSED", "Shape", "Table", "own_table", "tune", "tuning_file"]
 
-#: Calls before the timed ones, and timed calls, of which the median counts.
+#: Calls before the timed ones; on a GPU, calls in a graph; times, of which the median counts.
 _WARM: Final = 3
-_TIMED: Final = 11
+_CALLS: Final = 10
+_TIMES: Final = 11
+
+#: Tilings that `tune` tries by default, by their fields: of `gemv_all_reduce`, and of the others.
+CANDIDATES: Final[dict[bool, tuple[Mapping[str, Any] | None, ...]]] = {
+    True: (
+        None,
+        {"block_n": 16, "block_k": 512},
+        {"block_n": 32, "block_k": 256},
+        {"block_n": 64, "block_k": 128},
+    ),
+    False: (
+        None,
+        {"rows": 128, "columns": 256, "warps": 8, "stages": 3},
+        {"rows": 128, "columns": 128, "warps": 4, "stages": 3, "programs": 2},
+        {"rows": 64, "columns": 128, "warps": 4, "stages": 4, "programs": 2},
+    ),
+}
 
 
 def tune(
     operator: str,
-    call: Callable[[Mapping[str, Any] | None], object],
-    unfused: Callable[[], object],
-    shape: Shape,
-    dtype: torch.dtype,
-    device: torch.device,
-    candidates: Sequence[Mapping[str, Any] | None],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    group_name: str,
+    candidates: Sequence[Mapping[str, Any] | None] | None = None,
     *,
-    group: str,
     timer: Callable[[Callable[[], object]], float] | None = None,
 ) -> tuple[str, Mapping[str, Any] | None]:
     """Time an operator with each tiling and without fusion, and keep the fastest.
 
-    All ranks of the group call it with the same arguments. A candidate's time is that of the
-    slowest rank. Rank 0 writes the file; the group's later calls of the class use the choice.
+    All ranks of the group call it with the same shapes, dtypes and candidates. A candidate's time
+    is that of the slowest rank; one that the kernel refuses is left out. Later calls of the group
+    for the class use the choice, and rank 0 writes it to the file. Call `weft.fused.enable` again
+    for later compilations to use it.
 
     Args:
         operator: name, as of `torch.ops.weft_fused`.
-        call: makes one call with a tiling, given by its fields; `None` for the default one.
-        unfused: makes the same call by operators of torch.
-        shape: of the call.
-        dtype: of x.
-        device: of x.
-        candidates: tilings by their fields.
-        group: name of the process group.
-        timer: returns microseconds of a function; by default the median of 11 calls.
+        x: [rows, inner] of a call.
+        weight: [columns, inner].
+        group_name: name of the process group.
+        candidates: tilings by their fields, `None` for the default one; by default `CANDIDATES`.
+        timer: returns microseconds of a function; by default the median of several calls, on a GPU
+            of calls in a replayed graph.
 
     Returns:
-        Name of the choice ("unfused" or the tiling's fields) and the tiling.
+        Name of the choice ("unfused", "default" or the tiling's fields) and the tiling.
+
+    Raises:
+        ConfigurationError: of an unknown operator.
     """
-    place = group_of(group)
-    measure = timer or _Timer(device)
-    named: dict[str, Mapping[str, Any] | None] = {name_of(each): each for each in candidates}
-    own: dict[str, float] = {UNFUSED: measure(unfused)}
+    if operator not in operators.KERNELS:
+        known = ", ".join(operators.KERNELS)
+        raise ConfigurationError(f"operator {operator}: expected one of {known}")
+    place = group_of(group_name)
+    measure = timer or _Timer(x.device)
+    if candidates is None:
+        candidates = CANDIDATES[operator == "gemv_all_reduce"]
+    named = {_name_of(each): each for each in candidates}
+    own = {UNFUSED: measure(lambda: operators.unfused(operator, x, weight, group_name))}
     for name, tiling in named.items():
-        own[name] = measure(lambda tiling=tiling: call(tiling))  # type: ignore[misc]
-    times = _slowest(own, group, place.ranks)
+        if operators.run(operator, place, x, weight, tiling)[1] is None:
+            own[name] = measure(
+                lambda tiling=tiling: operators.run(operator, place, x, weight, tiling)  # type: ignore[misc]
+            )
+    times = _slowest(own, group_name, place.ranks)
     # The first of equal ones, with unfused before all others.
     best = min(times, key=lambda name: times[name])
     entry = {"choice": best, "tiling": named.get(best), "microseconds": times}
-    key = Table.key(operator, shape, dtype, place.ranks, device_name(device))
+    shape = Shape(x.shape[0], *weight.shape)
+    key = Table.key(operator, shape, x.dtype, place.ranks, device_name(x.device))
     place.learn(Table(place.table.entries | {key: entry}))
     if place.rank == 0:
         write(key, entry)
     return best, named.get(best)
 
 
-def name_of(tiling: Mapping[str, Any] | None) -> str:
+def _name_of(tiling: Mapping[str, Any] | None) -> str:
     """Name of a tiling: its fields."""
     if not tiling:
         return "default"
@@ -78,31 +106,47 @@ def name_of(tiling: Mapping[str, Any] | None) -> str:
 
 
 class _Timer:
-    """Median of several calls in microseconds, by events on a GPU."""
+    """Median time of a call in microseconds."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._is_on_gpu = device.type == "cuda"
 
     def __call__(self, function: Callable[[], object]) -> float:
         for _ in range(_WARM):
             function()
-        return sorted(self._once(function) for _ in range(_TIMED))[_TIMED // 2]
+        once = self._replay(function) if self._is_on_gpu else lambda: _elapsed(function)
+        return sorted(once() for _ in range(_TIMES))[_TIMES // 2]
 
-    def _once(self, function: Callable[[], object]) -> float:
-        if self._device.type != "cuda":
-            begin = time.perf_counter()
-            function()
-            return (time.perf_counter() - begin) * 1e6
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        function()
-        last.record()
-        last.synchronize()
-        return float(first.elapsed_time(last)) * 1e3
+    def _replay(self, function: Callable[[], object]) -> Callable[[], float]:
+        """Time of a call in a graph of several, without that of the host."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(_CALLS):
+                function()
+        graph.replay()
+
+        def once() -> float:
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            graph.replay()
+            last.record()
+            last.synchronize()
+            return float(first.elapsed_time(last)) * 1e3 / _CALLS
+
+        return once
 
 
-def _slowest(own: dict[str, float], group: str, ranks: int) -> dict[str, float]:
-    resolved: Any = c10d._resolve_process_group(group)
+def _elapsed(function: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    function()
+    return (time.perf_counter() - begin) * 1e6
+
+
+def _slowest(own: dict[str, float], group_name: str, ranks: int) -> dict[str, float]:
+    """The longest time among ranks of each candidate that all have timed."""
+    group: Any = c10d._resolve_process_group(group_name)
     every: list[Any] = [None] * ranks
-    distributed.all_gather_object(every, own, group=resolved)
-    return {name: max(its[name] for its in every) for name in every[0]}
+    distributed.all_gather_object(every, own, group=group)
+    common = [name for name in every[0] if all(name in its for its in every)]
+    return {name: max(its[name] for its in every) for name in common}
