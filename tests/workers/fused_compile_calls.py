@@ -129,8 +129,12 @@ def calls(device: str = "cpu") -> dict[str, Any]:
         "uuid": _uuid(),
         "decoder": _decoder(sequence=False),
         "sequence": _decoder(sequence=True),
+        "llama": _llama(),
         "tuning": _tuning(rank, group),
     }
+    if device == "cuda":
+        found["graph"] = _replays(group)
+        found["tuned"] = _tuned(group)
     found["groups"] = _groups(group)
     return found
 
@@ -562,6 +566,36 @@ def _decoder(*, sequence: bool) -> dict[str, Any]:
     return found | counted()
 
 
+def _llama() -> dict[str, Any] | None:
+    """Two layers of Llama by transformers; `None` without that package."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    from transformers.models.llama.configuration_llama import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaModel
+
+    torch.manual_seed(8)
+    sizes: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH}
+    heads: dict[str, Any] = {"num_attention_heads": HEADS, "num_key_value_heads": HEADS}
+    model = LlamaModel(
+        LlamaConfig(vocab_size=50, num_hidden_layers=2, use_cache=False, **sizes, **heads)
+    ).eval()
+    parallel = copy.deepcopy(model)
+    columns, rows = tensor_parallel.ColwiseParallel(), tensor_parallel.RowwiseParallel()
+    plan = {f"layers.*.self_attn.{name}_proj": columns for name in "qkv"}
+    plan |= {f"layers.*.mlp.{name}_proj": columns for name in ("gate", "up")}
+    plan |= {"layers.*.self_attn.o_proj": rows, "layers.*.mlp.down_proj": rows}
+    mesh = init_device_mesh(torch.get_default_device().type, (distributed.get_world_size(),))
+    tensor_parallel.parallelize_module(parallel, mesh, plan)
+    tokens = torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) % 50
+    weft.fused.enable(force=True)
+    weft.fused.reset_report()
+    with torch.no_grad():
+        y = compiled(parallel)(tokens).last_hidden_state
+        expected = model(tokens).last_hidden_state
+    weft.fused.disable()
+    return {"close": torch.allclose(y, expected, atol=1e-3), **counted()}
+
+
 def _tuning(rank: int, group: str) -> dict[str, Any]:
     """Choices by a timer of the test; the ranks' times differ."""
     tuning.tuning_file().unlink(missing_ok=True)
@@ -613,6 +647,42 @@ def _tuning(rank: int, group: str) -> dict[str, Any]:
         ],
     }
     renew(group)
+    tuning.tuning_file().unlink(missing_ok=True)
+    return found
+
+
+def _replays(group: str) -> dict[str, bool]:
+    """Each operator in a CUDA graph that is replayed with other inputs."""
+    found = {}
+    for name in operators.OPERATORS:
+        x, w = torch.zeros(16, 512).bfloat16(), torch.randn(256, 512).bfloat16()
+        call = getattr(OPS, name)
+        call(x, w, group)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = first(call(x, w, group))
+        close = True
+        for _ in range(20):
+            x.copy_(torch.randn(16, 512))
+            graph.replay()
+            expected = plain(name, x, w, group)
+            close &= torch.allclose(y.float(), expected.float(), atol=1.0, rtol=2e-2)
+        found[name] = close
+        torch.cuda.synchronize()
+        weft.check()
+    return found
+
+
+def _tuned(group: str) -> dict[str, Any]:
+    """Choices by the times of the GPU, with the default candidates."""
+    w, found = torch.randn(2048, 1024).bfloat16(), dict[str, Any]()
+    for name, rows in (("gemv_all_reduce", 4), ("matmul_all_reduce", 512)):
+        x = torch.randn(rows, 1024).bfloat16()
+        choice, _ = tuning.tune(name, x, w, group)
+        found[name] = choice
+    entries = tuning.own_table().entries.values()
+    found["timed"] = sorted(len(each["microseconds"]) for each in entries)
     tuning.tuning_file().unlink(missing_ok=True)
     return found
 

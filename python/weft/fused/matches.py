@@ -100,7 +100,9 @@ def _reduced(node: Node) -> Match | None:
         raise _RefusedError(f"reduction {node.args[1]}; expected sum")
     wait = _wait_of(node)
     shape = _shape_of(product)
-    name = "gemv_all_reduce" if shape.rows <= MAX_GEMV_ROWS else "matmul_all_reduce"
+    # Its kernel reads rows of the weight, columns of the product's second operand.
+    is_row = shape.rows <= MAX_GEMV_ROWS and _value(product.args[1]).t().is_contiguous()
+    name = "gemv_all_reduce" if is_row else "matmul_all_reduce"
 
     def substitute(site: str) -> None:
         x, weight = product.args

@@ -129,7 +129,8 @@ def run(
 ) -> tuple[Any, str | None]:
     """Result of a fused kernel, or the reason of its refusal, which is the same on all ranks."""
     kernel: Callable[..., Any] = getattr(weft.fused, KERNELS[operator])
-    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+    is_straight = weight.is_contiguous()
+    if not (is_straight or (weight.t().is_contiguous() and operator != "gemv_all_reduce")):
         return None, "strides of the weight"
     try:
         if tiling is not None:
