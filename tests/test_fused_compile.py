@@ -47,6 +47,16 @@ def test_operators_have_results_and_gradients_of_torch(results: list[dict[str, A
             assert found == {"close": True, "gradients": True, "fused": calls}, name
 
 
+def test_embedding_bags_have_results_and_gradients_of_torch(results: list[dict[str, Any]]) -> None:
+    reason = "tables of [6, 6] columns"
+    for result in results:
+        fused, unfused = result["bags"]
+        assert fused == {"close": True, "gradients": True, "fused": 1, "unfused": []}
+        assert unfused["close"]
+        assert unfused["gradients"]
+        assert unfused["unfused"] == [["embedding_all_to_all", reason, 1]]
+
+
 def test_calls_that_kernels_do_not_take_run_unfused(results: list[dict[str, Any]]) -> None:
     for result in results:
         assert result["fallbacks"] == [

@@ -23,6 +23,7 @@ def results() -> list[Any]:
 
 def test_operators_run_as_under_the_interpreter(results: list[Any]) -> None:
     interpreted.test_operators_have_results_and_gradients_of_torch(results)
+    interpreted.test_embedding_bags_have_results_and_gradients_of_torch(results)
     interpreted.test_calls_that_kernels_do_not_take_run_unfused(results)
 
 

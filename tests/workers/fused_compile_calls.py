@@ -21,7 +21,7 @@ from torch.distributed.tensor import parallel as tensor_parallel
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 import weft.fused
-from weft.fused import operators, tuning
+from weft.fused import embedding_operator, operators, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,10 +83,23 @@ def stand_in_for_missing_kernels() -> None:
     for name, kernel in operators.KERNELS.items():
         if not hasattr(weft.fused, kernel):
             setattr(weft.fused, kernel, stand_in(name))
+    if not hasattr(weft.fused, "embedding_all_to_all"):
+        setattr(weft.fused, "embedding_all_to_all", stand_in_for_bags)  # noqa: B010
     module, name = operators.TILINGS[0]
     if importlib.util.find_spec(module) is None:
         stands: Any = types.SimpleNamespace(**{name: Tiling})
         sys.modules[module] = stands
+
+
+def stand_in_for_bags(
+    weights: list[torch.Tensor], indices: Any, offsets: Any, factors: Any, **options: Any
+) -> torch.Tensor:
+    modes, batch, communicator = (options[name] for name in ("modes", "batch", "communicator"))
+    found = embedding_operator._pooled(weights, indices, offsets, factors, modes, batch)
+    every: list[Any] = [None] * communicator.world_size
+    distributed.all_gather_object(every, found)
+    whole = torch.cat(every, 1)
+    return torch.tensor_split(whole, communicator.world_size)[communicator.rank].clone()
 
 
 def stand_in(name: str) -> Callable[..., Any]:
@@ -124,6 +137,7 @@ def calls(device: str = "cpu") -> dict[str, Any]:
     found = {
         "operators": {name: _operator(name, group) for name in operators.OPERATORS},
         "fallbacks": _fallbacks(group),
+        "bags": [_embedding(group, columns) for columns in (8, 6)],
         "graphs": _graphs(group),
         "disagreement": _disagreement(rank, group),
         "uuid": _uuid(),
@@ -157,6 +171,61 @@ def _operator(name: str, group: str) -> dict[str, Any]:
     fused = weft.fused.report().fused_calls[name]
     torch.library.opcheck(call.default, (x, weight, *arguments))
     return {"close": close, "gradients": gradients, "fused": fused}
+
+
+def _embedding(group: str, columns: int) -> dict[str, Any]:
+    """Bags of three tables on two ranks, an uneven batch, gradients, and torch's own checks."""
+    rank, batch = distributed.get_rank(), 5
+    generator = torch.Generator(torch.get_default_device()).manual_seed(3)
+    modes = [["sum", "mean"], ["weighted_sum"]]
+    tables = [
+        [torch.randn(9, columns, generator=generator, requires_grad=True) for _ in its]
+        for its in modes
+    ]
+    lengths = [torch.randint(0, 4, (len(its) * batch,), generator=generator) for its in modes]
+    bags = []
+    for each in lengths:
+        offsets = torch.cat((each.new_zeros(1), each.cumsum(0)))
+        total = int(offsets[-1])
+        indices = torch.randint(0, 9, (total,), generator=generator)
+        bags.append((indices, offsets, torch.rand(total, generator=generator)))
+    every = []
+    for its, own, (indices, offsets, factors) in zip(modes, tables, bags, strict=True):
+        for place, (mode, table) in enumerate(zip(its, own, strict=True)):
+            part = offsets[place * batch : (place + 1) * batch + 1]
+            mine = slice(int(part[0]), int(part[-1]))
+            weighted = mode == "weighted_sum"
+            every.append(
+                nn.functional.embedding_bag(
+                    indices[mine],
+                    table,
+                    part - part[0],
+                    mode="sum" if weighted else mode,
+                    per_sample_weights=factors[mine] if weighted else None,
+                    include_last_offset=True,
+                )
+            )
+    whole = torch.cat(every, 1)
+    scale = torch.rand(whole.shape, generator=generator)
+    expected_grad = torch.autograd.grad((whole * scale).sum(), tables[rank])
+    weft.fused.reset_report()
+    indices, offsets, factors = bags[rank]
+    weights = factors if rank == 1 else None
+    sizes = [2 * columns, columns]
+    arguments = (tables[rank], indices, offsets, weights, modes[rank], sizes, batch, torch.float32)
+    y = OPS.embedding_all_to_all(*arguments, group)
+    mine = slice(0, 3) if rank == 0 else slice(3, 5)
+    grad = torch.autograd.grad((y * scale[mine]).sum(), tables[rank])
+    counts = counted()
+    torch.library.opcheck(OPS.embedding_all_to_all.default, (*arguments, group))
+    return {
+        "close": torch.allclose(y, whole[mine], atol=1e-4),
+        "gradients": all(
+            torch.allclose(*pair, atol=1e-4) for pair in zip(grad, expected_grad, strict=True)
+        ),
+        "fused": counts["fused_calls"],
+        "unfused": counts["unfused_calls"],
+    }
 
 
 def _fallbacks(group: str) -> list[Any]:
@@ -576,9 +645,9 @@ def _llama() -> dict[str, Any] | None:
     torch.manual_seed(8)
     sizes: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH}
     heads: dict[str, Any] = {"num_attention_heads": HEADS, "num_key_value_heads": HEADS}
-    model = LlamaModel(
-        LlamaConfig(vocab_size=50, num_hidden_layers=2, use_cache=False, **sizes, **heads)
-    ).eval()
+    made: Any = LlamaModel
+    config = LlamaConfig(vocab_size=50, num_hidden_layers=2, use_cache=False, **sizes, **heads)
+    model = made(config).eval()
     parallel = copy.deepcopy(model)
     columns, rows = tensor_parallel.ColwiseParallel(), tensor_parallel.RowwiseParallel()
     plan = {f"layers.*.self_attn.{name}_proj": columns for name in "qkv"}

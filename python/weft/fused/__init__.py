@@ -15,7 +15,7 @@ With `TRITON_INTERPRET=1` (before the first import of triton) the same kernels r
 one process for each rank.
 """
 
-from weft.fused import operators, tuning
+from weft.fused import embedding_operator, operators, tuning
 from weft.fused.compiler import disable, enable
 from weft.fused.counts import Report, report, reset_report
 from weft.fused.gemm import Tiling, default_tiling, gemm
@@ -36,6 +36,7 @@ __all__ = [
     "communicator_of",
     "default_tiling",
     "disable",
+    "embedding_operator",
     "enable",
     "gemm",
     "gemm_all_reduce",

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
 
     from weft.fused.groups import Group
 
-__all__ = ["DTYPES", "KERNELS", "OPERATORS", "SITE_TIMEOUT", "refusal", "run", "unfused"]
+__all__ = [
+    "DTYPES",
+    "KERNELS",
+    "OPERATORS",
+    "SITE_TIMEOUT",
+    "interprets",
+    "refusal",
+    "run",
+    "unfused",
+]
 
 #: Operators live as long as it.
 _LIBRARY: Final = torch.library.Library("weft_fused", "FRAGMENT")
@@ -60,7 +69,7 @@ def refusal(
         return f"weft.fused.{KERNELS[operator]} is missing"
     if dtype not in DTYPES:
         return f"dtype {str(dtype).removeprefix('torch.')}"
-    if device == "cpu" and not _interprets():
+    if device == "cpu" and not interprets():
         return "CPU tensors without TRITON_INTERPRET=1"
     if device not in ("cpu", "cuda"):
         return f"device {device}"
@@ -76,7 +85,8 @@ def refusal(
     return None
 
 
-def _interprets() -> bool:
+def interprets() -> bool:
+    """True if kernels run under Triton's interpreter."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
