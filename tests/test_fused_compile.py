@@ -103,6 +103,14 @@ def test_refusals_are_counted_and_logged_with_their_reasons(results: list[dict[s
         ]
 
 
+def test_a_graph_of_dynamic_rows_is_compiled_once(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        close, found = result["dynamic"]
+        assert close == [True] * 3
+        assert found["substitutions"] == {"matmul_all_reduce": 1, "matmul_reduce_scatter": 1}
+        assert found["fused_calls"] == 6
+
+
 def only_refused(found: list[Any]) -> str:
     """Reason of a graph's only refusal; its result is right, and it ran unfused."""
     close, counts = found
@@ -204,7 +212,7 @@ def test_the_choice_is_the_fastest_of_the_slowest_ranks(results: list[dict[str, 
         assert found["doubts"] == [
             None,
             "no gain: measured",
-            "no gain: 5 rows; expected 256 or more",
+            "no gain: 40 rows; expected 256 or more",
         ]
 
 
@@ -256,5 +264,10 @@ def test_gains_are_expected_by_rows_and_bytes() -> None:
     assert doubt("all_gather_matmul", 4096, 8192, 256) == (
         "no gain: inner size 256; expected 512 or more"
     )
+    short, wide = Shape(5, 24, 16), Shape(5, 25, 16)
+    assert gains.kernel_of("matmul_all_reduce", short, is_straight=True) == "gemv_all_reduce"
+    for shape, is_straight in ((short, False), (wide, True), (Shape(33, 24, 16), True)):
+        name = gains.kernel_of("matmul_all_reduce", shape, is_straight)
+        assert name == "matmul_all_reduce"
     with pytest.raises(ConfigurationError, match="operators other: expected some of gemv_all"):
         compiler.enable(operators=["other"])

@@ -139,6 +139,7 @@ def calls(device: str = "cpu") -> dict[str, Any]:
         "fallbacks": _fallbacks(group),
         "bags": [_embedding(group, columns) for columns in (8, 6)],
         "graphs": _graphs(group),
+        "dynamic": _dynamic(group),
         "disagreement": _disagreement(rank, group),
         "uuid": _uuid(),
         "decoder": _decoder(sequence=False),
@@ -367,6 +368,27 @@ def _bags(x: Any, w: Any, v: Any, group: str) -> Any:
 
 def _collective_alone(x: Any, w: Any, v: Any, group: str) -> Any:
     return linear(x, w) + functional.all_reduce(x.sum(), "sum", group)
+
+
+def _dynamic(group: str) -> list[Any]:
+    """A graph of dynamic rows, run with 8, 40 and 12 rows."""
+    w = torch.randn(24, 16)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = functional.all_reduce(linear(x.relu(), w), "sum", group)
+        scattered = functional.reduce_scatter_tensor(linear(x, 2 * w), "sum", 0, group)
+        return y.sum() + scattered
+
+    weft.fused.enable(force=True)
+    weft.fused.reset_report()
+    run, found = compiled(function), []
+    with torch.no_grad():
+        for rows in (8, 40, 12):
+            x = torch.randn(rows, 16)
+            torch._dynamo.mark_dynamic(x, 0)
+            found.append(torch.allclose(run(x), function(x), atol=1e-3))
+    weft.fused.disable()
+    return [found, counted()]
 
 
 GRAPHS = {
@@ -669,7 +691,7 @@ def _tuning(rank: int, group: str) -> dict[str, Any]:
     """Choices by a timer of the test; the ranks' times differ."""
     tuning.tuning_file().unlink(missing_ok=True)
     renew(group)
-    shape, device = tuning.Shape(5, 24, 16), torch.get_default_device()
+    shape, device = tuning.Shape(40, 24, 16), torch.get_default_device()
     # The second tiling is the fastest on rank 0, and the slowest on rank 1.
     times = iter([40.0, 30.0, 20.0, 25.0] if rank == 0 else [40.0, 31.0, 90.0, 26.0])
     candidates = [None, {"rows": 16}, {"rows": 32}, {"lines": 3}]
@@ -687,15 +709,15 @@ def _tuning(rank: int, group: str) -> dict[str, Any]:
         x = torch.randn(rows, 16)
         return tuning.tune(operator, x, w, group, candidates, timer=timer)
 
-    choice = tuned("matmul_all_reduce", 5)
+    choice = tuned("matmul_all_reduce", 40)
     timed = len(called)
     times = iter([1.0, 2.0, 3.0, 4.0])
-    slow = tuned("matmul_all_to_all", 6)
+    slow = tuned("matmul_all_to_all", 40)
     distributed.barrier()
     weft.fused.reset_report()
-    OPS.matmul_all_reduce(torch.randn(7, 16), w, group)
+    OPS.matmul_all_reduce(torch.randn(37, 16), w, group)
     fused = counted()["fused_calls"]
-    OPS.matmul_all_to_all(torch.randn(8, 16), w, group)
+    OPS.matmul_all_to_all(torch.randn(36, 16), w, group)
     unfused = counted()["unfused_calls"]
     table = tuning.own_table()
     ranks = distributed.get_world_size()
@@ -707,9 +729,9 @@ def _tuning(rank: int, group: str) -> dict[str, Any]:
         "unfused": unfused,
         "stored": table.choice("matmul_all_reduce", shape, torch.float32, ranks, device),
         "class": table.choice(
-            "matmul_all_reduce", shape._replace(rows=8), torch.float32, ranks, device
+            "matmul_all_reduce", shape._replace(rows=64), torch.float32, ranks, device
         ),
-        "other": table.choice("gemv_all_reduce", shape, torch.float32, ranks, device),
+        "other": table.choice("matmul_reduce_scatter", shape, torch.float32, ranks, device),
         "doubts": [
             weft.fused.gains.doubt(name, shape, torch.float32, ranks, device, table)
             for name in ("matmul_all_reduce", "matmul_all_to_all", "matmul_reduce_scatter")

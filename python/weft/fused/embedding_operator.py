@@ -28,8 +28,6 @@ __all__ = ["EMBEDDING"]
 
 _NAME: Final = "embedding_all_to_all"
 _LIBRARY: Final = torch.library.Library("weft_fused", "FRAGMENT")
-#: Reason of the refusal of tables, by group and tables, which ranks exchange once.
-_REFUSALS: Final[dict[tuple[object, ...], str | None]] = {}
 _MODES: Final = {"sum": "sum", "mean": "mean", "weighted_sum": "sum"}
 
 
@@ -200,14 +198,14 @@ def _refusal(
 ) -> str | None:
     """Reason why the kernel does not apply on a rank; ranks with new tables exchange theirs."""
     group = group_of(group_name)
-    key = (group, dtype, *((tuple(each.shape), each.dtype) for each in weights))
-    if key not in _REFUSALS:
+    key = (dtype, *((tuple(each.shape), each.dtype) for each in weights))
+    if key not in group.refusals:
         own = _own_refusal(weights, indices, dtype, group.communicator.hosts)
         every: list[Any] = [None] * group.ranks
         resolved: Any = c10d._resolve_process_group(group_name)
         distributed.all_gather_object(every, own, group=resolved)
-        _REFUSALS[key] = next((reason for reason in every if reason), None)
-    return _REFUSALS[key]
+        group.refusals[key] = next((reason for reason in every if reason), None)
+    return group.refusals[key]
 
 
 def _own_refusal(

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from weft.fused.tables import Shape, Table
 
-__all__ = ["MAX_GEMV_ROWS", "RULES", "Rule", "doubt"]
+__all__ = ["MAX_GEMV_ROWS", "RULES", "Rule", "doubt", "kernel_of"]
 
-#: Most rows of `gemv_all_reduce`; products of more rows are those of `matmul_all_reduce`.
+#: Most rows of the kernel of `gemv_all_reduce`.
 MAX_GEMV_ROWS: Final = 32
 
 
@@ -47,6 +47,20 @@ RULES: Final = {
 }
 
 
+def kernel_of(operator: str, shape: Shape, is_straight: bool) -> str:
+    """The operator whose kernel runs a call: `matmul_all_reduce` has two, by the number of rows.
+
+    Args:
+        operator: of the call.
+        shape: of the product on each rank.
+        is_straight: the weight is contiguous, rather than its transpose.
+    """
+    is_short = shape.rows <= MAX_GEMV_ROWS and not (shape.columns % 8 or shape.inner % 8)
+    if operator == "matmul_all_reduce" and is_short and is_straight:
+        return "gemv_all_reduce"
+    return operator
+
+
 def doubt(
     operator: str,
     shape: Shape,
@@ -58,7 +72,7 @@ def doubt(
     """Reason to expect no gain from fusion; `None` if a gain is expected.
 
     Args:
-        operator: name, as of `torch.ops.weft_fused`.
+        operator: that of the kernel, as `kernel_of` returns it.
         shape: of the product on each rank.
         dtype: of x.
         ranks: of the group.

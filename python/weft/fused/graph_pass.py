@@ -102,7 +102,12 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         if reason is not None or self._force:
             return reason
         return gains.doubt(
-            match.operator, match.shape, match.dtype, group.ranks, device, self._table
+            match.kernel or match.operator,
+            match.shape,
+            match.dtype,
+            group.ranks,
+            device,
+            self._table,
         )
 
 

@@ -32,10 +32,12 @@ class Group:
     Attributes:
         name: as in functional collectives.
         rank, ranks: of this process, and number of processes.
+        refusals: reason by tables of embedding bags, once the ranks have exchanged theirs.
     """
 
     def __init__(self, name: str, group: Any) -> None:
         self.name, self.rank, self.ranks = name, group.rank(), group.size()
+        self.refusals: dict[object, str | None] = {}
         self._group = weakref.ref(group)
         self._store: Any = c10d._get_process_group_store(group)
         # A store may have served a former group of this name.

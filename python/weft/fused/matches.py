@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from weft.fused.gains import MAX_GEMV_ROWS
+from weft.fused.gains import MAX_GEMV_ROWS, kernel_of
 from weft.fused.operators import OPERATORS
 from weft.fused.tables import Shape
 
@@ -43,6 +43,7 @@ class Match:
         ranks: of the group, as the graph has it; 0 if it does not.
         dtype, device: of x.
         reason: of a refusal by the form of the graph.
+        kernel: operator whose kernel runs the rows of the trace; by default `operator`.
         substitute: puts the operator into the graph, with the name of the place.
     """
 
@@ -54,6 +55,7 @@ class Match:
     device: torch.device = torch.device("cpu")  # noqa: RUF009
     reason: str | None = None
     substitute: Callable[[str], None] | None = None
+    kernel: str = ""
 
     def text(self) -> str:
         """Description for logs and for the comparison of ranks."""
@@ -100,9 +102,10 @@ def _reduced(node: Node) -> Match | None:
         raise _RefusedError(f"reduction {node.args[1]}; expected sum")
     wait = _wait_of(node)
     shape = _shape_of(product)
-    # Its kernel reads rows of the weight, columns of the product's second operand.
-    is_row = shape.rows <= MAX_GEMV_ROWS and _value(product.args[1]).t().is_contiguous()
-    name = "gemv_all_reduce" if is_row else "matmul_all_reduce"
+    # With dynamic rows, each call has the kernel for its number.
+    is_short = isinstance(_value(product).shape[0], int) and shape.rows <= MAX_GEMV_ROWS
+    is_straight = _value(product.args[1]).t().is_contiguous()
+    name = "gemv_all_reduce" if is_short and is_straight else "matmul_all_reduce"
 
     def substitute(site: str) -> None:
         x, weight = product.args
@@ -112,7 +115,9 @@ def _reduced(node: Node) -> Match | None:
         wait.replace_all_uses_with(node.args[0])
         _erase(wait, node, product)
 
-    return _made(name, node, 2, product, shape, substitute)
+    made = _made(name, node, 2, product, shape, substitute)
+    made.kernel = kernel_of(name, shape, is_straight)
+    return made
 
 
 def _scattered(node: Node) -> Match | None:

@@ -19,8 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import weft.fused
 from weft.errors import ConfigurationError, NoRouteError, ShapeError
-from weft.fused import counts
-from weft.fused.gains import MAX_GEMV_ROWS
+from weft.fused import counts, gains
 from weft.fused.groups import group_of
 from weft.fused.tables import UNFUSED, Shape
 
@@ -78,8 +77,8 @@ def refusal(
     if operator in _DIVIDED and rows % ranks:
         return f"{rows} rows are not divisible by {ranks} ranks"
     if operator == "gemv_all_reduce":
-        if rows > MAX_GEMV_ROWS:
-            return f"{rows} rows; gemv_all_reduce has at most {MAX_GEMV_ROWS}"
+        if rows > gains.MAX_GEMV_ROWS:
+            return f"{rows} rows; gemv_all_reduce has at most {gains.MAX_GEMV_ROWS}"
         if columns % 8 or inner % 8:
             return "sizes of the weight are not multiples of 8"
     return None
@@ -122,6 +121,7 @@ def _call(
 ) -> tuple[Any, str | None]:
     if len(set(group.communicator.hosts)) > 1:
         return None, "ranks on several hosts"
+    operator = gains.kernel_of(operator, shape, weight.is_contiguous())
     chosen = group.table.choice(operator, shape, x.dtype, group.ranks, x.device)
     if chosen is not None and chosen[0] == UNFUSED:
         return None, "unfused is faster by measurement"

@@ -11,6 +11,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from weft.errors import ConfigurationError
 from weft.fused import operators
+from weft.fused.gains import kernel_of
 from weft.fused.groups import group_of
 from weft.fused.tables import UNFUSED, Shape, Table, device_name, own_table, tuning_file, write
 
@@ -58,7 +59,8 @@ def tune(
     for later compilations to use it.
 
     Args:
-        operator: name, as of `torch.ops.weft_fused`.
+        operator: name, as of `torch.ops.weft_fused`; `matmul_all_reduce` of few rows counts as
+            `gemv_all_reduce`, whose kernel it runs.
         x: [rows, inner] of a call.
         weight: [columns, inner].
         group_name: name of the process group.
@@ -75,6 +77,8 @@ def tune(
     if operator not in operators.KERNELS:
         known = ", ".join(operators.KERNELS)
         raise ConfigurationError(f"operator {operator}: expected one of {known}")
+    shape = Shape(x.shape[0], *weight.shape)
+    operator = kernel_of(operator, shape, weight.is_contiguous())
     place = group_of(group_name)
     measure = timer or _Timer(x.device)
     if candidates is None:
@@ -90,7 +94,6 @@ def tune(
     # The first of equal ones, with unfused before all others.
     best = min(times, key=lambda name: times[name])
     entry = {"choice": best, "tiling": named.get(best), "microseconds": times}
-    shape = Shape(x.shape[0], *weight.shape)
     key = Table.key(operator, shape, x.dtype, place.ranks, device_name(x.device))
     place.learn(Table(place.table.entries | {key: entry}))
     if place.rank == 0:
