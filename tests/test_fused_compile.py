@@ -162,7 +162,7 @@ def test_keys_of_the_cache_depend_on_flags_measurements_and_other_passes(
 ) -> None:
     for result in results:
         assert result["uuid"] == {
-            "distinct": 5,
+            "distinct": 6,
             "again": True,
             "calls": 1,
             "restored": True,

@@ -21,7 +21,7 @@ from torch.distributed.tensor import parallel as tensor_parallel
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 import weft.fused
-from weft.fused import embedding_operator, operators, tuning
+from weft.fused import embedding_operator, operators, tables, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -529,6 +529,10 @@ def _uuid() -> dict[str, Any]:
 
     plain, force, again = enabled(), enabled(force=True), enabled()
     some = enabled(operators=["matmul_all_reduce"])
+    distributed.barrier()
+    tables.renew_salt()
+    distributed.barrier()
+    salted = enabled()
     tuning_file = tuning.tuning_file()
     tuning_file.parent.mkdir(parents=True, exist_ok=True)
     distributed.barrier()
@@ -554,7 +558,7 @@ def _uuid() -> dict[str, Any]:
     weft.fused.disable()
     config.post_grad_custom_pre_pass = None
     return {
-        "distinct": len({plain, force, some, measured, chained}),
+        "distinct": len({plain, force, some, salted, measured, chained}),
         "again": plain == again,
         "calls": calls,
         "restored": restored,

@@ -200,7 +200,7 @@ def _refusal(
     group = group_of(group_name)
     key = (dtype, *((tuple(each.shape), each.dtype) for each in weights))
     if key not in group.refusals:
-        own = _own_refusal(weights, indices, dtype, group.communicator.hosts)
+        own = _own_refusal(weights, indices, dtype, group.is_on_one_host)
         every: list[Any] = [None] * group.ranks
         resolved: Any = c10d._resolve_process_group(group_name)
         distributed.all_gather_object(every, own, group=resolved)
@@ -209,13 +209,13 @@ def _refusal(
 
 
 def _own_refusal(
-    weights: Sequence[torch.Tensor], indices: torch.Tensor, dtype: torch.dtype, hosts: list[str]
+    weights: Sequence[torch.Tensor], indices: torch.Tensor, dtype: torch.dtype, is_on_one_host: bool
 ) -> str | None:
     if getattr(weft.fused, _NAME, None) is None:
         return f"weft.fused.{_NAME} is missing"
     if indices.device.type == "cpu" and not interprets():
         return "CPU tensors without TRITON_INTERPRET=1"
-    if len(set(hosts)) > 1:
+    if not is_on_one_host:
         return "ranks on several hosts"
     dtypes = {each.dtype for each in weights}
     if not dtypes <= set(DTYPES) or len(dtypes) > 1 or dtype not in DTYPES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,15 @@ from torch import distributed
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.pattern_matcher import stable_topological_sort
 
-from weft.fused import counts, gains
+from weft.fused import counts, gains, tables
 from weft.fused.groups import group_of
 from weft.fused.matches import Match, find
 from weft.fused.operators import refusal
-from weft.fused.tables import Table, own_table
 
 if TYPE_CHECKING:
     from torch.fx import Graph
+
+    from weft.fused.tables import Table
 
 __all__ = ["Pass"]
 
@@ -36,7 +38,8 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
     def __init__(self, previous: Any, chosen: frozenset[str], force: bool, timeout: float) -> None:
         self.previous, self._chosen, self._force, self._timeout = previous, chosen, force, timeout
         self.is_active = True
-        self._table: Table = own_table()
+        self._table: Table = tables.own_table()
+        self._salt = tables.salt()
 
     def __call__(self, graph: Graph) -> None:
         """Substitute in place."""
@@ -55,6 +58,7 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
     def uuid(self) -> Any:
         """Key of Inductor's caches: sources of this module, ranks, device, flags, measurements.
 
+        And a text that changes when ranks did not agree, so that later processes compile again.
         `None`, which turns the caches off, if the previous pass has none.
         """
         before = None
@@ -62,14 +66,15 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
             before = self.previous.uuid() if isinstance(self.previous, CustomGraphPass) else None
             if before is None or not self.is_active:
                 return before
-        return repr((before, _sources(), self.settings()))
+        return repr((before, _sources(), self.settings(), self._salt))
 
     def settings(self) -> str:
         """All that decisions depend on beside the graph."""
         ranks = distributed.get_world_size() if distributed.is_initialized() else 0
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")
         flags = (self.is_active, sorted(self._chosen), self._force, self._table.digest())
-        return repr((ranks, device, *flags))
+        return repr((ranks, local, device, *flags))
 
     def _group(self, name: str, matches: list[Match]) -> None:
         reasons = [self._refusal(match) for match in matches]
@@ -82,13 +87,15 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         if any(match.substitute is not None for match in matches):
             values = {"settings": self.settings(), "sources": _sources(), "graph": digest}
             other = group_of(name).compare(values, self._timeout)
-        for place, (match, own) in enumerate(zip(matches, reasons, strict=True)):
+        if other is not None:
+            tables.renew_salt()
+        for match, own in zip(matches, reasons, strict=True):
             counts.add("matches", match.operator)
             reason = own or (None if other is None else f"ranks do not agree: {other}")
             if reason is not None or match.substitute is None:
                 counts.add("refusals", match.operator, reason, match.text())
                 continue
-            match.substitute(f"{digest}/{place}")
+            match.substitute(digest)
             counts.add("substitutions", match.operator, place=match.text())
 
     def _refusal(self, match: Match) -> str | None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "communicator_of", "group_of"]
 
+#: Seconds to wait for ranks that did not come to the last comparison.
+_LATE_TIMEOUT: Final = 1.0
+
 
 class Group:
     """A process group for fused operators.
@@ -45,33 +48,51 @@ class Group:
         self._prefix = f"{name}/{life}"
         self._number = 0
         self._calls: dict[str, str | None] = {}
+        self._is_late = False
         self._made: tuple[Communicator, Table] | None = None
+        self._is_on_one_host = False
         self._lock = threading.RLock()
 
     def compare(self, values: Mapping[str, str], timeout: float) -> str | None:
         """Agreement of the ranks on a compiled graph; ranks compare graphs in the same order.
 
-        Args and result: those of `weft.fused.agreement.agree`.
+        Args:
+            values: to compare, by name.
+            timeout: seconds to wait for the other ranks; at most 1 after they did not come.
+
+        Returns:
+            Reason of a disagreement.
         """
         self._number += 1
-        key = f"{self._prefix}/graphs/{self._number}"
         own = {"host": _native.host_id(), **values}
-        return agree(self._store, self.rank, self.ranks, key, own, timeout)
+        return self._agree(f"graphs/{self._number}", own, timeout)
 
     def runs(self, site: str, timeout: float) -> str | None:
-        """Agreement of the ranks to run a place of a compiled graph fused; asked at its first call.
+        """Agreement of the ranks to run a compiled graph fused; asked at its first call.
 
         One rank may have loaded a graph that another one has compiled without the fused operator.
         """
         if site not in self._calls:
-            key = f"{self._prefix}/calls/{site}"
-            self._calls[site] = agree(self._store, self.rank, self.ranks, key, {}, timeout)
+            self._calls[site] = self._agree(f"calls/{site}", {}, timeout)
         return self._calls[site]
+
+    def _agree(self, key: str, values: Mapping[str, str], timeout: float) -> str | None:
+        # Without the pass, a rank comes to no comparison at all.
+        limit = min(timeout, _LATE_TIMEOUT) if self._is_late else timeout
+        whole = f"{self._prefix}/{key}"
+        verdict = agree(self._store, self.rank, self.ranks, whole, values, limit)
+        self._is_late = verdict.is_late
+        return verdict.reason
 
     @property
     def communicator(self) -> Communicator:
         """That of the ranks, with their numbers; the first use is a collective call."""
         return self._make()[0]
+
+    @property
+    def is_on_one_host(self) -> bool:
+        """True if all ranks share a host; the first use is a collective call."""
+        return self._make() is not None and self._is_on_one_host
 
     @property
     def table(self) -> Table:
@@ -90,6 +111,7 @@ class Group:
                 weakref.finalize(group, _close, made).atexit = False
                 listed = [own_table().text() if self.rank == 0 else ""]
                 distributed.broadcast_object_list(listed, group=group, group_src=0)
+                self._is_on_one_host = len(set(made.hosts)) == 1
                 self._made = made, Table.parse(listed[0])
             return self._made
 

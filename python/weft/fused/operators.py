@@ -6,7 +6,7 @@
 a product and a functional collective of the group give the same result. Gradients are those of the
 sum of all ranks' losses, as of torch's functional collectives.
 
-`site` names a place in a compiled graph; its first call has the ranks agree to run it fused.
+`site` names a compiled graph; the first call has the ranks agree to run it fused.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TILINGS: Final = (("weft.fused.gemm", "Tiling"), ("weft.fused.gemv", "GemvTiling
 #: Those whose rows are divided among ranks.
 _DIVIDED: Final = frozenset(("matmul_reduce_scatter", "matmul_all_to_all", "all_to_all_matmul"))
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
-#: Seconds to wait for the other ranks at the first call of a place of a compiled graph.
+#: Seconds to wait for the other ranks at the first call of a compiled graph.
 SITE_TIMEOUT: Final = [60.0]
 
 
@@ -119,7 +119,7 @@ def _call(
     shape: Shape,
     options: Mapping[str, object],
 ) -> tuple[Any, str | None]:
-    if len(set(group.communicator.hosts)) > 1:
+    if not group.is_on_one_host:
         return None, "ranks on several hosts"
     operator = gains.kernel_of(operator, shape, weight.is_contiguous())
     chosen = group.table.choice(operator, shape, x.dtype, group.ranks, x.device)

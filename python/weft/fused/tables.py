@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["UNFUSED", "Shape", "Table", "device_name", "own_table", "tuning_file", "write"]
+__all__ = [
+    "UNFUSED",
+    "Shape",
+    "Table",
+    "device_name",
+    "own_table",
+    "renew_salt",
+    "salt",
+    "tuning_file",
+    "write",
+]
 
 #: Name of the choice to run the operators of torch.
 UNFUSED: Final = "unfused"
@@ -121,8 +131,29 @@ def write(key: str, entry: dict[str, Any]) -> None:
     """Set an entry of this process's file."""
     file = tuning_file()
     table = Table(own_table().entries | {key: entry})
+    _replace(file, table.text())
+
+
+def salt() -> str:
+    """Text in the keys of Inductor's caches, of the file `fused-compile.salt`."""
+    try:
+        return _salt_file().read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def renew_salt() -> None:
+    """Have processes compile graphs again that this one has compiled."""
+    _replace(_salt_file(), os.urandom(8).hex())
+
+
+def _salt_file() -> Path:
+    return cache_directory() / "fused-compile.salt"
+
+
+def _replace(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     # A reader finds the old file or the new one.
     fresh = file.with_name(f"{file.name}.{os.getpid()}")
-    fresh.write_text(table.text(), encoding="utf-8")
+    fresh.write_text(text, encoding="utf-8")
     fresh.replace(file)
