@@ -201,7 +201,7 @@ def test_a_decoder_of_transformers_is_fused(results: list[dict[str, Any]]) -> No
 
 def test_the_choice_is_the_fastest_of_the_slowest_ranks(results: list[dict[str, Any]]) -> None:
     for result in results:
-        found, chosen = result["tuning"], ["rows=32", {"rows": 32}]
+        found, chosen = result["tuning"], ["columns=64,rows=32", {"rows": 32, "columns": 64}]
         # The last candidate is no tiling.
         assert found["timed"] == 4
         assert found["fused"] == 1

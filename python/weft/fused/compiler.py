@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from weft._timeout import seconds
 from weft.errors import ConfigurationError
 from weft.fused import gains
+from weft.fused.operators import SITE_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +34,8 @@ def enable(
     Args:
         operators: names as of `torch.ops.weft_fused`; by default all.
         force: substitute wherever a kernel applies, without an expected gain; for tests.
-        timeout: seconds to wait, in a compilation, for the other ranks.
+        timeout: seconds to wait for the other ranks, in a compilation and at the first call of a
+            compiled graph.
 
     Raises:
         ConfigurationError: of an unknown operator.
@@ -44,6 +46,7 @@ def enable(
             f"operators {', '.join(sorted(unknown))}: expected some of {', '.join(gains.RULES)}"
         )
     limit = seconds(timeout)
+    SITE_TIMEOUT[0] = limit
     # Inductor is slow to import.
     from torch._inductor import config
 

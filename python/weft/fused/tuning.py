@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import distributed
 from torch.distributed import distributed_c10d as c10d
+from triton.runtime.errors import OutOfResources
 
 from weft.errors import ConfigurationError
 from weft.fused import operators
@@ -17,6 +18,8 @@ from weft.fused.tables import UNFUSED, Shape, Table, device_name, own_table, tun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from weft.fused.groups import Group
 
 __all__ = ["CANDIDATES", "UNFUSED", "Shape", "Table", "own_table", "tune", "tuning_file"]
 
@@ -86,7 +89,7 @@ def tune(
     named = {_name_of(each): each for each in candidates}
     own = {UNFUSED: measure(lambda: operators.unfused(operator, x, weight, group_name))}
     for name, tiling in named.items():
-        if operators.run(operator, place, x, weight, tiling)[1] is None:
+        if _takes(operator, place, x, weight, tiling):
             own[name] = measure(
                 lambda tiling=tiling: operators.run(operator, place, x, weight, tiling)  # type: ignore[misc]
             )
@@ -99,6 +102,20 @@ def tune(
     if place.rank == 0:
         write(key, entry)
     return best, named.get(best)
+
+
+def _takes(
+    operator: str,
+    place: Group,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    tiling: Mapping[str, Any] | None,
+) -> bool:
+    """True if a tiling fits the call and the device."""
+    try:
+        return operators.run(operator, place, x, weight, tiling)[1] is None
+    except OutOfResources:
+        return False
 
 
 def _name_of(tiling: Mapping[str, Any] | None) -> str:
