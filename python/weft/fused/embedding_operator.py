@@ -22,7 +22,7 @@ from weft.fused.groups import group_of
 from weft.fused.operators import DTYPES, interprets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["EMBEDDING"]
 
@@ -48,8 +48,9 @@ def _call(
     if reason is None:
         counts.add("fused_calls", _NAME)
         bags = (indices, offsets, factors) if tables else (None, None, None)
+        kernel: Callable[..., torch.Tensor] = getattr(weft.fused, _NAME)
         with torch.no_grad():
-            return weft.fused.embedding_all_to_all(  # type: ignore[attr-defined]
+            return kernel(
                 tables,
                 *bags,
                 modes=list(modes),
