@@ -362,8 +362,8 @@ def _uneven(x: Any, w: Any, v: Any, group: str) -> Any:
 
 
 def _bags(x: Any, w: Any, v: Any, group: str) -> Any:
-    indices = torch.arange(x.shape[0], device=x.device) % 16
-    y = nn.functional.embedding_bag(indices, w, indices, mode="sum")
+    rows = torch.arange(x.shape[0], device=x.device)
+    y = nn.functional.embedding_bag(rows % 16, w, rows, mode="sum")
     return functional.all_to_all_single(y, None, None, group)
 
 
