@@ -92,7 +92,7 @@ class WrongGroupError(WeftError, ValueError):
 
 
 class OutOfRangeError(WeftError, IndexError):
-    """A slice is not inside its region."""
+    """A slice is not inside its region, or an index not inside its embedding table."""
 
 
 class UnknownError(WeftError, LookupError):

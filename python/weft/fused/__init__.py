@@ -18,6 +18,12 @@ one process for each rank.
 from weft.fused import embedding_operator, operators, tuning
 from weft.fused.compiler import disable, enable
 from weft.fused.counts import Report, report, reset_report
+from weft.fused.embedding import (
+    EmbeddingAllToAll,
+    EmbeddingBags,
+    concatenate_bags,
+    embedding_all_to_all,
+)
 from weft.fused.gemm import Tiling, default_tiling, gemm
 from weft.fused.gemm_receive import all_gather_gemm, all_to_all_gemm
 from weft.fused.gemm_send import gemm_all_reduce, gemm_all_to_all, gemm_reduce_scatter
@@ -27,6 +33,8 @@ from weft.fused.rms_norm import all_reduce_rms_norm
 from weft.fused.spaces import set_timeout
 
 __all__ = [
+    "EmbeddingAllToAll",
+    "EmbeddingBags",
     "GemvTiling",
     "Report",
     "Tiling",
@@ -34,8 +42,10 @@ __all__ = [
     "all_reduce_rms_norm",
     "all_to_all_gemm",
     "communicator_of",
+    "concatenate_bags",
     "default_tiling",
     "disable",
+    "embedding_all_to_all",
     "embedding_operator",
     "enable",
     "gemm",

@@ -1,0 +1,561 @@
+"""Embedding bags of tables on several ranks, fused with the all-to-all of the pooled rows."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.cuda import symmetric
+from weft.errors import ConfigurationError, OutOfRangeError, ShapeError
+from weft.fused.embedding_gradient import Bags, dense_gradients, sparse_gradients
+from weft.fused.embedding_tables import (
+    DTYPES,
+    Tables,
+    Tiling,
+    concatenate_bags,
+    default_tiling,
+    local_batch,
+)
+from weft.fused.kernels import embedding as kernels
+from weft.fused.spaces import Space, programs_of, space
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weft.communicator import Communicator
+
+__all__ = [
+    "EmbeddingAllToAll",
+    "EmbeddingBags",
+    "Tiling",
+    "concatenate_bags",
+    "default_tiling",
+    "embedding_all_to_all",
+]
+
+#: Bytes to whose multiples output buffers are aligned.
+_LINE: Final = 128
+#: Dtypes of tables in kernels.
+_ELEMENTS: Final = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
+#: Numbers of operators, in the order in which all ranks make them.
+_NUMBERS: Final[weakref.WeakKeyDictionary[Communicator, itertools.count[int]]] = (
+    weakref.WeakKeyDictionary()
+)
+#: Operators of the function, by the shapes of their tables.
+_MADE: Final[weakref.WeakKeyDictionary[Communicator, dict[Any, EmbeddingAllToAll]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class EmbeddingAllToAll:
+    """Pooling of embedding bags with all-to-all: each rank has tables, and gets its samples.
+
+    All ranks make the object together, and call it in the same order with the same global batch.
+    A rank pools the bags of the global batch for its tables. Its output has the samples of
+    `torch.tensor_split(batch, ranks)[rank]` as rows and the columns of all tables of all ranks, in
+    the order of ranks: `[local batch, columns]`.
+
+    The output is a buffer of the operator that a later call overwrites: the call after
+    `buffers - 1` further calls. With `copy=True` it is a tensor of its own.
+
+    Args:
+        weights: tables of this rank, `[rows, columns]` each; columns are a multiple of 4 up to
+            1024. They may be empty on some ranks. float32, float16 or bfloat16, the same for all
+            tables of a rank; sums are in float32.
+        modes: "sum", "mean" or "weighted_sum" (by `per_sample_weights`), for all tables or of each.
+        communicator: that of the ranks; by default the only one that is open.
+        out_dtype: dtype of outputs, equal on all ranks; by default that of the tables.
+        buffers: outputs that are valid at a time.
+        sparse: gradients of tables are sparse tensors, as of `torch.nn.EmbeddingBag`.
+        device: of the outputs, where `weights` is empty; by default the current GPU.
+        num_sms: multiprocessors to use at most; by default all.
+        tiling: sizes of tasks; by default `default_tiling` of each call.
+
+    Raises:
+        ShapeError: if a table has an unsuitable shape, dtype or address.
+        ConfigurationError: if an argument is invalid, no rank has tables, or tables are on the CPU
+            without Triton's interpreter.
+        ConfigurationMismatchError: if ranks have outputs of different dtypes.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[torch.Tensor],
+        modes: str | Sequence[str] = "sum",
+        *,
+        communicator: Communicator | None = None,
+        out_dtype: torch.dtype | None = None,
+        buffers: int = 2,
+        sparse: bool = False,
+        device: torch.device | str | None = None,
+        num_sms: int | None = None,
+        tiling: Tiling | None = None,
+    ) -> None:
+        if buffers < 1:
+            raise ConfigurationError(f"buffers is {buffers}: expected at least 1")
+        if num_sms is not None and num_sms < 1:
+            raise ConfigurationError(f"num_sms is {num_sms}: expected at least 1")
+        group = symmetric.only_open() if communicator is None else communicator
+        self.weights: list[torch.Tensor] = list(weights)
+        self.tables = Tables(self.weights, modes, group, out_dtype, device)
+        _check_device(self.tables.device)
+        self.rank, self.ranks = group.rank, group.world_size
+        self.buffers, self.sparse, self.tiling = buffers, sparse, tiling
+        number = next(_NUMBERS.setdefault(group, itertools.count()))
+        self._name = f"embedding_all_to_all[{number}]"
+        self._group = weakref.ref(group)
+        self._calls = 0
+        self._num_sms = num_sms
+        on = self.tables.device
+        self._errors = torch.zeros(1, dtype=torch.int32, device=on)
+        layout = self.tables.layout
+        self._firsts = torch.tensor(layout.firsts, dtype=torch.int64).to(on)
+        # So that the backward of a rank without trained tables runs too: it has gradients to send.
+        self._anchor = torch.zeros(0, device=on, requires_grad=layout.is_trained)
+
+    def __call__(
+        self,
+        indices: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+        *,
+        batch: int | None = None,
+        out: torch.Tensor | None = None,
+        copy: bool | None = None,
+    ) -> torch.Tensor:
+        """Pool the bags of the global batch, and exchange them.
+
+        Args:
+            indices: int32 or int64 of `[total]`, of all tables of this rank, one after the other.
+                Those outside of a table add zero to their bag; `check` raises an error for them.
+            offsets: int32 or int64 of `[tables * batch + 1]`: the first index of each bag, by
+                table, and the number of indices. `concatenate_bags` makes both from lists.
+            per_sample_weights: `[total]`, factors of the rows of tables with mode "weighted_sum",
+                for which it is required.
+            batch: global batch, equal on all ranks; required of a rank without tables.
+            out: `[local batch, columns]`, contiguous, to which the output is copied.
+            copy: return a tensor that later calls do not change; by default only where gradients
+                are recorded.
+
+        Returns:
+            `[local batch, columns]`.
+
+        Raises:
+            ShapeError: if a tensor has an unsuitable shape, dtype or device.
+            ConfigurationError: if `per_sample_weights` lacks or is not used, or needs a gradient.
+            WaitTimeoutError, PeerLostError: of earlier calls.
+        """
+        return self._call(
+            self.weights, Bags(*self._bags(indices, offsets, per_sample_weights, batch)), out, copy
+        )
+
+    def pool(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Pool by the same kernel without an exchange: `[batch, columns of this rank]`.
+
+        Samples of a rank are adjacent rows. Gradients are not recorded. The call is local.
+        """
+        bags = Bags(*self._bags(indices, offsets, per_sample_weights, None))
+        outputs = torch.empty(
+            (bags.batch, self.tables.columns),
+            dtype=self.tables.layout.dtype,
+            device=self.tables.device,
+        )
+        if outputs.numel() > 0:
+            self._launch(self.weights, bags, outputs, None)
+        return outputs
+
+    def by_table(self, output: torch.Tensor) -> torch.Tensor:
+        """An output as `[local batch, tables, columns]`: a view, if all tables are as wide.
+
+        Raises:
+            ShapeError: if tables have different numbers of columns.
+        """
+        columns = self.tables.layout.all_columns
+        if len(set(columns)) != 1:
+            raise ShapeError(
+                f"tables have {sorted(set(columns))} columns: expected one number; use split()"
+            )
+        return output.view(len(output), len(columns), columns[0])
+
+    def split(self, output: torch.Tensor) -> list[torch.Tensor]:
+        """The columns of each table of an output: views of `[local batch, columns]`."""
+        return list(output.split(self.tables.layout.all_columns, dim=1))
+
+    def check(self) -> None:
+        """Wait for the calls so far; raise if one had an index outside of its table.
+
+        The error is raised once; the outputs lack the rows of such indices.
+
+        Raises:
+            OutOfRangeError: names a table.
+        """
+        number = int(self._errors.item())
+        if number:
+            self._errors.zero_()
+            raise OutOfRangeError(
+                f"an index of table {number - 1} is outside of its "
+                f"{self.tables.shapes[number - 1][0]} rows, or its offsets descend or exceed the "
+                "number of indices; correct the indices"
+            )
+
+    def _call(
+        self,
+        weights: Sequence[torch.Tensor],
+        bags: Bags,
+        out: torch.Tensor | None,
+        copy: bool | None,
+    ) -> torch.Tensor:
+        is_trained = self.tables.layout.is_trained and torch.is_grad_enabled()
+        if out is not None:
+            self._check_out(out, bags.batch, is_trained)
+        if is_trained:
+            copy = True if copy is None else copy
+            made: torch.Tensor = _Pooling.apply(self, bags, copy, self._anchor, *weights)
+            return made
+        output = self._exchange(weights, bags)
+        if out is not None:
+            return out.copy_(output)
+        return output.clone() if copy else output
+
+    def _exchange(self, weights: Sequence[torch.Tensor], bags: Bags) -> torch.Tensor:
+        """The fused kernel; the output is in the next buffer."""
+        layout = self.tables.layout
+        most = -(-bags.batch // self.ranks)
+        needed = -(-most * layout.width * layout.dtype.itemsize // _LINE) * _LINE
+        own = self._space(self._name, self.buffers * needed)
+        own.enter()
+        size = own.data.numel() // self.buffers // _LINE * _LINE
+        first = self._calls % self.buffers * size
+        self._calls += 1
+        rows = local_batch(bags.batch, self.rank, self.ranks)[1]
+        used = rows * layout.width * layout.dtype.itemsize
+        output = own.data[first : first + used].view(layout.dtype).view(rows, layout.width)
+        self._launch(weights, bags, own.data[first : first + size].view(layout.dtype), own)
+        return output
+
+    def _launch(
+        self,
+        weights: Sequence[torch.Tensor],
+        bags: Bags,
+        outputs: torch.Tensor,
+        own: Space | None,
+    ) -> None:
+        tables, layout = self.tables, self.tables.layout
+        tiling = self._tiling(bags)
+        pieces = tables.pieces(weights, tiling.columns)
+        most = -(-bags.batch // self.ranks)
+        tasks = -(-most // tiling.bags) * len(pieces) * self.ranks
+        rows = local_batch(bags.batch, self.rank, self.ranks)[1]
+        factors = bags.factors
+        unused = self._errors
+        kernels.pool[(max(1, min(self._programs(tiling), tasks)),)](
+            outputs,
+            *(
+                (unused, self._firsts, unused)
+                if own is None
+                else (own.words, own.context, own.state)
+            ),
+            self._errors,
+            pieces,
+            bags.indices,
+            bags.offsets,
+            bags.offsets if factors is None else factors,
+            rank=self.rank,
+            batch=bags.batch,
+            total=bags.indices.numel(),
+            pieces=len(pieces),
+            elements=rows * layout.width,
+            strides=(tables.columns if own is None else layout.width) // layout.align,
+            ranks=self.ranks,
+            element=_ELEMENTS[_given(tables.dtype)],
+            align=layout.align,
+            weighted=factors is not None,
+            fused=own is not None,
+            bags=tiling.bags,
+            columns=tiling.columns,
+            unroll=tiling.unroll,
+            num_warps=tiling.num_warps,
+            maxnreg=tiling.registers,
+        )
+
+    def _return(self, gradients: torch.Tensor, bags: Bags) -> torch.Tensor:
+        """Gradients of the pooled rows of this rank's tables, `[batch, columns]`."""
+        tables, layout = self.tables, self.tables.layout
+        tiling = self._tiling(bags)
+        widest = max(map(sum, layout.columns))
+        own = self._space(
+            f"{self._name} gradients", max(1, bags.batch) * widest * layout.dtype.itemsize
+        )
+        own.enter()
+        inbox = own.data.view(layout.dtype)
+        elements = bags.batch * tables.columns
+        kernels.return_gradients[(self._programs(tiling),)](
+            *(inbox, gradients.contiguous(), own.words, own.context, own.state, self._firsts),
+            *(self.rank, bags.batch, elements, layout.width // layout.align),
+            ranks=self.ranks,
+            align=layout.align,
+            rows=tiling.gradient_rows,
+            columns=tiling.gradient_columns,
+            num_warps=tiling.num_warps,
+        )
+        return inbox[:elements].view(bags.batch, tables.columns)
+
+    def _gradients(self, bags: Bags, gradients: torch.Tensor) -> list[torch.Tensor]:
+        returned = self._return(gradients, bags)
+        if not self.tables.shapes:
+            return []
+        if self.sparse:
+            return sparse_gradients(self.tables, bags, returned)
+        return dense_gradients(self.tables, bags, returned, self._tiling(bags))
+
+    def _space(self, name: str, data: int) -> Space:
+        group = self._group()
+        if group is None:
+            raise ConfigurationError("the communicator of the operator is gone: make both anew")
+        return space(
+            name,
+            self.tables.device,
+            group,
+            words=2 * self.ranks,
+            data=max(data, _LINE * self.buffers),
+            state=kernels.COUNTERS + self.ranks,
+        )
+
+    def _tiling(self, bags: Bags) -> Tiling:
+        if self.tiling is not None:
+            return self.tiling
+        widest = max((columns for _, columns in self.tables.shapes), default=16)
+        count = max(1, bags.batch * len(self.tables.shapes))
+        itemsize = _given(self.tables.dtype).itemsize
+        return default_tiling(widest, itemsize, bags.indices.numel() / count)
+
+    def _programs(self, tiling: Tiling) -> int:
+        device = self.tables.device
+        every = programs_of(device)
+        if device.type == "cpu":
+            return every
+        return tiling.programs * min(every, self._num_sms or every)
+
+    def _bags(
+        self,
+        indices: torch.Tensor | None,
+        offsets: torch.Tensor | None,
+        factors: torch.Tensor | None,
+        batch: int | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]:
+        """Checked arguments."""
+        tables = self.tables
+        count = len(tables.shapes)
+        if count == 0:
+            if batch is None:
+                raise ShapeError("this rank has no tables: expected batch=, the global batch")
+            empty = torch.zeros(1, dtype=torch.int64, device=tables.device)
+            return empty[:0], empty, None, _batch(batch)
+        if indices is None or offsets is None:
+            raise ShapeError(f"this rank has {count} tables: expected indices and offsets")
+        for name, tensor in (("indices", indices), ("offsets", offsets)):
+            if tensor.dtype not in (torch.int32, torch.int64) or tensor.dim() != 1:
+                raise ShapeError(
+                    f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}: expected int32 or "
+                    "int64 of one dimension"
+                )
+        found, rest = divmod(offsets.numel() - 1, count)
+        if rest or offsets.numel() == 0 or batch not in (None, found):
+            expected = f"{count} tables * batch + 1"
+            raise ShapeError(
+                f"offsets has {offsets.numel()} elements: expected {expected}"
+                + ("" if batch is None else f" with a batch of {batch}")
+            )
+        if (factors is not None) != tables.is_weighted:
+            raise ConfigurationError(
+                'per_sample_weights is missing: tables have mode "weighted_sum"'
+                if tables.is_weighted
+                else 'per_sample_weights is given: expected a table with mode "weighted_sum"'
+            )
+        if factors is not None:
+            if factors.shape != indices.shape or str(factors.dtype)[6:] not in DTYPES:
+                raise ShapeError(
+                    f"per_sample_weights is {factors.dtype} of shape {tuple(factors.shape)}: "
+                    f"expected floats of shape {tuple(indices.shape)}"
+                )
+            if factors.requires_grad and torch.is_grad_enabled():
+                raise ConfigurationError(
+                    "per_sample_weights requires a gradient, which is not computed; detach() it"
+                )
+            factors = factors.contiguous()
+        for tensor in (indices, offsets, factors):
+            if tensor is not None and tensor.device != tables.device:
+                raise ShapeError(f"a tensor is on {tensor.device}: expected {tables.device}")
+        return indices.contiguous(), offsets.contiguous(), factors, found
+
+    def _check_out(self, out: torch.Tensor, batch: int, is_trained: bool) -> None:
+        layout = self.tables.layout
+        shape = (local_batch(batch, self.rank, self.ranks)[1], layout.width)
+        if tuple(out.shape) != shape or out.dtype != layout.dtype or not out.is_contiguous():
+            raise ShapeError(
+                f"out is {out.dtype} of shape {tuple(out.shape)}: expected contiguous "
+                f"{layout.dtype} of shape {shape}"
+            )
+        if is_trained:
+            raise ConfigurationError("out is given while gradients are recorded: leave one out")
+
+
+class _Pooling(torch.autograd.Function):  # type: ignore[misc]
+    """The exchange with its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        operator: EmbeddingAllToAll,
+        bags: Bags,
+        copy: bool,
+        anchor: torch.Tensor,
+        *weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """Pooled rows."""
+        ctx.operator, ctx.bags = operator, bags
+        output = operator._exchange(weights, bags)
+        return output.clone() if copy else output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradients: torch.Tensor) -> tuple[Any, ...]:
+        """Gradients of the tables."""
+        made = ctx.operator._gradients(ctx.bags, gradients)
+        needed = ctx.needs_input_grad[4:]
+        return (
+            *(None, None, None, None),
+            *(each if needs else None for each, needs in zip(made, needed, strict=True)),
+        )
+
+
+def embedding_all_to_all(
+    weights: Sequence[torch.Tensor],
+    indices: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    per_sample_weights: torch.Tensor | None = None,
+    *,
+    modes: str | Sequence[str] = "sum",
+    batch: int | None = None,
+    out: torch.Tensor | None = None,
+    communicator: Communicator | None = None,
+    out_dtype: torch.dtype | None = None,
+    sparse: bool = False,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """Pool embedding bags and exchange them: see `EmbeddingAllToAll`, which this makes and keeps.
+
+    The operator is made by the first call with tables of these shapes, which all ranks make
+    together; so ranks change the shapes of their tables in the same call. The output is a tensor of
+    its own.
+
+    Returns:
+        `[local batch, columns]`.
+    """
+    group = symmetric.only_open() if communicator is None else communicator
+    made = _MADE.setdefault(group, {})
+    key = (
+        tuple((tuple(each.shape), each.dtype, each.device, each.requires_grad) for each in weights),
+        modes if isinstance(modes, str) else tuple(modes),
+        *(out_dtype, sparse, str(device)),
+    )
+    operator = made.get(key)
+    if operator is None:
+        operator = EmbeddingAllToAll(
+            weights,
+            modes,
+            communicator=group,
+            out_dtype=out_dtype,
+            buffers=1,
+            sparse=sparse,
+            device=device,
+        )
+        operator.weights = []
+        made[key] = operator
+    bags = Bags(*operator._bags(indices, offsets, per_sample_weights, batch))
+    return operator._call(weights, bags, out, copy=True)
+
+
+class EmbeddingBags(torch.nn.Module):  # type: ignore[misc]
+    """A module of tables, `weights`, pooled by `EmbeddingAllToAll`; all ranks make it together.
+
+    Args:
+        tables: rows and columns of each table of this rank.
+        modes: as of `EmbeddingAllToAll`, and so is `options`.
+        dtype: of the tables.
+        device: by default the current GPU.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[tuple[int, int]],
+        modes: str | Sequence[str] = "sum",
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        on: Any = device
+        if on is None and torch.cuda.is_available():
+            on = torch.device("cuda", torch.cuda.current_device())
+        self.weights = torch.nn.ParameterList(
+            torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=on)) for shape in tables
+        )
+        self.reset_parameters()
+        options.setdefault("out_dtype", dtype)
+        self.operator = EmbeddingAllToAll(list(self.weights), modes, device=on, **options)
+
+    def reset_parameters(self) -> None:
+        """Set all tables to values of the normal distribution, as `torch.nn.EmbeddingBag`."""
+        for weight in self.weights:
+            torch.nn.init.normal_(weight)
+
+    def forward(
+        self,
+        indices: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+        *,
+        batch: int | None = None,
+    ) -> torch.Tensor:
+        """Pooled rows of this rank's samples: see `EmbeddingAllToAll`."""
+        operator = self.operator
+        bags = Bags(*operator._bags(indices, offsets, per_sample_weights, batch))
+        return operator._call(list(self.weights), bags, None, None)
+
+
+def _check_device(device: torch.device) -> None:
+    """Raise unless kernels run on a device."""
+    if device.type == "cpu" and not triton.knobs.runtime.interpret:
+        raise ConfigurationError(
+            "tables are on the CPU: expected a GPU, or TRITON_INTERPRET=1 in the environment "
+            "before the first import of triton"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigurationError(f"tables are on {device}: expected a GPU")
+
+
+def _given(dtype: torch.dtype | None) -> torch.dtype:
+    assert dtype is not None
+    return dtype
+
+
+def _batch(batch: int) -> int:
+    if batch < 0:
+        raise ShapeError(f"batch is {batch}: expected at least 0")
+    return batch

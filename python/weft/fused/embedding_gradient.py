@@ -1,0 +1,134 @@
+"""Gradients of tables of embedding bags, from those of the pooled rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from weft.fused.kernels import embedding as kernels
+
+if TYPE_CHECKING:
+    from weft.fused.embedding_tables import Tables, Tiling
+
+__all__ = ["Bags", "dense_gradients", "sparse_gradients"]
+
+#: Elements to whose multiples gradients of tables are aligned.
+_ALIGNMENT: Final = 16
+
+
+class Bags(NamedTuple):
+    """Bags of a call.
+
+    Attributes:
+        indices: `[total]`.
+        offsets: `[tables * batch + 1]`.
+        factors: sample weights, `[total]`, if a table uses them.
+        batch: global batch.
+    """
+
+    indices: torch.Tensor
+    offsets: torch.Tensor
+    factors: torch.Tensor | None
+    batch: int
+
+    def owners(self) -> torch.Tensor:
+        """Number of the bag of each index, int64; -1 or too great outside of all bags."""
+        places = torch.arange(self.indices.numel(), device=self.indices.device)
+        # The last of equal offsets: those before it are of empty bags.
+        return torch.searchsorted(self.offsets.to(torch.int64), places, right=True) - 1
+
+
+def dense_gradients(
+    tables: Tables, bags: Bags, gradients: torch.Tensor, tiling: Tiling
+) -> list[torch.Tensor]:
+    """Gradients of all tables, views of one tensor. Sums are in order, so bits are reproducible.
+
+    Args:
+        tables: of this rank.
+        bags: of the call.
+        gradients: of the pooled rows, `[batch, columns of this rank]`.
+        tiling: sizes of tasks.
+    """
+    firsts, bases = [0], [0]
+    for rows, columns in tables.shapes:
+        size = rows * columns
+        firsts.append(firsts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        bases.append(bases[-1] + rows)
+    device, dtype = gradients.device, tables.dtype
+    outputs = torch.zeros(firsts[-1], dtype=dtype, device=device)
+    total = bags.indices.numel()
+    if total > 0:
+        keys, order = torch.sort(_keys(tables, bags, bases), stable=True)
+        last = len(tables.shapes) * bags.batch - 1
+        owners = bags.owners().clamp_(0, last).to(torch.int32)[order]
+        factors = None if bags.factors is None else bags.factors[order]
+        table = tables.gradient_table(firsts, bases)
+        chunks = -(-total // tiling.chunk)
+        columns = 1 << (max(columns for _, columns in tables.shapes) - 1).bit_length()
+        heads, tails = torch.empty(2, chunks, columns, dtype=torch.float32, device=device)
+        align = tables.layout.align
+        kernels.segment_sums[(chunks,)](
+            *(outputs, heads, tails, keys, owners, bags.offsets),
+            *(keys if factors is None else factors, table, gradients),
+            *(bags.batch, total, bases[-1], gradients.stride(0) // align),
+            align=align,
+            weighted=factors is not None,
+            chunk=tiling.chunk,
+            columns=columns,
+            num_warps=1,
+        )
+        kernels.join_segments[(chunks,)](
+            *(outputs, heads, tails, keys, owners, table, bags.batch, total, bases[-1]),
+            align=align,
+            chunk=tiling.chunk,
+            columns=columns,
+            num_warps=1,
+        )
+    return [
+        outputs[first : first + rows * columns].view(rows, columns)
+        for first, (rows, columns) in zip(firsts, tables.shapes, strict=False)
+    ]
+
+
+def sparse_gradients(tables: Tables, bags: Bags, gradients: torch.Tensor) -> list[torch.Tensor]:
+    """Gradients of all tables as sparse tensors, not coalesced: an entry for each index.
+
+    The host waits for the number of indices of each table.
+    """
+    owners = bags.owners()
+    ends = bags.offsets[:: bags.batch].tolist() if bags.batch else [0] * (len(tables.shapes) + 1)
+    found, own = [], 0
+    for number, (rows, columns) in enumerate(tables.shapes):
+        part = slice(ends[number], ends[number + 1])
+        ids = bags.indices[part].to(torch.int64)
+        is_valid = (ids >= 0) & (ids < rows)
+        samples = owners[part] - number * bags.batch
+        values = gradients[samples, own : own + columns].to(torch.float32)
+        mode = tables.modes[number]
+        if mode == kernels.MEAN:
+            lengths = bags.offsets.diff()[owners[part]]
+            values /= lengths[:, None]
+        elif mode == kernels.WEIGHTED_SUM and bags.factors is not None:
+            values *= bags.factors[part].to(torch.float32)[:, None]
+        values = torch.where(is_valid[:, None], values, 0.0).to(tables.dtype)
+        ids = torch.where(is_valid, ids, 0)
+        # As torch's own embeddings: without a check of the indices, which are in range here.
+        make = torch.ops.aten._sparse_coo_tensor_unsafe
+        found.append(make(ids[None], values, (rows, columns)))
+        own += columns
+    return found
+
+
+def _keys(tables: Tables, bags: Bags, bases: list[int]) -> torch.Tensor:
+    """Row of each index, numbered through all tables; the number of rows if outside."""
+    device = bags.indices.device
+    limits = tables.limits(bases)
+    owners = bags.owners()
+    is_valid = (owners >= 0) & (owners < len(tables.shapes) * bags.batch)
+    number = (owners // max(bags.batch, 1)).clamp_(0, len(tables.shapes) - 1)
+    ids = bags.indices.to(torch.int64)
+    first, end = limits[number], limits[number + 1]
+    keys = first + ids
+    is_valid &= (ids >= 0) & (keys < end)
+    return torch.where(is_valid, keys, torch.full((), bases[-1], device=device))

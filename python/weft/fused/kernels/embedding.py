@@ -1,0 +1,576 @@
+"""Kernels of table-wise sharded embedding bags: pooling with all-to-all, and its gradient.
+
+`pool` computes the bags of this rank's tables for the global batch and stores each pooled row at
+the rank of its sample; `return_gradients` stores the gradients of the outputs at the ranks of the
+tables; `segment_sums` and `join_segments` make gradients of tables, in a fixed order of sums.
+
+Protocol of `pool` and `return_gradients`, whose inbox is read by later kernels of the stream:
+
+1. At its start, program 0 sets the word `entry[rank]` of each peer: the inbox here is free, since
+   the kernels that read it come earlier on the stream.
+2. A program waits for `entry[destination]` before its first store to a destination.
+3. Programs add their finished tasks to a counter of the destination; the one that completes it
+   sets `ready[rank]` there. Words are set to the epoch, whatever the shapes.
+4. The program that ends last waits for `ready` of all ranks.
+
+So a program waits for peers alone, and programs that have not begun are never waited for by one
+that holds a multiprocessor of this GPU: the grid need not be resident at once.
+"""
+
+import triton
+import triton.language as tl
+
+import weft.triton as wt
+from weft.fused.kernels.rounds import STATE_WORDS, this_round
+
+__all__ = [
+    "COUNTERS",
+    "FIELDS",
+    "GRADIENT_FIELDS",
+    "MEAN",
+    "PIECE_ALIGNMENT",
+    "SUM",
+    "WEIGHTED_SUM",
+    "join_segments",
+    "pool",
+    "return_gradients",
+    "segment_sums",
+]
+
+#: Fields of a piece, int64: columns of a table that one program pools.
+FIELDS = 8
+_ADDRESS, _ROWS, _DIM, _WIDTH, _COLUMN, _OWN_COLUMN, _TABLE, _MODE = map(tl.constexpr, range(8))
+_FIELDS = tl.constexpr(FIELDS)
+#: Fields of a table for gradients, int64: first element in the gradients of all tables, dim, first
+#: column among those of this rank, mode, first key.
+GRADIENT_FIELDS = 5
+_GRADIENT_FIELDS = tl.constexpr(GRADIENT_FIELDS)
+_GRADIENT_FIRST, _GRADIENT_DIM, _GRADIENT_COLUMN, _GRADIENT_MODE, _GRADIENT_KEY = map(
+    tl.constexpr, range(5)
+)
+#: Modes of pooling.
+SUM, MEAN, WEIGHTED_SUM = range(3)
+_MEAN, _WEIGHTED_SUM = tl.constexpr(MEAN), tl.constexpr(WEIGHTED_SUM)
+#: Positions of a bag whose indices are checked at a time.
+_SPAN = tl.constexpr(32)
+#: Bytes to whose multiples tables are aligned.
+PIECE_ALIGNMENT = 16
+
+#: First word of the state with a counter of each destination; the one before it marks a failure.
+COUNTERS = STATE_WORDS + 1
+_COUNTERS = tl.constexpr(COUNTERS)
+_FAILED = tl.constexpr(STATE_WORDS)
+_STATE_ENDED = tl.constexpr(1)
+
+
+@triton.jit
+def _slice_of(batch, to, ranks):
+    """First sample and number of samples of a rank, as `torch.tensor_split`."""
+    extra = batch % ranks
+    return to * (batch // ranks) + tl.minimum(to, extra), batch // ranks + (to < extra).to(tl.int32)
+
+
+@triton.jit
+def _begin(words, context, epoch, rank, ranks: tl.constexpr, tasks):
+    """Program 0 signals that this rank's inbox is free, and that it is ready if without tasks."""
+    if tl.program_id(0) == 0:
+        for step in range(ranks - 1):
+            to = wt.destination_at(step, rank, ranks)
+            wt.signal(context, words + rank, epoch, to)
+            if tasks == 0:
+                wt.signal(context, words + ranks + rank, epoch, to)
+
+
+@triton.jit
+def _wait_entry(words, context, state, epoch, to, fine):
+    """Waits until the inbox of a destination is free; marks a failure."""
+    fine &= wt.wait(context, words + to, epoch, to, 0)
+    if fine == 0:
+        tl.atomic_xchg(state + _FAILED, 1, sem="relaxed", scope="gpu")
+    return fine
+
+
+@triton.jit
+def _arrive(words, context, state, epoch, rank, ranks: tl.constexpr, step, done, tasks, fine):
+    """Counts tasks of a destination; the program that completes them signals it."""
+    if (done > 0) & (step < ranks - 1) & fine:
+        tl.debug_barrier()
+        before = tl.atomic_add(state + _COUNTERS + step, done, sem="acq_rel", scope="gpu")
+        if before + done == tasks:
+            tl.atomic_xchg(state + _COUNTERS + step, 0, sem="relaxed", scope="gpu")
+            to = wt.destination_at(step, rank, ranks)
+            wt.signal(context, words + ranks + rank, epoch, to)
+
+
+@triton.jit
+def _finish(
+    inbox, elements, words, context, state, epoch, rank, ranks: tl.constexpr, fill: tl.constexpr
+):
+    """Ends a round: the last program waits for all ranks; on failure the inbox becomes NaN."""
+    tl.debug_barrier()
+    before = tl.atomic_add(state + _STATE_ENDED, 1, sem="acq_rel", scope="gpu")
+    if before == tl.num_programs(0) - 1:
+        fine = tl.atomic_add(state + _FAILED, 0, sem="relaxed", scope="gpu") == 0
+        for step in range(1, ranks):
+            source = wt.source_at(step, rank, ranks)
+            fine &= wt.wait(context, words + ranks + source, epoch, source, 1)
+        if fine == 0:
+            tl.atomic_xchg(state + _FAILED, 1, sem="relaxed", scope="gpu")
+            offsets = tl.arange(0, fill)
+            for first in range(0, elements, fill):
+                values = tl.full([fill], float("nan"), inbox.dtype.element_ty)
+                tl.store(inbox + first + offsets, values, mask=first + offsets < elements)
+        tl.atomic_xchg(state + _STATE_ENDED, 0, sem="relaxed", scope="gpu")
+        tl.atomic_xchg(state, epoch, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def _pooled(
+    piece,
+    block,
+    start,
+    count,
+    batch,
+    indices,
+    offsets,
+    sample_weights,
+    total,
+    errors,
+    element: tl.constexpr,
+    align: tl.constexpr,
+    weighted: tl.constexpr,
+    bags: tl.constexpr,
+    columns: tl.constexpr,
+    unroll: tl.constexpr,
+):
+    """Pooled rows of a block of bags, float32 of `[bags, columns]`.
+
+    Loads of `unroll` positions are independent. Positions of a bag are summed in order. An index
+    outside of the table is not read; its bag is counted without it, and `errors` gets the table.
+    """
+    address = tl.multiple_of(tl.load(piece + _ADDRESS), 16)
+    table = tl.multiple_of(address.to(tl.pointer_type(element)), 16)
+    rows = tl.load(piece + _ROWS)
+    dim = tl.multiple_of(tl.load(piece + _DIM), align)
+    width = tl.multiple_of(tl.load(piece + _WIDTH).to(tl.int32), align)
+    mode = tl.load(piece + _MODE)
+    number = tl.load(piece + _TABLE)
+
+    sample = block * bags + tl.arange(0, bags)
+    present = sample < count
+    bag = offsets + (number * batch + start + sample)
+    begin = tl.load(bag, mask=present, other=0).to(tl.int64)
+    end = tl.load(bag + 1, mask=present, other=0).to(tl.int64)
+    wrong = (begin < 0) | (end < begin) | (end > total)
+    begin = tl.maximum(begin, 0)
+    lengths = tl.maximum(tl.minimum(end, total) - begin, 0).to(tl.int32)
+    longest = tl.max(lengths, axis=0)
+
+    # Apart from the sums, whose layout is not that of this check; it brings indices into the L1.
+    span = tl.arange(0, _SPAN)[None, :]
+    outside = tl.zeros([bags, _SPAN], tl.int32)
+    for first in range(0, longest, _SPAN):
+        some = first + span < lengths[:, None]
+        index = tl.load(indices + begin[:, None] + (first + span), mask=some, other=0)
+        outside |= ((index < 0) | (index >= rows)).to(tl.int32)
+    wrong |= tl.max(outside, axis=1) > 0
+
+    place = tl.arange(0, columns)
+    inside = place < width
+    sums = tl.zeros([bags, columns], tl.float32)
+    for first in range(0, longest, unroll):
+        for step in tl.static_range(unroll):
+            position = first + step
+            some = position < lengths
+            index = tl.load(indices + begin + position, mask=some, other=0).to(tl.int64)
+            some &= (index >= 0) & (index < rows)
+            pointers = (table + index * dim)[:, None] + place[None, :]
+            mask = some[:, None] & inside[None, :]
+            values = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+            if weighted:
+                factors = tl.load(sample_weights + begin + position, mask=some, other=0.0)
+                factors = tl.where(mode == _WEIGHTED_SUM, factors.to(tl.float32), 1.0)
+                values *= factors[:, None]
+            sums += values
+    if tl.max(wrong.to(tl.int32), axis=0) > 0:
+        tl.store(errors, (number + 1).to(tl.int32))
+    divisors = tl.where(mode == _MEAN, tl.maximum(lengths, 1), 1)
+    return sums / divisors.to(tl.float32)[:, None]
+
+
+@triton.jit(do_not_specialize=["rank", "batch", "total", "pieces", "elements"])
+def pool(
+    outputs,
+    words,
+    context,
+    state,
+    errors,
+    table,
+    indices,
+    offsets,
+    sample_weights,
+    rank,
+    batch,
+    total,
+    pieces,
+    elements,
+    strides,
+    ranks: tl.constexpr,
+    element: tl.constexpr,
+    align: tl.constexpr,
+    weighted: tl.constexpr,
+    fused: tl.constexpr,
+    bags: tl.constexpr,
+    columns: tl.constexpr,
+    unroll: tl.constexpr,
+):
+    """Pools the bags of all samples for the tables of this rank.
+
+    Parameters:
+        outputs: `fused`: inbox in symmetric memory, `[local batch, stride]` at each rank. Otherwise
+            `[batch, stride]` here, with the columns of this rank alone.
+        strides: the stride of rows in units of `align`.
+        words: `entry` and `ready`, of all ranks.
+        errors: int32; gets the number of a table, from 1 on, with an index outside of it.
+        table: int64 of `[pieces, FIELDS]`.
+        indices: int32 or int64 of `[total]`.
+        offsets: int32 or int64 of `[tables * batch + 1]`: first index of each bag, by table.
+        sample_weights: of `[total]`, if `weighted`.
+        elements: of the inbox that are in use here.
+        element: dtype of the tables.
+        align: number of elements of which widths and columns are multiples.
+        bags, columns: of a task; `unroll`: positions of a bag that are loaded at a time.
+    """
+    # By a product, since the compiler has no information on the divisibility of a parameter.
+    stride = strides * align
+    blocks = tl.cdiv(tl.cdiv(batch, ranks), bags)
+    tasks = blocks * pieces
+    step = 0
+    waited = -1
+    done = 0
+    fine = rank >= 0
+    epoch = 0
+    if fused:
+        epoch = this_round(state)
+        _begin(words, context, epoch, rank, ranks, tasks)
+    for index in range(tl.program_id(0), tasks * ranks, tl.num_programs(0)):
+        block = index % tasks // pieces
+        # Each program gets all tables in turn, also if `pieces` divides the number of programs.
+        piece = table + (index + block) % pieces * _FIELDS
+        # Nested: the outer condition is a constant.
+        if fused:  # noqa: SIM102
+            if index // tasks != step:
+                _arrive(words, context, state, epoch, rank, ranks, step, done, tasks, fine)
+                done = 0
+        step = index // tasks
+        to = wt.destination_at(step, rank, ranks)
+        start, count = _slice_of(batch, to, ranks)
+        values = _pooled(
+            piece,
+            block,
+            start,
+            count,
+            batch,
+            indices,
+            offsets,
+            sample_weights,
+            total,
+            errors,
+            element,
+            align,
+            weighted,
+            bags,
+            columns,
+            unroll,
+        )
+        if fused:
+            if (step != waited) & (step < ranks - 1):
+                fine = _wait_entry(words, context, state, epoch, to, fine)
+                waited = step
+            done += 1
+        sample = block * bags + tl.arange(0, bags)
+        place = tl.arange(0, columns)
+        width = tl.multiple_of(tl.load(piece + _WIDTH).to(tl.int32), align)
+        mask = ((sample < count) & fine)[:, None] & (place < width)[None, :]
+        if fused:
+            column = tl.multiple_of(tl.load(piece + _COLUMN), align)
+            own = outputs + column + sample.to(tl.int64)[:, None] * stride + place[None, :]
+            wt.put(context, own, values.to(outputs.dtype.element_ty), to, mask=mask)
+        else:
+            column = tl.multiple_of(tl.load(piece + _OWN_COLUMN), align)
+            rows = (start + sample).to(tl.int64)
+            own = outputs + column + rows[:, None] * stride + place[None, :]
+            tl.store(own, values.to(outputs.dtype.element_ty), mask=mask)
+    if fused:
+        _arrive(words, context, state, epoch, rank, ranks, step, done, tasks, fine)
+        _finish(outputs, elements, words, context, state, epoch, rank, ranks, bags * columns)
+
+
+@triton.jit(do_not_specialize=["rank", "batch", "elements"])
+def return_gradients(
+    inbox,
+    gradients,
+    words,
+    context,
+    state,
+    firsts,
+    rank,
+    batch,
+    elements,
+    strides,
+    ranks: tl.constexpr,
+    align: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Stores the gradients of this rank's outputs at the ranks of the tables.
+
+    Parameters:
+        inbox: in symmetric memory: `[batch, columns of the rank]` at each rank.
+        gradients: `[local batch, stride]`, contiguous; `strides` is in units of `align`.
+        firsts: int64 of `[ranks + 1]`: first column of each rank.
+        elements: of the inbox that are in use here.
+        rows, columns: of a task.
+    """
+    # By a product, since the compiler has no information on the divisibility of a parameter.
+    stride = strides * align
+    epoch = this_round(state)
+    start, count = _slice_of(batch, rank, ranks)
+    _begin(words, context, epoch, rank, ranks, 1)
+    for step in range(ranks):
+        to = wt.destination_at(step, rank, ranks)
+        first = tl.multiple_of(tl.load(firsts + to), align)
+        width = tl.multiple_of(tl.load(firsts + to + 1) - first, align)
+        across = tl.cdiv(width, columns).to(tl.int32)
+        tasks = tl.cdiv(count, rows) * across
+        fine = rank >= 0
+        done = 0
+        # Turned by the destination, so that few tasks of several do not fall to the same programs.
+        own = (tl.program_id(0) + step * tasks) % tl.num_programs(0)
+        if (step < ranks - 1) & (own < tasks):
+            fine = _wait_entry(words, context, state, epoch, to, fine)
+        for index in range(own, tasks, tl.num_programs(0)):
+            sample = index // across * rows + tl.arange(0, rows)
+            place = index % across * columns + tl.arange(0, columns)
+            mask = ((sample < count) & fine)[:, None] & (place < width)[None, :]
+            sample = sample.to(tl.int64)[:, None]
+            values = tl.load(gradients + first + sample * stride + place[None, :], mask=mask)
+            wt.put(context, inbox + (start + sample) * width + place[None, :], values, to, mask)
+            done += 1
+        if (tasks == 0) & (step < ranks - 1) & (tl.program_id(0) == 0):
+            wt.signal(context, words + ranks + rank, epoch, to)
+        _arrive(words, context, state, epoch, rank, ranks, step, done, tasks, fine)
+    _finish(inbox, elements, words, context, state, epoch, rank, ranks, rows * columns)
+
+
+@triton.jit
+def _gradient_row(
+    keys,
+    bags,
+    offsets,
+    factors,
+    table,
+    gradients,
+    stride,
+    batch,
+    position,
+    end,
+    missing,
+    align: tl.constexpr,
+    weighted: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Key at a sorted position and the gradient that its bag passes on, float32 of `[columns]`."""
+    some = position < end
+    key = tl.load(keys + position, mask=some, other=missing)
+    bag = tl.load(bags + position, mask=some, other=0)
+    number = bag // batch
+    its = table + number * _GRADIENT_FIELDS
+    dim = tl.multiple_of(tl.load(its + _GRADIENT_DIM), align)
+    column = tl.multiple_of(tl.load(its + _GRADIENT_COLUMN), align)
+    mode = tl.load(its + _GRADIENT_MODE)
+    place = tl.arange(0, columns)
+    row = gradients + column + (bag - number * batch).to(tl.int64) * stride + place
+    values = tl.load(row, mask=(place < dim) & (key < missing), other=0.0).to(tl.float32)
+    # Without a branch, which would part the loads of several rows.
+    is_mean = mode == _MEAN
+    length = tl.load(offsets + bag + 1, mask=is_mean, other=1)
+    length -= tl.load(offsets + bag, mask=is_mean, other=0)
+    values = values / tl.maximum(length, 1).to(tl.float32)
+    if weighted:
+        factor = tl.load(factors + position, mask=some, other=0.0).to(tl.float32)
+        values = values * tl.where(mode == _WEIGHTED_SUM, factor, 1.0)
+    return key, number, values
+
+
+@triton.jit
+def _store_row(
+    outputs, table, key, number, values, missing, align: tl.constexpr, columns: tl.constexpr
+):
+    """Stores the gradient of a row of a table."""
+    its = table + number * _GRADIENT_FIELDS
+    dim = tl.multiple_of(tl.load(its + _GRADIENT_DIM), align)
+    first = tl.multiple_of(tl.load(its + _GRADIENT_FIRST), 16)
+    row = key - tl.load(its + _GRADIENT_KEY)
+    place = tl.arange(0, columns)
+    pointers = outputs + first + row * dim + place
+    mask = (place < dim) & (key < missing)
+    tl.store(pointers, values.to(outputs.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _add_row(
+    outputs,
+    heads,
+    table,
+    key,
+    number,
+    values,
+    current,
+    current_number,
+    is_head,
+    sums,
+    missing,
+    align: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Adds a row to the run of its key; stores the run before, if that has ended."""
+    if key != current:
+        if is_head:
+            tl.store(heads + tl.arange(0, columns), sums)
+        else:
+            _store_row(outputs, table, current, current_number, sums, missing, align, columns)
+        is_head = key < 0
+        sums = tl.zeros([columns], tl.float32)
+    return key, number, is_head, sums + values
+
+
+@triton.jit(do_not_specialize=["batch", "total", "missing"])
+def segment_sums(
+    outputs,
+    heads,
+    tails,
+    keys,
+    bags,
+    offsets,
+    factors,
+    table,
+    gradients,
+    batch,
+    total,
+    missing,
+    strides,
+    align: tl.constexpr,
+    weighted: tl.constexpr,
+    chunk: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Gradients of the rows of all tables, for runs of a key that are inside of a chunk.
+
+    A program sums the chunk of its number, in order. A run that began in a chunk before leaves its
+    sum in `heads`; one that goes on in the next chunk, in `tails`: `join_segments` adds these.
+
+    Parameters:
+        outputs: gradients of all tables, zero; `table` has the first element of each.
+        heads, tails: float32 of `[chunks, columns]`.
+        keys: int64 of `[total]`, ascending: rows, numbered through all tables; `missing` if none.
+        bags: int32 of `[total]`, in the order of `keys`.
+        factors: sample weights in the order of `keys`, if `weighted`.
+        table: int64 of `[tables, GRADIENT_FIELDS]`.
+        gradients: of the pooled rows, `[batch, stride]`; `strides` is in units of `align`.
+        chunk: sorted positions of a program, a multiple of 4.
+    """
+    # By a product, since the compiler has no information on the divisibility of a parameter.
+    stride = strides * align
+    number_of_chunk = tl.program_id(0).to(tl.int64)
+    first = number_of_chunk * chunk
+    end = tl.minimum(first + chunk, total)
+    heads += number_of_chunk * columns
+    current = tl.load(keys + first)
+    before = tl.load(keys + first - 1, mask=first > 0, other=-1)
+    is_head = before == current
+    number = 0
+    sums = tl.zeros([columns], tl.float32)
+    for position in range(first, end, 4):
+        # Four loads are on their way before the first is used.
+        key0, number0, values0 = _gradient_row(
+            *(keys, bags, offsets, factors, table, gradients, stride, batch, position, end),
+            *(missing, align, weighted, columns),
+        )
+        key1, number1, values1 = _gradient_row(
+            *(keys, bags, offsets, factors, table, gradients, stride, batch, position + 1, end),
+            *(missing, align, weighted, columns),
+        )
+        key2, number2, values2 = _gradient_row(
+            *(keys, bags, offsets, factors, table, gradients, stride, batch, position + 2, end),
+            *(missing, align, weighted, columns),
+        )
+        key3, number3, values3 = _gradient_row(
+            *(keys, bags, offsets, factors, table, gradients, stride, batch, position + 3, end),
+            *(missing, align, weighted, columns),
+        )
+        if position == first:
+            number = number0
+        current, number, is_head, sums = _add_row(
+            *(outputs, heads, table, key0, number0, values0, current, number, is_head, sums),
+            *(missing, align, columns),
+        )
+        current, number, is_head, sums = _add_row(
+            *(outputs, heads, table, key1, number1, values1, current, number, is_head, sums),
+            *(missing, align, columns),
+        )
+        current, number, is_head, sums = _add_row(
+            *(outputs, heads, table, key2, number2, values2, current, number, is_head, sums),
+            *(missing, align, columns),
+        )
+        current, number, is_head, sums = _add_row(
+            *(outputs, heads, table, key3, number3, values3, current, number, is_head, sums),
+            *(missing, align, columns),
+        )
+    goes_on = tl.load(keys + end, mask=end < total, other=-1) == current
+    place = tl.arange(0, columns)
+    if is_head:
+        tl.store(heads + place, sums)
+    elif goes_on:
+        tl.store(tails + number_of_chunk * columns + place, sums)
+    else:
+        _store_row(outputs, table, current, number, sums, missing, align, columns)
+
+
+@triton.jit(do_not_specialize=["batch", "total", "missing"])
+def join_segments(
+    outputs,
+    heads,
+    tails,
+    keys,
+    bags,
+    table,
+    batch,
+    total,
+    missing,
+    align: tl.constexpr,
+    chunk: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Gradients of the rows whose runs are in several chunks; a program for each chunk.
+
+    A program adds a run that begins in its chunk and goes on in the next. See `segment_sums`.
+    """
+    first = tl.program_id(0).to(tl.int64) * chunk
+    end = tl.minimum(first + chunk, total)
+    key = tl.load(keys + end - 1)
+    after = tl.load(keys + end, mask=end < total, other=-1)
+    before = tl.load(keys + first - 1, mask=first > 0, other=-1)
+    if (after == key) & (before != key) & (key < missing):
+        more = tl.cast(0, tl.int64)
+        while after == key:
+            more += 1
+            at = end + more * chunk
+            after = tl.load(keys + at, mask=at < total, other=-1)
+        place = tl.arange(0, columns)
+        own = first // chunk
+        sums = tl.load(tails + own * columns + place)
+        for other in range(own + 1, own + 1 + more):
+            sums += tl.load(heads + other * columns + place)
+        number = tl.load(bags + first + chunk - 1) // batch
+        _store_row(outputs, table, key, number, sums, missing, align, columns)

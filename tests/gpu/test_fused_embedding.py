@@ -1,0 +1,41 @@
+"""`weft.fused.EmbeddingAllToAll` on GPUs, one process for each rank."""
+
+from typing import Any
+
+import pytest
+
+import ranks
+import test_fused_embedding as interpreted
+
+pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(400)]
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="module", params=[(1, 1), (2, 1), (2, 40), (4, 8), (8, 4)])
+def results(request: pytest.FixtureRequest) -> list[Any]:
+    import torch
+
+    count, scale = request.param
+    # Two ranks may share a GPU.
+    if count > max(2, torch.cuda.device_count()):
+        pytest.skip(f"needs {count} GPUs")
+    call = "fused_embedding_calls.calls"
+    return ranks.run(call, count, timeout=390, quiet=False, device="cuda", scale=scale)
+
+
+@pytest.mark.parametrize("case", ["forward", "pool", "buffers", "function", "graph"])
+def test_outputs_are_those_of_embedding_bag(results: list[Any], case: str) -> None:
+    interpreted.check(results, case)
+
+
+def test_gradients_and_errors_are_those_of_the_interpreter(results: list[Any]) -> None:
+    interpreted.test_gradients_are_those_of_the_whole_model(results)
+    interpreted.test_an_index_outside_of_its_table_is_an_error_of_check(results)
+    interpreted.test_training_equals_that_of_one_process(results)
+    interpreted.test_wrong_arguments_are_refused(results)
+
+
+def test_a_rank_that_does_not_call_is_named() -> None:
+    found = ranks.run("fused_embedding_calls.silent", 2, timeout=100, quiet=False, device="cuda")
+    interpreted.check_silent(found)

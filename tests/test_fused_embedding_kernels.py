@@ -1,0 +1,142 @@
+"""Compiled kernels of `weft.fused.embedding`: lint of their PTX, registers, widths of stores."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+triton = pytest.importorskip("triton")
+
+if triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET is set: kernels are not compiled", allow_module_level=True)
+
+from weft.fused.embedding_tables import Tiling, default_tiling  # noqa: E402
+from weft.fused.kernels import embedding as kernels  # noqa: E402
+from weft.triton import lint  # noqa: E402
+
+#: Types of parameters that are not int32 or constants.
+TYPES = {
+    **dict.fromkeys(("words", "state", "errors", "bags"), "*i32"),
+    **dict.fromkeys(("context", "table", "indices", "offsets", "firsts", "keys"), "*i64"),
+    **dict.fromkeys(("sample_weights", "factors", "heads", "tails"), "*fp32"),
+    "missing": "i64",
+}
+#: Tensors of the dtype of the tables.
+OF_TABLES = ("outputs", "inbox", "gradients")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
+def compiled(
+    kernel: Any, dtype: str, constants: dict[str, Any], num_warps: int, registers: int | None = None
+) -> Any:
+    """A kernel for sm_90a, as the operator launches it."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types = TYPES | dict.fromkeys(OF_TABLES, f"*{dtype}")
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "i32")
+        for name in kernel.arg_names
+    }
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, each in enumerate(signature.values())
+        if each.startswith("*")
+    }
+    options: dict[str, Any] = {"num_warps": num_warps}
+    if registers is not None:
+        options["maxnreg"] = registers
+    source = ASTSource(kernel, signature, constants, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def pool(dtype: str, tiling: Tiling, **constants: Any) -> Any:
+    options: dict[str, Any] = {"ranks": 8, "align": 16, "weighted": False, "fused": True}
+    options |= {"bags": tiling.bags, "columns": tiling.columns, "unroll": tiling.unroll}
+    element = getattr(
+        triton.language, {"fp32": "float32", "fp16": "float16"}.get(dtype, "bfloat16")
+    )
+    options |= {"element": element} | constants
+    return compiled(kernels.pool, dtype, options, tiling.num_warps, tiling.registers)
+
+
+def stack(made: Any, folder: Path) -> int:
+    """Bytes of a thread's stack: registers that did not fit."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(made.asm["cubin"])
+    command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(file)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return sum(map(int, re.findall(r"STACK:(\d+)", text)))
+
+
+def wide(made: Any, operation: str) -> int:
+    """Number of loads or stores of 16 bytes."""
+    return len(re.findall(rf"\b{operation}\.global\.v4\.b32", made.asm["ptx"]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "average", "constants"),
+    [
+        ("fp32", 64, 32.0, {}),
+        ("fp16", 128, 20.0, {}),
+        ("bf16", 128, 20.0, {"weighted": True}),
+        ("fp16", 1024, 3.0, {"fused": False}),
+        ("fp32", 128, 1.0, {}),
+        ("fp16", 64, 4.0, {"align": 8, "ranks": 2}),
+    ],
+)
+def test_pooling_has_wide_stores_to_peers_and_no_spills(
+    tmp_path: Path, dtype: str, columns: int, average: float, constants: dict[str, Any]
+) -> None:
+    itemsize = 4 if dtype == "fp32" else 2
+    tiling = default_tiling(columns, itemsize, average)
+    made = pool(dtype, tiling, **constants)
+    assert lint.check(made.asm["ptx"]) == []
+    assert stack(made, tmp_path) == 0
+    # Loads of the rows: each thread has 8 in a turn of the loop.
+    assert wide(made, "ld") >= 8
+    assert wide(made, "st") >= 1
+
+
+def test_one_rank_compiles() -> None:
+    tiling = default_tiling(64, 2, 8.0)
+    assert lint.check(pool("fp16", tiling, ranks=1).asm["ptx"]) == []
+
+
+def test_narrow_columns_have_narrow_stores() -> None:
+    made = pool("fp16", default_tiling(64, 2, 8.0), align=4)
+    assert lint.check(made.asm["ptx"]) == []
+    assert wide(made, "ld") == 0
+    assert re.search(r"\bst\.global\.v2\.b32", made.asm["ptx"])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_the_return_of_gradients_has_wide_stores(tmp_path: Path, dtype: str) -> None:
+    tiling = default_tiling(64, 2, 8.0)
+    constants = {"ranks": 4, "align": 16, "rows": tiling.gradient_rows}
+    constants["columns"] = tiling.gradient_columns
+    made = compiled(kernels.return_gradients, dtype, constants, tiling.num_warps)
+    assert lint.check(made.asm["ptx"]) == []
+    assert stack(made, tmp_path) == 0
+    assert wide(made, "st") >= 1
+
+
+@pytest.mark.parametrize("columns", [64, 1024])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sums_of_gradients_have_no_spills(tmp_path: Path, columns: int, weighted: bool) -> None:
+    constants = {"align": 16, "chunk": 32, "columns": columns}
+    made = compiled(kernels.segment_sums, "fp16", constants | {"weighted": weighted}, 1)
+    assert stack(made, tmp_path) == 0
+    made = compiled(kernels.join_segments, "fp16", constants, 1)
+    assert stack(made, tmp_path) == 0
