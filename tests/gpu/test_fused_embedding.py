@@ -24,13 +24,10 @@ def results(request: pytest.FixtureRequest) -> list[Any]:
     return ranks.run(call, count, timeout=390, quiet=False, device="cuda", scale=scale)
 
 
-@pytest.mark.parametrize("case", ["forward", "pool", "buffers", "function", "graph"])
-def test_outputs_are_those_of_embedding_bag(results: list[Any], case: str) -> None:
-    interpreted.check(results, case)
-
-
-def test_gradients_and_errors_are_those_of_the_interpreter(results: list[Any]) -> None:
-    interpreted.test_gradients_are_those_of_the_whole_model(results)
+def test_results_are_those_of_torch(results: list[Any]) -> None:
+    interpreted.check(
+        *(results, "forward", "pool", "buffers", "function", "graph", "dense", "sparse", "page")
+    )
     interpreted.test_an_index_outside_of_its_table_is_an_error_of_check(results)
     interpreted.test_training_equals_that_of_one_process(results)
     interpreted.test_wrong_arguments_are_refused(results)

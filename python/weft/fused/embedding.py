@@ -338,10 +338,9 @@ class EmbeddingAllToAll:
     def _tiling(self, bags: Bags) -> Tiling:
         if self.tiling is not None:
             return self.tiling
-        widest = max((columns for _, columns in self.tables.shapes), default=16)
         count = max(1, bags.batch * len(self.tables.shapes))
         itemsize = _given(self.tables.dtype).itemsize
-        return default_tiling(widest, itemsize, bags.indices.numel() / count)
+        return default_tiling(self.tables.mean_columns, itemsize, bags.indices.numel() / count)
 
     def _programs(self, tiling: Tiling) -> int:
         device = self.tables.device

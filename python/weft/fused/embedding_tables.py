@@ -34,6 +34,8 @@ _WARP: Final = 32
 _REGISTERS: Final = 65536
 #: Bytes of the widest load of a thread.
 _VECTOR: Final = 16
+#: Most lists of addresses that are kept.
+_MOST_PIECES: Final = 64
 #: Most columns of a task by default.
 _TASK_COLUMNS: Final = 256
 #: Loads of rows that a thread has on their way by default.
@@ -69,17 +71,19 @@ class Tiling(NamedTuple):
 
 
 def default_tiling(columns: int, itemsize: int, average: float) -> Tiling:
-    """The tiling for the widest table, which keeps 8 loads of 16 bytes of a thread on their way.
+    """The tiling that keeps 8 loads of 16 bytes of a thread on their way.
 
     Args:
-        columns: of the widest table of the rank.
+        columns: of the tables of the rank, their geometric mean.
         itemsize: bytes of an element.
         average: number of indices of a bag; short bags are pooled many at a time.
     """
     wide = min(_TASK_COLUMNS, 1 << max(columns - 1, 15).bit_length())
     lanes = max(1, 4 * _WARP * _VECTOR // itemsize // wide)
     unroll = min(_LOADS, 1 << max(0, math.ceil(average) - 1).bit_length())
-    return Tiling(bags=lanes * _LOADS // unroll, columns=wide, unroll=unroll)
+    # Blocks of many bags need more registers for their sums.
+    programs = 4 if unroll > 2 else 3
+    return Tiling(lanes * _LOADS // unroll, wide, unroll, programs=programs)
 
 
 class Layout(NamedTuple):
@@ -156,9 +160,12 @@ class Tables:
         if self.dtype is None:
             self.dtype = self.layout.dtype
         self.columns = sum(columns for _, columns in self.shapes)
+        logarithms = [math.log2(columns) for _, columns in self.shapes] or [4.0]
+        #: Geometric mean of the columns of tables.
+        self.mean_columns = round(2 ** (sum(logarithms) / len(logarithms)))
         self.is_weighted = kernels.WEIGHTED_SUM in self.modes
         self._first = self.layout.firsts[communicator.rank]
-        self._pieces: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
+        self._pieces: dict[tuple[int, ...], torch.Tensor] = {}
         self._gradients: torch.Tensor | None = None
         self._limits: torch.Tensor | None = None
 
@@ -178,15 +185,16 @@ class Tables:
             _check_table(number, weight, weights[0])
 
     def pieces(self, weights: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
-        """Pieces of at most `columns` columns, as the kernel reads them; kept until weights move.
+        """Pieces of at most `columns` columns, as the kernel reads them; kept by address.
 
         Raises:
             ConfigurationError: if they have to be made while a CUDA graph is captured.
         """
-        addresses = tuple(each.data_ptr() for each in weights)
-        found = self._pieces.get(columns)
-        if found is not None and found[0] == addresses:
-            return found[1]
+        addresses = [each.data_ptr() for each in weights]
+        key = (columns, *addresses)
+        found = self._pieces.get(key)
+        if found is not None:
+            return found
         self.check(weights)
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise ConfigurationError(
@@ -212,7 +220,9 @@ class Tables:
             ]
             own += width
         made = torch.tensor(rows, dtype=torch.int64).reshape(-1, kernels.FIELDS).to(self.device)
-        self._pieces[columns] = addresses, made
+        while len(self._pieces) >= _MOST_PIECES:
+            del self._pieces[next(iter(self._pieces))]
+        self._pieces[key] = made
         return made
 
     def gradient_table(self, firsts: list[int], bases: list[int]) -> torch.Tensor:

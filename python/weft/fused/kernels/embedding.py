@@ -51,8 +51,6 @@ _GRADIENT_FIRST, _GRADIENT_DIM, _GRADIENT_COLUMN, _GRADIENT_MODE, _GRADIENT_KEY 
 #: Modes of pooling.
 SUM, MEAN, WEIGHTED_SUM = range(3)
 _MEAN, _WEIGHTED_SUM = tl.constexpr(MEAN), tl.constexpr(WEIGHTED_SUM)
-#: Positions of a bag whose indices are checked at a time.
-_SPAN = tl.constexpr(32)
 #: Bytes to whose multiples tables are aligned.
 PIECE_ALIGNMENT = 16
 
@@ -72,13 +70,21 @@ def _slice_of(batch, to, ranks):
 
 @triton.jit
 def _begin(words, context, epoch, rank, ranks: tl.constexpr, tasks):
-    """Program 0 signals that this rank's inbox is free, and that it is ready if without tasks."""
-    if tl.program_id(0) == 0:
-        for step in range(ranks - 1):
-            to = wt.destination_at(step, rank, ranks)
-            wt.signal(context, words + rank, epoch, to)
-            if tasks == 0:
-                wt.signal(context, words + ranks + rank, epoch, to)
+    """Program 0 signals that this rank's inbox is free, and that it is ready if without tasks.
+
+    A thread for each peer; release.
+    """
+    if (tl.program_id(0) == 0) & (ranks > 1):
+        others = tl.arange(0, triton.next_power_of_2(ranks))
+        present = (others < ranks) & (others != rank)
+        epochs = tl.zeros_like(others) + epoch
+        entry = wt.peer(context, words + rank, others)
+        ready = wt.peer(context, words + ranks + rank, others)
+        tl.debug_barrier()
+        tl.atomic_xchg(entry, epochs, mask=present, sem="release", scope="sys")
+        present = present & (tasks == 0)
+        tl.debug_barrier()
+        tl.atomic_xchg(ready, epochs, mask=present, sem="release", scope="sys")
 
 
 @triton.jit
@@ -103,6 +109,17 @@ def _arrive(words, context, state, epoch, rank, ranks: tl.constexpr, step, done,
 
 
 @triton.jit
+def _first_missing(ready, epoch, rank, ranks: tl.constexpr):
+    """Lowest other rank whose word has not reached the epoch, `ranks` if none. Acquire, system."""
+    others = tl.arange(0, triton.next_power_of_2(ranks))
+    present = (others < ranks) & (others != rank)
+    zeros = tl.zeros_like(others)
+    seen = tl.atomic_add(ready + others, zeros, mask=present, sem="acquire", scope="sys")
+    missing = present & (wt.reached(seen, zeros + epoch) == 0)
+    return tl.min(tl.where(missing, others, ranks), axis=0)
+
+
+@triton.jit
 def _finish(
     inbox, elements, words, context, state, epoch, rank, ranks: tl.constexpr, fill: tl.constexpr
 ):
@@ -111,9 +128,11 @@ def _finish(
     before = tl.atomic_add(state + _STATE_ENDED, 1, sem="acq_rel", scope="gpu")
     if before == tl.num_programs(0) - 1:
         fine = tl.atomic_add(state + _FAILED, 0, sem="relaxed", scope="gpu") == 0
-        for step in range(1, ranks):
-            source = wt.source_at(step, rank, ranks)
-            fine &= wt.wait(context, words + ranks + source, epoch, source, 1)
+        missing = _first_missing(words + ranks, epoch, rank, ranks)
+        while fine & (missing < ranks):
+            fine &= wt.wait(context, words + ranks + missing, epoch, missing, 1)
+            missing = _first_missing(words + ranks, epoch, rank, ranks)
+        tl.debug_barrier()
         if fine == 0:
             tl.atomic_xchg(state + _FAILED, 1, sem="relaxed", scope="gpu")
             offsets = tl.arange(0, fill)
@@ -167,11 +186,12 @@ def _pooled(
     longest = tl.max(lengths, axis=0)
 
     # Apart from the sums, whose layout is not that of this check; it brings indices into the L1.
-    span = tl.arange(0, _SPAN)[None, :]
-    outside = tl.zeros([bags, _SPAN], tl.int32)
-    for first in range(0, longest, _SPAN):
-        some = first + span < lengths[:, None]
-        index = tl.load(indices + begin[:, None] + (first + span), mask=some, other=0)
+    span: tl.constexpr = 4 * unroll
+    ahead = tl.arange(0, span)[None, :]
+    outside = tl.zeros([bags, span], tl.int32)
+    for first in range(0, longest, span):
+        some = first + ahead < lengths[:, None]
+        index = tl.load(indices + begin[:, None] + (first + ahead), mask=some, other=0)
         outside |= ((index < 0) | (index >= rows)).to(tl.int32)
     wrong |= tl.max(outside, axis=1) > 0
 
