@@ -114,6 +114,11 @@ def test_one_rank_compiles() -> None:
     assert lint.check(pool("fp16", tiling, ranks=1).asm["ptx"]) == []
 
 
+def test_parameters_that_are_one_are_constants() -> None:
+    tiling = default_tiling(16, 2, 8.0)
+    assert lint.check(pool("fp16", tiling, strides=1).asm["ptx"]) == []
+
+
 def test_narrow_columns_have_narrow_stores() -> None:
     made = pool("fp16", default_tiling(64, 2, 8.0), align=4)
     assert lint.check(made.asm["ptx"]) == []
@@ -130,6 +135,13 @@ def test_the_return_of_gradients_has_wide_stores(tmp_path: Path, dtype: str) -> 
     assert lint.check(made.asm["ptx"]) == []
     assert stack(made, tmp_path) == 0
     assert wide(made, "st") >= 1
+
+
+def test_gradients_of_sample_weights_have_wide_loads(tmp_path: Path) -> None:
+    constants = {"align": 16, "positions": 32, "columns": 64, "element": triton.language.float16}
+    made = compiled(kernels.factor_gradients, "fp16", constants, 4)
+    assert stack(made, tmp_path) == 0
+    assert wide(made, "ld") >= 2
 
 
 @pytest.mark.parametrize("columns", [64, 1024])

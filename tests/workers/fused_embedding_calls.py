@@ -227,13 +227,18 @@ def _gradients(device: str, scale: int, *, sparse: bool) -> list[bool]:
         batch *= scale
         bags = place.bags(batch, longest, number, torch.int64)
         arguments = place.arguments(bags, batch)
+        factors = arguments.get("per_sample_weights")
+        if factors is not None:
+            factors.requires_grad_()
         made = []
         for _ in range(2 if number == 0 else 1):
-            for weight in place.weights:
-                weight.grad = None
+            for each in (*place.weights, *([] if factors is None else [factors])):
+                each.grad = None
             _loss(place.operator(**arguments), place.rank).backward()
             made.append([weight.grad for weight in place.weights])
         # The whole model in this process.
+        for its in bags[place.rank]:
+            its.factors.requires_grad_()
         weights = [
             [table.weight(torch.float32).requires_grad_() for table in its] for its in place.every
         ]
@@ -250,6 +255,14 @@ def _gradients(device: str, scale: int, *, sparse: bool) -> list[bool]:
             dense, again = (each.to_dense() if sparse else each for each in (first, last))
             found.append(first.is_sparse == sparse and torch.equal(dense, again))
             found.append(torch.allclose(dense.cpu(), right.grad, rtol=1e-4, atol=1e-4))
+        if factors is not None:
+            grads = [
+                torch.zeros_like(its.factors) if its.factors.grad is None else its.factors.grad
+                for its in bags[place.rank]
+            ]
+            assert factors.grad is not None
+            passed = factors.grad.cpu()
+            found.append(torch.allclose(passed, torch.cat(grads), rtol=1e-4, atol=1e-4))
     return found
 
 

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import triton
-import triton.language as tl
 
 from weft.cuda import symmetric
 from weft.errors import ConfigurationError, OutOfRangeError, ShapeError
-from weft.fused.embedding_gradient import Bags, dense_gradients, sparse_gradients
+from weft.fused.embedding_gradient import (
+    Bags,
+    dense_gradients,
+    factor_gradients,
+    sparse_gradients,
+)
 from weft.fused.embedding_tables import (
     DTYPES,
+    ELEMENTS,
     Tables,
     Tiling,
     concatenate_bags,
@@ -40,12 +45,6 @@ __all__ = [
 
 #: Bytes to whose multiples output buffers are aligned.
 _LINE: Final = 128
-#: Dtypes of tables in kernels.
-_ELEMENTS: Final = {
-    torch.float32: tl.float32,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-}
 #: Numbers of operators, in the order in which all ranks make them.
 _NUMBERS: Final[weakref.WeakKeyDictionary[Communicator, itertools.count[int]]] = (
     weakref.WeakKeyDictionary()
@@ -140,7 +139,7 @@ class EmbeddingAllToAll:
             offsets: int32 or int64 of `[tables * batch + 1]`: the first index of each bag, by
                 table, and the number of indices. `concatenate_bags` makes both from lists.
             per_sample_weights: `[total]`, factors of the rows of tables with mode "weighted_sum",
-                for which it is required.
+                for which it is required; it may require a gradient.
             batch: global batch, equal on all ranks; required of a rank without tables.
             out: `[local batch, columns]`, contiguous, to which the output is copied.
             copy: return a tensor that later calls do not change; by default only where gradients
@@ -151,7 +150,8 @@ class EmbeddingAllToAll:
 
         Raises:
             ShapeError: if a tensor has an unsuitable shape, dtype or device.
-            ConfigurationError: if `per_sample_weights` lacks or is not used, or needs a gradient.
+            ConfigurationError: if `per_sample_weights` lacks or is not used, or requires a gradient
+                and no table does.
             WaitTimeoutError, PeerLostError: of earlier calls.
         """
         return self._call(
@@ -224,7 +224,9 @@ class EmbeddingAllToAll:
             self._check_out(out, bags.batch, is_trained)
         if is_trained:
             copy = True if copy is None else copy
-            made: torch.Tensor = _Pooling.apply(self, bags, copy, self._anchor, *weights)
+            made: torch.Tensor = _Pooling.apply(
+                self, bags, copy, self._anchor, bags.factors, *weights
+            )
             return made
         output = self._exchange(weights, bags)
         if out is not None:
@@ -281,7 +283,7 @@ class EmbeddingAllToAll:
             elements=rows * layout.width,
             strides=(tables.columns if own is None else layout.width) // layout.align,
             ranks=self.ranks,
-            element=_ELEMENTS[_given(tables.dtype)],
+            element=ELEMENTS[_given(tables.dtype)],
             align=layout.align,
             weighted=factors is not None,
             fused=own is not None,
@@ -314,10 +316,8 @@ class EmbeddingAllToAll:
         )
         return inbox[:elements].view(bags.batch, tables.columns)
 
-    def _gradients(self, bags: Bags, gradients: torch.Tensor) -> list[torch.Tensor]:
-        returned = self._return(gradients, bags)
-        if not self.tables.shapes:
-            return []
+    def _gradients(self, bags: Bags, returned: torch.Tensor) -> list[torch.Tensor]:
+        """Gradients of the tables, from those of the pooled rows."""
         if self.sparse:
             return sparse_gradients(self.tables, bags, returned)
         return dense_gradients(self.tables, bags, returned, self._tiling(bags))
@@ -391,9 +391,10 @@ class EmbeddingAllToAll:
                     f"per_sample_weights is {factors.dtype} of shape {tuple(factors.shape)}: "
                     f"expected floats of shape {tuple(indices.shape)}"
                 )
-            if factors.requires_grad and torch.is_grad_enabled():
+            if factors.requires_grad and not tables.layout.is_trained:
                 raise ConfigurationError(
-                    "per_sample_weights requires a gradient, which is not computed; detach() it"
+                    "per_sample_weights requires a gradient, but no table of any rank does: all "
+                    "ranks make the backward pass only if a table requires it"
                 )
             factors = factors.contiguous()
         for tensor in (indices, offsets, factors):
@@ -423,23 +424,29 @@ class _Pooling(torch.autograd.Function):  # type: ignore[misc]
         bags: Bags,
         copy: bool,
         anchor: torch.Tensor,
+        factors: torch.Tensor | None,
         *weights: torch.Tensor,
     ) -> torch.Tensor:
         """Pooled rows."""
         ctx.operator, ctx.bags = operator, bags
+        if ctx.needs_input_grad[4]:
+            ctx.save_for_backward(*weights)
         output = operator._exchange(weights, bags)
         return output.clone() if copy else output
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradients: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of the tables."""
-        made = ctx.operator._gradients(ctx.bags, gradients)
-        needed = ctx.needs_input_grad[4:]
-        return (
-            *(None, None, None, None),
-            *(each if needs else None for each, needs in zip(made, needed, strict=True)),
-        )
+        """Gradients of the sample weights and the tables."""
+        operator, bags = ctx.operator, ctx.bags
+        returned = operator._return(gradients, bags)
+        _, _, _, _, needs_factors, *needs = ctx.needs_input_grad
+        factors = None
+        if needs_factors:
+            factors = factor_gradients(operator.tables, bags, returned, ctx.saved_tensors)
+        made = operator._gradients(bags, returned) if any(needs) else [None] * len(needs)
+        own = (each if is_needed else None for each, is_needed in zip(made, needs, strict=True))
+        return (None, None, None, None, factors, *own)
 
 
 def embedding_all_to_all(

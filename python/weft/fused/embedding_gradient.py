@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from weft.fused.embedding_tables import ELEMENTS, MOST_COLUMNS
 from weft.fused.kernels import embedding as kernels
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from weft.fused.embedding_tables import Tables, Tiling
 
-__all__ = ["Bags", "dense_gradients", "sparse_gradients"]
+__all__ = ["Bags", "dense_gradients", "factor_gradients", "sparse_gradients"]
 
+#: Indices of a program for gradients of sample weights, and columns that it multiplies at a time.
+_POSITIONS: Final = 32
+_COLUMNS: Final = 64
 #: Elements to whose multiples gradients of tables are aligned.
 _ALIGNMENT: Final = 16
 
@@ -118,6 +124,28 @@ def sparse_gradients(tables: Tables, bags: Bags, gradients: torch.Tensor) -> lis
         found.append(make(ids[None], values, (rows, columns)))
         own += columns
     return found
+
+
+def factor_gradients(
+    tables: Tables, bags: Bags, gradients: torch.Tensor, weights: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Gradients of the sample weights, `[total]`."""
+    assert bags.factors is not None
+    outputs = torch.zeros_like(bags.factors)
+    total = bags.indices.numel()
+    if total > 0 and bags.batch > 0:
+        last = len(tables.shapes) * bags.batch - 1
+        kernels.factor_gradients[(-(-total // _POSITIONS),)](
+            *(outputs, bags.owners().clamp_(0, last).to(torch.int32), bags.indices),
+            *(tables.pieces(weights, MOST_COLUMNS), gradients, bags.batch, total),
+            *(max(columns for _, columns in tables.shapes),),
+            *(gradients.stride(0) // tables.layout.align,),
+            element=ELEMENTS[gradients.dtype if tables.dtype is None else tables.dtype],
+            align=tables.layout.align,
+            positions=_POSITIONS,
+            columns=_COLUMNS,
+        )
+    return outputs
 
 
 def _keys(tables: Tables, bags: Bags, bases: list[int]) -> torch.Tensor:

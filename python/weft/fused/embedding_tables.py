@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
+import triton.language as tl
 
 from weft.errors import ConfigurationError, ConfigurationMismatchError, ShapeError
 from weft.fused.kernels import embedding as kernels
@@ -20,6 +21,12 @@ __all__ = ["Layout", "Tables", "Tiling", "concatenate_bags", "default_tiling", "
 
 #: Dtypes of tables by name.
 DTYPES: Final = {str(each)[6:]: each for each in (torch.float32, torch.float16, torch.bfloat16)}
+#: Dtypes of tables in kernels.
+ELEMENTS: Final = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
 #: Modes of pooling by name.
 MODES: Final = {
     "sum": kernels.SUM,

@@ -2,7 +2,8 @@
 
 `pool` computes the bags of this rank's tables for the global batch and stores each pooled row at
 the rank of its sample; `return_gradients` stores the gradients of the outputs at the ranks of the
-tables; `segment_sums` and `join_segments` make gradients of tables, in a fixed order of sums.
+tables; `segment_sums` and `join_segments` make gradients of tables, in a fixed order of sums, and
+`factor_gradients` those of sample weights.
 
 Protocol of `pool` and `return_gradients`, whose inbox is read by later kernels of the stream:
 
@@ -31,6 +32,7 @@ __all__ = [
     "PIECE_ALIGNMENT",
     "SUM",
     "WEIGHTED_SUM",
+    "factor_gradients",
     "join_segments",
     "pool",
     "return_gradients",
@@ -594,3 +596,52 @@ def join_segments(
             sums += tl.load(heads + other * columns + place)
         number = tl.load(bags + first + chunk - 1) // batch
         _store_row(outputs, table, key, number, sums, missing, align, columns)
+
+
+@triton.jit(do_not_specialize=["batch", "total", "widest"])
+def factor_gradients(
+    outputs,
+    bags,
+    indices,
+    table,
+    gradients,
+    batch,
+    total,
+    widest,
+    strides,
+    element: tl.constexpr,
+    align: tl.constexpr,
+    positions: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Gradients of the sample weights: products of rows of tables and gradients of their bags.
+
+    Parameters:
+        outputs: `[total]`; zero for tables of other modes and indices outside of them.
+        bags: int32 of `[total]`, in the order of `indices`.
+        table: int64 of `[tables, FIELDS]`: a piece for each table.
+        gradients: of the pooled rows, `[batch, stride]`; `strides` is in units of `align`.
+        widest: columns of the widest table.
+        positions: indices of a program; `columns`: that it multiplies at a time.
+    """
+    place = tl.program_id(0).to(tl.int64) * positions + tl.arange(0, positions)
+    some = place < total
+    bag = tl.load(bags + place, mask=some, other=0)
+    number = bag // batch
+    piece = table + number * _FIELDS
+    dim = tl.multiple_of(tl.load(piece + _DIM), align)
+    column = tl.multiple_of(tl.load(piece + _OWN_COLUMN), align)
+    index = tl.load(indices + place, mask=some, other=0).to(tl.int64)
+    some &= (tl.load(piece + _MODE) == _WEIGHTED_SUM) & (index >= 0)
+    some &= index < tl.load(piece + _ROWS)
+    weights = tl.multiple_of(tl.load(piece + _ADDRESS), 16).to(tl.pointer_type(element))
+    weights += index * dim
+    rows = gradients + column + (bag - number * batch).to(tl.int64) * (strides * align)
+    sums = tl.zeros([positions], tl.float32)
+    for first in range(0, widest, columns):
+        ahead = first + tl.arange(0, columns)
+        mask = some[:, None] & (ahead[None, :] < dim[:, None])
+        values = tl.load(weights[:, None] + ahead[None, :], mask=mask, other=0.0).to(tl.float32)
+        passed = tl.load(rows[:, None] + ahead[None, :], mask=mask, other=0.0).to(tl.float32)
+        sums += tl.sum(values * passed, axis=1)
+    tl.store(outputs + place, sums.to(outputs.dtype.element_ty), mask=place < total)
