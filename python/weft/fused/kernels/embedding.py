@@ -275,10 +275,19 @@ def pool(
     if fused:
         epoch = this_round(state)
         _begin(words, context, epoch, rank, ranks, tasks)
-    for index in range(tl.program_id(0), tasks * ranks, tl.num_programs(0)):
+    # Programs are turned from one wave to the next, so that each gets all tables in turn: bags of
+    # one may be longer than those of others.
+    programs = tl.num_programs(0)
+    shift = (1 + pieces - programs % tl.maximum(pieces, 1)) % tl.maximum(pieces, 1)
+    turn = 0
+    for first in range(tl.program_id(0), tasks * ranks, programs):
+        wave = first - tl.program_id(0)
+        index = wave + (tl.program_id(0) + turn) % programs
+        # The last wave may lack tasks.
+        index = tl.where(wave + programs <= tasks * ranks, index, first)
+        turn += shift
         block = index % tasks // pieces
-        # Each program gets all tables in turn, also if `pieces` divides the number of programs.
-        piece = table + (index + block) % pieces * _FIELDS
+        piece = table + index % pieces * _FIELDS
         # Nested: the outer condition is a constant.
         if fused:  # noqa: SIM102
             if index // tasks != step:
