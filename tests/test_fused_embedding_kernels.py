@@ -17,6 +17,7 @@ if triton.knobs.runtime.interpret:
 
 from weft.fused.embedding_tables import Tiling, default_tiling  # noqa: E402
 from weft.fused.kernels import embedding as kernels  # noqa: E402
+from weft.fused.kernels import embedding_gradient as sums  # noqa: E402
 from weft.triton import lint  # noqa: E402
 
 #: Types of parameters that are not int32 or constants.
@@ -139,7 +140,7 @@ def test_the_return_of_gradients_has_wide_stores(tmp_path: Path, dtype: str) -> 
 
 def test_gradients_of_sample_weights_have_wide_loads(tmp_path: Path) -> None:
     constants = {"align": 16, "positions": 32, "columns": 64, "element": triton.language.float16}
-    made = compiled(kernels.factor_gradients, "fp16", constants, 4)
+    made = compiled(sums.factor_gradients, "fp16", constants, 4)
     assert stack(made, tmp_path) == 0
     assert wide(made, "ld") >= 2
 
@@ -148,7 +149,7 @@ def test_gradients_of_sample_weights_have_wide_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_sums_of_gradients_have_no_spills(tmp_path: Path, columns: int, weighted: bool) -> None:
     constants = {"align": 16, "chunk": 32, "columns": columns}
-    made = compiled(kernels.segment_sums, "fp16", constants | {"weighted": weighted}, 1)
+    made = compiled(sums.segment_sums, "fp16", constants | {"weighted": weighted}, 1)
     assert stack(made, tmp_path) == 0
-    made = compiled(kernels.join_segments, "fp16", constants, 1)
+    made = compiled(sums.join_segments, "fp16", constants, 1)
     assert stack(made, tmp_path) == 0

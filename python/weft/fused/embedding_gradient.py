@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from weft.fused.embedding_tables import ELEMENTS, MOST_COLUMNS
-from weft.fused.kernels import embedding as kernels
+from weft.fused.kernels import embedding, embedding_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ def dense_gradients(
         columns = 1 << (max(columns for _, columns in tables.shapes) - 1).bit_length()
         heads, tails = torch.empty(2, chunks, columns, dtype=torch.float32, device=device)
         align = tables.layout.align
-        kernels.segment_sums[(chunks,)](
+        embedding_gradient.segment_sums[(chunks,)](
             *(outputs, heads, tails, keys, owners, bags.offsets),
             *(keys if factors is None else factors, table, gradients),
             *(bags.batch, total, bases[-1], gradients.stride(0) // align),
@@ -84,7 +84,7 @@ def dense_gradients(
             columns=columns,
             num_warps=1,
         )
-        kernels.join_segments[(chunks,)](
+        embedding_gradient.join_segments[(chunks,)](
             *(outputs, heads, tails, keys, owners, table, bags.batch, total, bases[-1]),
             align=align,
             chunk=tiling.chunk,
@@ -112,10 +112,10 @@ def sparse_gradients(tables: Tables, bags: Bags, gradients: torch.Tensor) -> lis
         samples = owners[part] - number * bags.batch
         values = gradients[samples, own : own + columns].to(torch.float32)
         mode = tables.modes[number]
-        if mode == kernels.MEAN:
+        if mode == embedding.MEAN:
             lengths = bags.offsets.diff()[owners[part]]
             values /= lengths[:, None]
-        elif mode == kernels.WEIGHTED_SUM and bags.factors is not None:
+        elif mode == embedding.WEIGHTED_SUM and bags.factors is not None:
             values *= bags.factors[part].to(torch.float32)[:, None]
         values = torch.where(is_valid[:, None], values, 0.0).to(tables.dtype)
         ids = torch.where(is_valid, ids, 0)
@@ -135,7 +135,7 @@ def factor_gradients(
     total = bags.indices.numel()
     if total > 0 and bags.batch > 0:
         last = len(tables.shapes) * bags.batch - 1
-        kernels.factor_gradients[(-(-total // _POSITIONS),)](
+        embedding_gradient.factor_gradients[(-(-total // _POSITIONS),)](
             *(outputs, bags.owners().clamp_(0, last).to(torch.int32), bags.indices),
             *(tables.pieces(weights, MOST_COLUMNS), gradients, bags.batch, total),
             *(max(columns for _, columns in tables.shapes),),
