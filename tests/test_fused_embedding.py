@@ -71,7 +71,8 @@ def test_wrong_arguments_are_refused(results: list[dict[str, Any]]) -> None:
             assert result["refused"] == [
                 *("ShapeError", "ShapeError", "ShapeError", "ConfigurationError", "ShapeError"),
                 *("ShapeError", "ShapeError", "ShapeError", "ShapeError", "ConfigurationError"),
-                *("ShapeError", "ShapeError", "ConfigurationError"),
+                *("ShapeError", "ShapeError", "ConfigurationError", "ConfigurationError"),
+                *("ConfigurationError", "ClosedError"),
             ]
 
 

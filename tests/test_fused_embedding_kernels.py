@@ -23,7 +23,7 @@ from weft.triton import lint  # noqa: E402
 #: Types of parameters that are not int32 or constants.
 TYPES = {
     **dict.fromkeys(("words", "state", "errors", "bags"), "*i32"),
-    **dict.fromkeys(("context", "table", "indices", "offsets", "firsts", "keys"), "*i64"),
+    **dict.fromkeys(("context", "table", "firsts", "keys"), "*i64"),
     **dict.fromkeys(("sample_weights", "factors", "heads", "tails"), "*fp32"),
     "missing": "i64",
 }
@@ -39,13 +39,19 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def compiled(
-    kernel: Any, dtype: str, constants: dict[str, Any], num_warps: int, registers: int | None = None
+    kernel: Any,
+    dtype: str,
+    constants: dict[str, Any],
+    num_warps: int,
+    registers: int | None = None,
+    kind: str = "*i64",
 ) -> Any:
-    """A kernel for sm_90a, as the operator launches it."""
+    """A kernel for sm_90a, as the operator launches it; `kind`: of indices and offsets."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     types = TYPES | dict.fromkeys(OF_TABLES, f"*{dtype}")
+    types |= dict.fromkeys(("indices", "offsets"), kind)
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i32")
         for name in kernel.arg_names
@@ -62,14 +68,14 @@ def compiled(
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def pool(dtype: str, tiling: Tiling, **constants: Any) -> Any:
+def pool(dtype: str, tiling: Tiling, kind: str = "*i64", **constants: Any) -> Any:
     options: dict[str, Any] = {"ranks": 8, "align": 16, "weighted": False, "fused": True}
     options |= {"bags": tiling.bags, "columns": tiling.columns, "unroll": tiling.unroll}
     element = getattr(
         triton.language, {"fp32": "float32", "fp16": "float16"}.get(dtype, "bfloat16")
     )
     options |= {"element": element} | constants
-    return compiled(kernels.pool, dtype, options, tiling.num_warps, tiling.registers)
+    return compiled(kernels.pool, dtype, options, tiling.num_warps, tiling.registers, kind)
 
 
 def stack(made: Any, folder: Path) -> int:
@@ -108,6 +114,24 @@ def test_pooling_has_wide_stores_to_peers_and_no_spills(
     # Loads of the rows: each thread has 8 in a turn of the loop.
     assert wide(made, "ld") >= 8
     assert wide(made, "st") >= 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "average", "constants"),
+    [
+        (16, 1.0, {}),
+        (16, 4.0, {"weighted": True}),
+        (32, 2.0, {}),
+        (64, 1.0, {"fused": False}),
+        (128, 20.0, {}),
+    ],
+)
+def test_pooling_compiles_for_indices_of_32_bits(
+    columns: int, average: float, constants: dict[str, Any]
+) -> None:
+    tiling = default_tiling(columns, 2, average)
+    tiling.check()
+    assert lint.check(pool("fp16", tiling, "*i32", **constants).asm["ptx"]) == []
 
 
 def test_one_rank_compiles() -> None:

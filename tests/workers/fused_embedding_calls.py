@@ -395,6 +395,11 @@ def _sum(group: weft.Communicator, tensors: list[Any]) -> list[torch.Tensor]:
     return found
 
 
+def _closed(operator: weft.fused.EmbeddingAllToAll) -> weft.fused.EmbeddingAllToAll:
+    operator.close()
+    return operator
+
+
 def _refused(device: str) -> list[Any]:
     """Errors of arguments, by name."""
     operator = weft.fused.EmbeddingAllToAll(
@@ -417,6 +422,9 @@ def _refused(device: str) -> list[Any]:
         lambda: weft.fused.EmbeddingAllToAll([torch.ones(5, 4, dtype=torch.float64)]),
         lambda: weft.fused.EmbeddingAllToAll([torch.ones(5, 8)[:, :4]]),
         lambda: weft.fused.EmbeddingAllToAll([torch.ones(5, 8)], buffers=0),
+        lambda: weft.fused.EmbeddingAllToAll([torch.ones(5, 8)], tiling=Tiling(128, 64, 1)),
+        lambda: weft.fused.EmbeddingAllToAll([torch.ones(5, 8)], tiling=Tiling(8, 64, 3)),
+        lambda: _closed(operator)(ids, starts, factors),
     ]
     return [device_native.named(each)[0] for each in wrong]
 

@@ -10,7 +10,7 @@ import torch
 import triton
 
 from weft.cuda import symmetric
-from weft.errors import ConfigurationError, OutOfRangeError, ShapeError
+from weft.errors import ClosedError, ConfigurationError, OutOfRangeError, ShapeError
 from weft.fused.embedding_gradient import (
     Bags,
     dense_gradients,
@@ -27,7 +27,7 @@ from weft.fused.embedding_tables import (
     local_batch,
 )
 from weft.fused.kernels import embedding as kernels
-from weft.fused.spaces import Space, programs_of, space
+from weft.fused.spaces import Space, drop, programs_of, space
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,6 +103,8 @@ class EmbeddingAllToAll:
             raise ConfigurationError(f"buffers is {buffers}: expected at least 1")
         if num_sms is not None and num_sms < 1:
             raise ConfigurationError(f"num_sms is {num_sms}: expected at least 1")
+        if tiling is not None:
+            tiling.check()
         group = symmetric.only_open() if communicator is None else communicator
         self.weights: list[torch.Tensor] = list(weights)
         self.tables = Tables(self.weights, modes, group, out_dtype, device)
@@ -113,6 +115,7 @@ class EmbeddingAllToAll:
         self._name = f"embedding_all_to_all[{number}]"
         self._group = weakref.ref(group)
         self._calls = 0
+        self._is_closed = False
         self._num_sms = num_sms
         on = self.tables.device
         self._errors = torch.zeros(1, dtype=torch.int32, device=on)
@@ -212,6 +215,20 @@ class EmbeddingAllToAll:
                 "number of indices; correct the indices"
             )
 
+    def close(self) -> None:
+        """Free the symmetric memory of the operator; all ranks call it, and replay no graphs of it.
+
+        Outputs without copies are kept as long as their tensors are. Waits for the device.
+        """
+        group = self._group()
+        if self._is_closed or group is None:
+            return
+        self._is_closed = True
+        if self.tables.device.type == "cuda":
+            torch.cuda.synchronize(self.tables.device)
+        drop(self._name, group)
+        drop(f"{self._name} gradients", group)
+
     def _call(
         self,
         weights: Sequence[torch.Tensor],
@@ -281,6 +298,7 @@ class EmbeddingAllToAll:
             total=bags.indices.numel(),
             pieces=len(pieces),
             elements=rows * layout.width,
+            own_last=tiling.own_last,
             strides=(tables.columns if own is None else layout.width) // layout.align,
             ranks=self.ranks,
             element=ELEMENTS[_given(tables.dtype)],
@@ -324,8 +342,8 @@ class EmbeddingAllToAll:
 
     def _space(self, name: str, data: int) -> Space:
         group = self._group()
-        if group is None:
-            raise ConfigurationError("the communicator of the operator is gone: make both anew")
+        if group is None or self._is_closed:
+            raise ClosedError("the operator or its communicator was closed: make it anew")
         return space(
             name,
             self.tables.device,

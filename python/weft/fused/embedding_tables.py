@@ -45,6 +45,11 @@ _VECTOR: Final = 16
 _MOST_PIECES: Final = 64
 #: Most columns of a task by default.
 _TASK_COLUMNS: Final = 256
+#: Most bags of a task for each warp: Triton 3.6 does not compile greater blocks of int32.
+_BAGS: Final = 16
+#: Length of bags from which pooling takes longer than the exchange: the ratio of the rates of
+#: memory and NVLink of an H200 with random rows.
+_SHORT: Final = 11
 #: Loads of rows that a thread has on their way by default.
 _LOADS: Final = 8
 
@@ -53,11 +58,14 @@ class Tiling(NamedTuple):
     """Sizes of the tasks of pooling.
 
     Attributes:
-        bags: bags of a task, a power of 2.
+        bags: bags of a task, a power of 2, at most 16 for each warp.
         columns: columns of a task, a power of 2; a wider table is pooled in several tasks.
         unroll: positions of a bag whose rows are loaded at a time.
         num_warps: warps of a program.
         programs: programs for each multiprocessor; bounds the registers of a thread.
+        own_last: eighths of the tasks of this rank's own samples that come after all tasks for
+            peers; the others are between these. 8 is best where pooling takes longer than the
+            exchange, 1 where the exchange does.
         gradient_rows, gradient_columns: of a task that returns gradients, powers of 2.
         chunk: sorted indices of a task that sums gradients, a multiple of 4.
     """
@@ -67,9 +75,31 @@ class Tiling(NamedTuple):
     unroll: int
     num_warps: int = 4
     programs: int = 4
+    own_last: int = 8
     gradient_rows: int = 8
     gradient_columns: int = 256
     chunk: int = 32
+
+    def check(self) -> None:
+        """Raise unless kernels compile for these sizes.
+
+        Raises:
+            ConfigurationError: names the field.
+        """
+        for name in ("bags", "columns", "unroll", "num_warps", "gradient_rows", "gradient_columns"):
+            size = getattr(self, name)
+            if size < 1 or size & (size - 1):
+                raise ConfigurationError(f"tiling.{name} is {size}: expected a power of 2")
+        if self.bags > _BAGS * self.num_warps:
+            raise ConfigurationError(
+                f"tiling.bags is {self.bags}: expected at most {_BAGS} for each of "
+                f"{self.num_warps} warps"
+            )
+        if self.programs < 1 or self.chunk < 4 or self.chunk % 4 or not 0 <= self.own_last <= 8:
+            raise ConfigurationError(
+                f"tiling has {self.programs} programs, chunk {self.chunk}, own_last "
+                f"{self.own_last}: expected at least 1, a multiple of 4, and 0 to 8"
+            )
 
     @property
     def registers(self) -> int:
@@ -90,7 +120,13 @@ def default_tiling(columns: int, itemsize: int, average: float) -> Tiling:
     unroll = min(_LOADS, 1 << max(0, math.ceil(average) - 1).bit_length())
     # Blocks of many bags need more registers for their sums.
     programs = 4 if unroll > 2 else 3
-    return Tiling(lanes * _LOADS // unroll, wide, unroll, programs=programs)
+    return Tiling(
+        min(4 * _BAGS, lanes * _LOADS // unroll),
+        wide,
+        unroll,
+        programs=programs,
+        own_last=1 if average < _SHORT else 8,
+    )
 
 
 class Layout(NamedTuple):

@@ -22,7 +22,7 @@ from weft.triton.contexts import context
 if TYPE_CHECKING:
     from weft.communicator import Communicator
 
-__all__ = ["Space", "programs_of", "set_timeout", "space"]
+__all__ = ["Space", "drop", "programs_of", "set_timeout", "space"]
 
 #: Bytes to whose multiples the data of a space are aligned: a line of the L2.
 _LINE: Final = 128
@@ -82,7 +82,9 @@ _TIMEOUT: Final = [30.0]
 _SPACES: Final[weakref.WeakKeyDictionary[Communicator, dict[tuple[str, torch.device], Space]]] = (
     weakref.WeakKeyDictionary()
 )
-_FORMER: Final[weakref.WeakKeyDictionary[Communicator, list[Space]]] = weakref.WeakKeyDictionary()
+_FORMER: Final[weakref.WeakKeyDictionary[Communicator, list[tuple[str, Space]]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def set_timeout(timeout: float) -> None:
@@ -131,7 +133,7 @@ def space(
             "not allow; make the same call once before the capture"
         )
     if found is not None:
-        _FORMER.setdefault(group, []).append(found)
+        _FORMER.setdefault(group, []).append((operator, found))
         needed = _Sizes(*(max(pair) for pair in zip(found.sizes, needed, strict=True)))
     # So that few sizes are made as shapes grow.
     data = 1 << max(needed.data - 1, 0).bit_length()
@@ -139,6 +141,20 @@ def space(
     made = Space(group, device, _Sizes(words, data, needed.state))
     spaces[operator, device] = made
     return made
+
+
+def drop(operator: str, communicator: Communicator) -> None:
+    """Let go of the spaces of an operator; its kernels have ended on all ranks, and its graphs.
+
+    Args:
+        operator: name; a later call makes its space anew.
+        communicator: that of the ranks.
+    """
+    spaces = _SPACES.get(communicator, {})
+    for key in [key for key in spaces if key[0] == operator]:
+        del spaces[key]
+    former = _FORMER.get(communicator, [])
+    former[:] = [(name, each) for name, each in former if name != operator]
 
 
 def programs_of(device: torch.device) -> int:

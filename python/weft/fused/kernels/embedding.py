@@ -208,7 +208,30 @@ def _pooled(
     return sums / divisors.to(tl.float32)[:, None]
 
 
-@triton.jit(do_not_specialize=["rank", "batch", "total", "pieces", "elements"])
+@triton.jit
+def _task_at(index, tasks, held, ranks: tl.constexpr):
+    """Step, number and place of the task that is at `index` in the order of this rank.
+
+    Tasks of peers are in the order of `destination_at`. An own task follows each `ranks - 1` of
+    these, so that the link is in use while own bags are pooled; the last `held` own tasks come
+    after all others, while the last stores to peers are on their way.
+
+    Returns:
+        The step, `ranks - 1` for own tasks; the number among the `tasks` of the step; true for the
+        last own tasks.
+    """
+    mixed = tasks - held
+    is_mixed = index < ranks * mixed
+    rest = index - ranks * mixed - (ranks - 1) * held
+    is_last = (is_mixed == 0) & (rest >= 0)
+    is_own = is_last | (is_mixed & (index % ranks == ranks - 1))
+    own = tl.where(is_mixed, index // ranks, mixed + rest)
+    peers = tl.where(is_mixed, index - index // ranks, index - mixed)
+    step = tl.where(is_own, ranks - 1, peers // tasks)
+    return step, tl.where(is_own, own, peers % tasks), is_last
+
+
+@triton.jit(do_not_specialize=["rank", "batch", "total", "pieces", "elements", "own_last"])
 def pool(
     outputs,
     words,
@@ -224,6 +247,7 @@ def pool(
     total,
     pieces,
     elements,
+    own_last,
     strides,
     ranks: tl.constexpr,
     element: tl.constexpr,
@@ -247,6 +271,7 @@ def pool(
         offsets: int32 or int64 of `[tables * batch + 1]`: first index of each bag, by table.
         sample_weights: of `[total]`, if `weighted`.
         elements: of the inbox that are in use here.
+        own_last: eighths of the own tasks that come after all others: see `_task_at`.
         element: dtype of the tables.
         align: number of elements of which widths and columns are multiples.
         bags, columns: of a task; `unroll`: positions of a bag that are loaded at a time.
@@ -263,10 +288,12 @@ def pool(
     if fused:
         epoch = this_round(state)
         _begin(words, context, epoch, rank, ranks, tasks)
+    held = tasks * own_last // 8
     # Programs are turned from one wave to the next, so that each gets all tables in turn: bags of
     # one may be longer than those of others.
     programs = tl.num_programs(0)
-    shift = (1 + pieces - programs % tl.maximum(pieces, 1)) % tl.maximum(pieces, 1)
+    period = tl.maximum(pieces, 1) * tl.where(held < tasks, ranks, 1)
+    shift = (1 + period - programs % period) % period
     turn = 0
     for first in range(tl.program_id(0), tasks * ranks, programs):
         wave = first - tl.program_id(0)
@@ -274,15 +301,17 @@ def pool(
         # The last wave may lack tasks.
         index = tl.where(wave + programs <= tasks * ranks, index, first)
         turn += shift
-        block = index % tasks // pieces
-        piece = table + index % pieces * _FIELDS
-        # Nested: the outer condition is a constant.
+        next_step, inside, is_last = _task_at(index, tasks, held, ranks)
+        block = inside // pieces
+        piece = table + inside % pieces * _FIELDS
+        # Own tasks between those of a peer do not end the peer's. Nested: the outer condition is a
+        # constant.
         if fused:  # noqa: SIM102
-            if index // tasks != step:
+            if (next_step != step) & ((next_step < ranks - 1) | is_last):
                 _arrive(words, context, state, epoch, rank, ranks, step, done, tasks, fine)
                 done = 0
-        step = index // tasks
-        to = wt.destination_at(step, rank, ranks)
+                step = next_step
+        to = wt.destination_at(next_step, rank, ranks)
         start, count = _slice_of(batch, to, ranks)
         values = _pooled(
             piece,
@@ -303,10 +332,10 @@ def pool(
             unroll,
         )
         if fused:
-            if (step != waited) & (step < ranks - 1):
+            if (next_step != waited) & (next_step < ranks - 1):
                 fine = _wait_entry(words, context, state, epoch, to, fine)
-                waited = step
-            done += 1
+                waited = next_step
+            done += (next_step < ranks - 1).to(tl.int32)
         sample = block * bags + tl.arange(0, bags)
         place = tl.arange(0, columns)
         width = tl.multiple_of(tl.load(piece + _WIDTH).to(tl.int32), align)
