@@ -101,6 +101,7 @@ def wide(made: Any, operation: str) -> int:
         ("fp16", 1024, 3.0, {"fused": False}),
         ("fp32", 128, 1.0, {}),
         ("fp16", 64, 4.0, {"align": 8, "ranks": 2}),
+        ("fp16", 32, 1.0, {}),
     ],
 )
 def test_pooling_has_wide_stores_to_peers_and_no_spills(
@@ -111,8 +112,8 @@ def test_pooling_has_wide_stores_to_peers_and_no_spills(
     made = pool(dtype, tiling, **constants)
     assert lint.check(made.asm["ptx"]) == []
     assert stack(made, tmp_path) == 0
-    # Loads of the rows: each thread has 8 in a turn of the loop.
-    assert wide(made, "ld") >= 8
+    # Loads of the rows: each thread has 8 in a turn of the loop, unless rows are narrow.
+    assert wide(made, "ld") >= (8 if columns >= 64 else 2)
     assert wide(made, "st") >= 1
 
 

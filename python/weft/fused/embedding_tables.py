@@ -108,7 +108,7 @@ class Tiling(NamedTuple):
 
 
 def default_tiling(columns: int, itemsize: int, average: float) -> Tiling:
-    """The tiling that keeps 8 loads of 16 bytes of a thread on their way.
+    """The tiling that keeps 8 loads of 16 bytes of a thread on their way, fewer for narrow tables.
 
     Args:
         columns: of the tables of the rank, their geometric mean.
@@ -118,15 +118,12 @@ def default_tiling(columns: int, itemsize: int, average: float) -> Tiling:
     wide = min(_TASK_COLUMNS, 1 << max(columns - 1, 15).bit_length())
     lanes = max(1, 4 * _WARP * _VECTOR // itemsize // wide)
     unroll = min(_LOADS, 1 << max(0, math.ceil(average) - 1).bit_length())
-    # Blocks of many bags need more registers for their sums.
-    programs = 4 if unroll > 2 else 3
-    return Tiling(
-        min(4 * _BAGS, lanes * _LOADS // unroll),
-        wide,
-        unroll,
-        programs=programs,
-        own_last=1 if average < _SHORT else 8,
-    )
+    bags = min(4 * _BAGS, lanes * _LOADS // unroll)
+    loads = bags // lanes * unroll
+    # Blocks of many bags need more registers for their sums; with few loads, more programs help.
+    programs = 6 if loads <= 2 else 4 if loads < _LOADS or unroll > 2 else 3
+    own_last = 1 if average < _SHORT else 8
+    return Tiling(bags, wide, unroll, programs=programs, own_last=own_last)
 
 
 class Layout(NamedTuple):
