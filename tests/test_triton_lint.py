@@ -35,12 +35,15 @@ KERNELS: dict[str, dict[str, Any]] = {
     "tiles": {"numbers": "rows columns rank ranks", "block": 1024},
     "comparisons": {"numbers": "", "block": 256},
     "product": {"numbers": "depth", "block": 64, "inside": False},
+    "traced": {"numbers": "", "block": 1024},
+    "untraced": {"numbers": "", "block": 1024},
     "multiply": {"numbers": "rows columns depth", "tile": 64},
     "finish": {"numbers": "tiles"},
 }
 #: Pointers to other types, by the names of parameters.
 TYPES = {
     "context": "*i64",
+    "trace": "*i64",
     "left": "*fp16",
     "right": "*fp16",
     "x": "*fp32",
@@ -124,6 +127,21 @@ def test_stores_to_peers_are_as_wide_as_local_ones() -> None:
     puts = compiled("slices").partition("acq_rel")[0]
     # 1024 elements of 4 bytes by 128 threads, 16 bytes each.
     assert re.findall(r"\bst\.global\S*", puts) == ["st.global.v4.b32"] * 2
+
+
+def test_spans_of_a_kernel_that_is_not_traced_cost_no_instructions() -> None:
+    def instructions(name: str, **constants: Any) -> list[str]:
+        """Lines of the body, without debug information and names."""
+        body = compiled(name, **constants).replace(f"{name}_param", "param")
+        found = re.findall(r"^\t(?!\.loc|//)(\S.*)", body.partition("{")[2], re.MULTILINE)
+        return [line for line in found if not re.match(r"\.|\$L__", line)]
+
+    without = instructions("untraced")
+    assert len(without) > 50
+    assert instructions("traced", trace=None) == without
+    traced = compiled("traced")
+    assert traced.count("%globaltimer") == compiled("untraced").count("%globaltimer") + 8
+    assert len(instructions("traced")) > len(without)
 
 
 def test_words_of_peers_have_system_scope(ring: str) -> None:

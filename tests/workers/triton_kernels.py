@@ -162,3 +162,42 @@ def product(left, right, words, context, outputs, depth, block: tl.constexpr, in
         total = tl.dot(a, b, total)
     tl.store(outputs + rows[:, None] * block + rows[None, :], total.to(tl.float16))
     wt.signal(context, words + 1, 1 + seen, 0)
+
+
+@triton.jit
+def traced(data, words, context, outputs, rounds, trace, block: tl.constexpr):
+    """Each program puts a tile to the next rank and outputs the one that it gets, with spans."""
+    ranks = wt.world_size(context)
+    own = wt.rank(context)
+    program = tl.program_id(0)
+    offsets = program * block + tl.arange(0, block)
+    epoch = wt.next_epoch(tl.load(rounds + program))
+    spans = 0
+    whole = wt.span_begin(trace)
+    began = wt.span_begin(trace)
+    values = tl.load(outputs + offsets) + own
+    spans = wt.span_end(trace, spans, 1, began)
+    began = wt.span_begin(trace)
+    wt.put_signal(context, data + offsets, values, words + program, epoch, (own + 1) % ranks)
+    spans = wt.span_end(trace, spans, 2, began)
+    began = wt.span_begin(trace)
+    fine = wt.wait(context, words + program, epoch, (own + ranks - 1) % ranks, program)
+    spans = wt.span_end(trace, spans, 3, began)
+    tl.store(outputs + offsets, tl.where(fine, tl.load(data + offsets), -1))
+    tl.store(rounds + program, epoch)
+    spans = wt.span_end(trace, spans, 0, whole)
+
+
+@triton.jit
+def untraced(data, words, context, outputs, rounds, block: tl.constexpr):
+    """`traced` without the calls for spans."""
+    ranks = wt.world_size(context)
+    own = wt.rank(context)
+    program = tl.program_id(0)
+    offsets = program * block + tl.arange(0, block)
+    epoch = wt.next_epoch(tl.load(rounds + program))
+    values = tl.load(outputs + offsets) + own
+    wt.put_signal(context, data + offsets, values, words + program, epoch, (own + 1) % ranks)
+    fine = wt.wait(context, words + program, epoch, (own + ranks - 1) % ranks, program)
+    tl.store(outputs + offsets, tl.where(fine, tl.load(data + offsets), -1))
+    tl.store(rounds + program, epoch)

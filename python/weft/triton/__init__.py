@@ -18,6 +18,8 @@ find this rank, the domain's table and the tensor at each peer::
 - `wait`, `reached`, `next_epoch`, `barrier`: words of 32 bits that peers raise
 - `last_arrival`: the last program of several
 - `tile_count`, `tile_at`, `destination_at`, `source_at`: orders of a persistent loop
+- `span_begin`, `span_end`: spans by the device's clock; on the host `trace_empty`, `align_clocks`
+  and `timeline`
 - `weft.triton.lint`: checks of compiled PTX
 
 Kernels run unchanged under Triton's interpreter (`TRITON_INTERPRET=1`, set before the import) on
@@ -49,9 +51,13 @@ from weft.triton.primitives import (
     wait,
     world_size,
 )
+from weft.triton.spans import span_begin, span_end
 from weft.triton.tiles import destination_at, source_at, tile_at, tile_count
+from weft.triton.timelines import Clocks, align_clocks, timeline, trace_empty
 
 __all__ = [
+    "Clocks",
+    "align_clocks",
     "barrier",
     "context",
     "destination_at",
@@ -66,8 +72,12 @@ __all__ = [
     "signal",
     "signal_add",
     "source_at",
+    "span_begin",
+    "span_end",
     "tile_at",
     "tile_count",
+    "timeline",
+    "trace_empty",
     "wait",
     "world_size",
 ]

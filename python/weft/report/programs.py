@@ -1,0 +1,178 @@
+"""Timeline of a kernel: spans of its programs on all ranks, as a trace file and as a picture.
+
+The trace is in the Trace Event Format, as that of `weft.report.trace`: ranks are processes,
+programs are threads, spans are slices.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from matplotlib.figure import Figure
+
+__all__ = ["ProgramSpan", "Timeline"]
+
+
+class ProgramSpan(NamedTuple):
+    """Time that a program spent in one thing, in nanoseconds of the timeline's clock."""
+
+    rank: int
+    program: int
+    name: str
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans of the programs of one launch of a kernel, on all ranks.
+
+    Attributes:
+        spans: by rank, program and begin. Time 0 is the earliest begin.
+        clock_error_ns: of the difference of two ranks' clocks, at most; 0 for one rank.
+        resolution_ns: greatest common divisor of the times read: the step of the device's clock, or
+            a multiple of it.
+        dropped: number of spans that found no room.
+    """
+
+    spans: Sequence[ProgramSpan]
+    clock_error_ns: int = 0
+    resolution_ns: int = 1
+    dropped: int = 0
+
+    def overlap_ns(self, rank: int, one: Iterable[str], other: Iterable[str]) -> int:
+        """Time in which a program of `rank` is in `one` while a program of it is in `other`.
+
+        Args:
+            rank: of the programs.
+            one: names of spans.
+            other: names of spans.
+        """
+        first = _union(span for span in self.spans if span.rank == rank and span.name in {*one})
+        second = _union(span for span in self.spans if span.rank == rank and span.name in {*other})
+        return sum(
+            max(0, min(end, its_end) - max(begin, its_begin))
+            for begin, end in first
+            for its_begin, its_end in second
+        )
+
+    def to_trace(self) -> dict[str, Any]:
+        """The trace, as a value that `json` can write; times are in microseconds."""
+        return {
+            "displayTimeUnit": "ns",
+            "otherData": {
+                "clock_error_ns": self.clock_error_ns,
+                "resolution_ns": self.resolution_ns,
+                "dropped": self.dropped,
+            },
+            "traceEvents": list(self._events()),
+        }
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write the trace as a JSON file, which Perfetto and chrome://tracing open."""
+        Path(path).write_text(json.dumps(self.to_trace()), encoding="utf-8")
+
+    def draw(self, title: str = "") -> Figure:
+        """Picture: a row for each program, a colour for each name. Needs matplotlib."""
+        from matplotlib.patches import Patch
+
+        from weft.sim.plot import COLOURS, new_figure
+
+        rows = {place: row for row, (place, _) in enumerate(self._tracks())}
+        ranks = [rank for rank, _ in rows]
+        names = list(dict.fromkeys(span.name for span in self.spans))
+        # A program has at least a line of one pixel, and at most 0.2 inches.
+        height = 1.6 + min(8.0, 0.2 * len(rows))
+        figure, (axes,) = new_figure(1, 9.0, height)
+        for index, name in enumerate(names):
+            for (rank, program), row in rows.items():
+                bars = [
+                    (span.begin_ns / 1000, (span.end_ns - span.begin_ns) / 1000)
+                    for span in self.spans
+                    if span[:3] == (rank, program, name)
+                ]
+                axes.broken_barh(bars, (row - 0.45, 0.9), facecolors=COLOURS[index % len(COLOURS)])
+        for row, (one, following) in enumerate(pairwise(ranks)):
+            if one != following:
+                axes.axhline(row + 0.5, color="black", linewidth=0.8)
+        middles = {
+            rank: _middle(row for row, of in enumerate(ranks) if of == rank) for rank in ranks
+        }
+        axes.set_yticks(list(middles.values()), [f"rank {rank}" for rank in middles])
+        axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"time in µs (clocks of ranks differ by at most {self.clock_error_ns} ns)")
+        axes.set_title(title, fontsize=10)
+        figure.legend(
+            handles=[
+                Patch(color=COLOURS[index % len(COLOURS)], label=name)
+                for index, name in enumerate(names)
+            ],
+            loc="outside lower center",
+            ncols=max(1, min(6, len(names))),
+            frameon=False,
+            fontsize=8,
+        )
+        return figure
+
+    def write_picture(self, path: str | Path, title: str = "") -> None:
+        """Write the picture of `draw` as an .svg or .png file.
+
+        Raises:
+            ValueError: if the file cannot be written, or matplotlib is not installed.
+        """
+        from weft.sim.plot import check_target, save
+
+        check_target(Path(path))
+        save(self.draw(title), Path(path))
+
+    def _tracks(self) -> list[tuple[tuple[int, int], list[ProgramSpan]]]:
+        """Spans by rank and program."""
+        ordered = sorted(self.spans, key=lambda span: (span.rank, span.program, span.begin_ns))
+        return [
+            (place, list(spans))
+            for place, spans in groupby(ordered, key=lambda span: (span.rank, span.program))
+        ]
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        named = -1
+        for (rank, program), spans in self._tracks():
+            track = {"pid": rank, "tid": program}
+            if rank != named:
+                named = rank
+                yield _metadata(track, "process_name", {"name": f"rank {rank}"})
+                yield _metadata(track, "process_sort_index", {"sort_index": rank})
+            yield _metadata(track, "thread_name", {"name": f"program {program}"})
+            yield _metadata(track, "thread_sort_index", {"sort_index": program})
+            for span in spans:
+                times = {"ts": span.begin_ns / 1000, "dur": (span.end_ns - span.begin_ns) / 1000}
+                yield {"ph": "X", "name": span.name, "cat": "weft", **track, **times}
+
+
+def _metadata(track: dict[str, Any], name: str, details: dict[str, Any]) -> dict[str, Any]:
+    """Name or position of a process or a track."""
+    return {"ph": "M", "name": name, **track, "args": details}
+
+
+def _union(spans: Iterable[ProgramSpan]) -> list[tuple[int, int]]:
+    """Intervals that the spans cover, in order, disjoint."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted((span.begin_ns, span.end_ns) for span in spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _middle(rows: Iterable[int]) -> float:
+    """Middle of consecutive rows."""
+    listed = list(rows)
+    return (listed[0] + listed[-1]) / 2
