@@ -1,5 +1,6 @@
 """Every numbered example has the output and the code of its tutorial page."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -10,6 +11,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9][0-9]_*.py"))
+#: Those that import torch have its mark.
+RUNS = [
+    pytest.param(
+        example,
+        id=example.stem,
+        marks=[pytest.mark.torch] * ("import torch" in example.read_text()),
+    )
+    for example in EXAMPLES
+]
 
 
 def page_of(example: Path) -> str:
@@ -36,7 +46,7 @@ def test_the_page_shows_the_code(example: Path) -> None:
 
 
 @pytest.mark.parametrize("providers", ["shm,tcp", "tcp"])
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+@pytest.mark.parametrize("example", RUNS)
 def test_the_example_prints_what_the_page_shows(
     example: Path, providers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,8 +54,12 @@ def test_the_example_prints_what_the_page_shows(
     prompt, _, shown = session.partition("\n")
     programs = {"weft": [sys.executable, "-m", "weft"], "python": [sys.executable]}
     words = shlex.split(prompt.removeprefix("$ "))
-    command = [part for word in words for part in programs.get(word, [word])]
     monkeypatch.setenv("WEFT_PROVIDERS", providers)
+    while "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
+    if "TRITON_INTERPRET" in os.environ:
+        pytest.importorskip("triton")
+    command = [part for word in words for part in programs.get(word, [word])]
     result = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
     )

@@ -39,6 +39,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "untraced": {"numbers": "", "block": 1024},
     "multiply": {"numbers": "rows columns depth", "tile": 64},
     "finish": {"numbers": "tiles"},
+    "gemv_reduce_scatter": {"numbers": "each inner", "tile": 16, "depth": 64},
 }
 #: Pointers to other types, by the names of parameters.
 TYPES = {
@@ -49,12 +50,18 @@ TYPES = {
     "x": "*fp32",
     "w": "*fp32",
     "out": "*fp32",
+    "inbox": "*fp32",
 }
 
 
-def example() -> ModuleType:
-    """The example, which the documentation shows."""
-    file = Path(__file__).parent.parent / "examples" / "triton_all_to_all.py"
+def example(name: str) -> ModuleType:
+    """The example of a kernel, which the documentation shows."""
+    examples = Path(__file__).parent.parent / "examples"
+    (file,) = (
+        path
+        for path in (examples / "triton_all_to_all.py", examples / "04_fused_kernel.py")
+        if f"\ndef {name}(" in path.read_text(encoding="utf-8")
+    )
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
@@ -75,7 +82,7 @@ def compiled(name: str, num_warps: int = 4, **constants: Any) -> str:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = getattr(triton_kernels, name, None) or getattr(example(), name)
+    kernel = getattr(triton_kernels, name, None) or getattr(example(name), name)
     options = KERNELS[name] | constants
     numbers = options.pop("numbers").split()
     types = TYPES | ({"outputs": "*fp16"} if name == "product" else {})

@@ -47,11 +47,18 @@ def test_a_wait_that_expires_names_its_rank_and_ends_those_of_its_peers() -> Non
     interpreted.check_expired(waiting, other)
 
 
-def test_the_example_computes_the_product() -> None:
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("triton_all_to_all.py", "[0] equal to torch\n"),
+        ("04_fused_kernel.py", "[0] 5 of 5 results equal those of torch\n"),
+    ],
+)
+def test_the_example_computes_the_product(name: str, printed: str) -> None:
     import torch
 
     count = 4 if torch.cuda.device_count() >= 4 else 2 if torch.cuda.device_count() >= 2 else 1
-    example = Path(__file__).parents[2] / "examples" / "triton_all_to_all.py"
+    example = Path(__file__).parents[2] / "examples" / name
     command = [sys.executable, "-m", "weft", "run", "-n", str(count), "--"]
     done = subprocess.run(
         [*command, sys.executable, str(example)],
@@ -60,4 +67,4 @@ def test_the_example_computes_the_product() -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "[0] equal to torch\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, printed), done.stderr
