@@ -37,6 +37,9 @@ KERNELS: dict[str, dict[str, Any]] = {
     "product": {"numbers": "depth", "block": 64, "inside": False},
     "traced": {"numbers": "", "block": 1024},
     "untraced": {"numbers": "", "block": 1024},
+    "staged_ring": {"numbers": "rank ranks programs", "block": 1024},
+    "staged_put": {"numbers": "offset count rank", "block": 1024},
+    "staged_receive": {"numbers": "epoch source"},
     "multiply": {"numbers": "rows columns depth", "tile": 64},
     "finish": {"numbers": "tiles"},
     "gemv_reduce_scatter": {"numbers": "each inner", "tile": 16, "depth": 64},
@@ -44,6 +47,7 @@ KERNELS: dict[str, dict[str, Any]] = {
 #: Pointers to other types, by the names of parameters.
 TYPES = {
     "context": "*i64",
+    "proxy": "*i64",
     "trace": "*i64",
     "left": "*fp16",
     "right": "*fp16",

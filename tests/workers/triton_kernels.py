@@ -201,3 +201,40 @@ def untraced(data, words, context, outputs, rounds, block: tl.constexpr):
     fine = wt.wait(context, words + program, epoch, (own + ranks - 1) % ranks, program)
     tl.store(outputs + offsets, tl.where(fine, tl.load(data + offsets), -1))
     tl.store(rounds + program, epoch)
+
+
+@triton.jit
+def staged_ring(proxy, data, words, outputs, rounds, rank, ranks, programs, block: tl.constexpr):
+    """Each program puts `rank * 1000 + epoch` to the next rank by the proxy, and outputs arrivals.
+
+    words[program] is raised by the rank before, words[programs + program] by the next one, once it
+    has read the one buffer.
+    """
+    program = tl.program_id(0)
+    after, before = (rank + 1) % ranks, (rank + ranks - 1) % ranks
+    own = program * block + tl.arange(0, block)
+    last = tl.load(rounds + program)
+    epoch = wt.next_epoch(last)
+    consumed = words + programs + program
+    fine = wt.staged_wait(proxy, consumed, last, after)
+    values = tl.zeros([block], tl.int32) + rank * 1000 + epoch % 1000
+    fine &= wt.staged_put_signal(
+        proxy, data + program * block, values, block, words + program, epoch, after
+    )
+    fine &= wt.staged_wait(proxy, words + program, epoch, before)
+    tl.store(outputs + own, tl.where(fine, tl.load(data + own), -1))
+    wt.staged_put_signal(proxy, data, values, 0, consumed, epoch, before)
+    tl.store(rounds + program, epoch)
+
+
+@triton.jit
+def staged_put(proxy, data, words, offset, count, rank, block: tl.constexpr):
+    """One put of `count` ones."""
+    ones = tl.zeros([block], tl.int32) + 1
+    wt.staged_put_signal(proxy, data + offset, ones, count, words, 1, rank)
+
+
+@triton.jit
+def staged_receive(proxy, words, outputs, epoch, source):
+    """Outcome of a wait."""
+    tl.store(outputs, wt.staged_wait(proxy, words, epoch, source).to(tl.int32))

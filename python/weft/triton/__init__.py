@@ -20,6 +20,7 @@ find this rank, the domain's table and the tensor at each peer::
 - `tile_count`, `tile_at`, `destination_at`, `source_at`: orders of a persistent loop
 - `span_begin`, `span_end`: spans by the device's clock; on the host `trace_empty`, `align_clocks`
   and `timeline`
+- `Proxy`, `staged_put_signal`, `staged_wait`: toward ranks of other hosts, by a thread of the host
 - `weft.triton.lint`: checks of compiled PTX
 
 Kernels run unchanged under Triton's interpreter (`TRITON_INTERPRET=1`, set before the import) on
@@ -51,12 +52,15 @@ from weft.triton.primitives import (
     wait,
     world_size,
 )
+from weft.triton.proxy import Proxy
 from weft.triton.spans import span_begin, span_end
+from weft.triton.staged import staged_put_signal, staged_wait
 from weft.triton.tiles import destination_at, source_at, tile_at, tile_count
 from weft.triton.timelines import Clocks, align_clocks, timeline, trace_empty
 
 __all__ = [
     "Clocks",
+    "Proxy",
     "align_clocks",
     "barrier",
     "context",
@@ -74,6 +78,8 @@ __all__ = [
     "source_at",
     "span_begin",
     "span_end",
+    "staged_put_signal",
+    "staged_wait",
     "tile_at",
     "tile_count",
     "timeline",
