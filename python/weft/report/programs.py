@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["ProgramSpan", "Timeline"]
+
+#: Spans of a picture beyond which an .svg file has their pixels instead of their shapes.
+_MOST_SHAPES: Final = 2000
 
 
 class ProgramSpan(NamedTuple):
@@ -85,20 +88,22 @@ class Timeline:
 
         from weft.sim.plot import COLOURS, new_figure
 
-        rows = {place: row for row, (place, _) in enumerate(self._tracks())}
-        ranks = [rank for rank, _ in rows]
+        tracks = self._tracks()
+        ranks = [rank for (rank, _), _ in tracks]
         names = list(dict.fromkeys(span.name for span in self.spans))
+        end = max((span.end_ns for span in self.spans), default=0)
+        unit_ns, unit = (1000, "µs") if end < 10_000_000 else (1_000_000, "ms")
         # A program has at least a line of one pixel, and at most 0.2 inches.
-        height = 1.6 + min(8.0, 0.2 * len(rows))
+        height = 1.6 + min(8.0, 0.2 * len(tracks))
         figure, (axes,) = new_figure(1, 9.0, height)
-        for index, name in enumerate(names):
-            for (rank, program), row in rows.items():
-                bars = [
-                    (span.begin_ns / 1000, (span.end_ns - span.begin_ns) / 1000)
-                    for span in self.spans
-                    if span[:3] == (rank, program, name)
-                ]
-                axes.broken_barh(bars, (row - 0.45, 0.9), facecolors=COLOURS[index % len(COLOURS)])
+        for row, (_, spans) in enumerate(tracks):
+            # A program's inner spans over those around them.
+            bars = [
+                (span.begin_ns / unit_ns, (span.end_ns - span.begin_ns) / unit_ns) for span in spans
+            ]
+            colours = [COLOURS[names.index(span.name) % len(COLOURS)] for span in spans]
+            drawn = axes.broken_barh(bars, (row - 0.45, 0.9), facecolors=colours)
+            drawn.set_rasterized(len(self.spans) > _MOST_SHAPES)
         for row, (one, following) in enumerate(pairwise(ranks)):
             if one != following:
                 axes.axhline(row + 0.5, color="black", linewidth=0.8)
@@ -106,9 +111,10 @@ class Timeline:
             rank: _middle(row for row, of in enumerate(ranks) if of == rank) for rank in ranks
         }
         axes.set_yticks(list(middles.values()), [f"rank {rank}" for rank in middles])
-        axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
+        axes.set_ylim(max(1, len(tracks)) - 0.5, -0.5)
         axes.set_xlim(left=0)
-        axes.set_xlabel(f"time in µs (clocks of ranks differ by at most {self.clock_error_ns} ns)")
+        error = f"{self.clock_error_ns / unit_ns:.3g} {unit}"
+        axes.set_xlabel(f"time in {unit} (error between ranks: {error} or less)")
         axes.set_title(title, fontsize=10)
         figure.legend(
             handles=[
@@ -135,7 +141,9 @@ class Timeline:
 
     def _tracks(self) -> list[tuple[tuple[int, int], list[ProgramSpan]]]:
         """Spans by rank and program."""
-        ordered = sorted(self.spans, key=lambda span: (span.rank, span.program, span.begin_ns))
+        ordered = sorted(
+            self.spans, key=lambda span: (span.rank, span.program, span.begin_ns, -span.end_ns)
+        )
         return [
             (place, list(spans))
             for place, spans in groupby(ordered, key=lambda span: (span.rank, span.program))
