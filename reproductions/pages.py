@@ -16,7 +16,9 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from reproductions import dlrm, eflops, moe_rdma  # noqa: E402
-from reproductions.report import Table, markdown  # noqa: E402
+from reproductions.report import Table, markdown, percent  # noqa: E402
+from weft.sim import dlrm_records  # noqa: E402
+from weft.units import format_seconds  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +65,37 @@ def blocks(page: str) -> dict[str, str]:
     made = {block: table(tables, title) for block, title in TITLES[page].items()}
     if page == "eflops":
         return made | {"all": other_tables(tables, tuple(TITLES[page].values()))}
+    if page == "dlrm":
+        made["measured"] = measured(RESULTS / "gpu_fused.jsonl")
     return made | {"notes": "\n".join(f"- {note}" for note in reproduction.notes(found))}
+
+
+def measured(path: Path) -> str:
+    """Constants fitted to measurements between GPUs, and the simulator's error in each case."""
+    cases = dlrm_records.read(path) if path.exists() else []
+    if not cases:
+        return "None measured yet."
+    constants = dlrm_records.calibrate(cases)
+    rows = [
+        (
+            *(each.name, each.what),
+            *(format_seconds(each.measured_s), format_seconds(each.simulated_s)),
+            percent(each.error),
+        )
+        for each in dlrm_records.compare(cases, constants)
+    ]
+    fitted = [
+        ("latency of pooling", format_seconds(constants.launch_s)),
+        ("rate of gathering", f"{constants.gather_bytes_per_s * 1e-9:.0f} GB/s"),
+        ("latency of the exchange", format_seconds(constants.message_latency_s)),
+        ("rate of a link", f"{constants.link_bytes_per_s * 1e-9:.0f} GB/s"),
+    ]
+    return "\n\n".join(
+        (
+            markdown(("fitted", "value"), fitted),
+            markdown(("case", "", "measured", "simulated", "error"), rows),
+        )
+    )
 
 
 def table(tables: Sequence[Table], beginning: str) -> str:
