@@ -19,7 +19,7 @@ triton = pytest.importorskip("triton")
 if triton.knobs.runtime.interpret:
     pytest.skip("TRITON_INTERPRET is set: kernels are not compiled", allow_module_level=True)
 
-from weft.triton import lint  # noqa: E402
+from weft.triton import lint, spans  # noqa: E402
 from workers import triton_kernels  # noqa: E402
 
 #: Types and constants of the kernels' parameters; pointers are to int32, numbers are int32.
@@ -36,6 +36,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "comparisons": {"numbers": "", "block": 256},
     "product": {"numbers": "depth", "block": 64, "inside": False},
     "traced": {"numbers": "", "block": 1024},
+    "meetings": {"numbers": "count"},
     "untraced": {"numbers": "", "block": 1024},
     "staged_ring": {"numbers": "rank ranks programs", "block": 1024},
     "staged_put": {"numbers": "offset count rank", "block": 1024},
@@ -49,6 +50,7 @@ TYPES = {
     "context": "*i64",
     "proxy": "*i64",
     "trace": "*i64",
+    "times": "*i64",
     "left": "*fp16",
     "right": "*fp16",
     "x": "*fp32",
@@ -86,7 +88,9 @@ def compiled(name: str, num_warps: int = 4, **constants: Any) -> str:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = getattr(triton_kernels, name, None) or getattr(example(name), name)
+    of_weft = {"meetings": spans.meetings}
+    kernel = of_weft.get(name) or getattr(triton_kernels, name, None)
+    kernel = kernel or getattr(example(name), name)
     options = KERNELS[name] | constants
     numbers = options.pop("numbers").split()
     types = TYPES | ({"outputs": "*fp16"} if name == "product" else {})

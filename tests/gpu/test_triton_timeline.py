@@ -40,5 +40,9 @@ def test_timelines_are_those_of_the_interpreter(results: list[Any]) -> None:
 
 
 def test_the_error_of_the_clocks_is_below_20_us(results: list[Any]) -> None:
+    import torch
+
+    if len(results) > torch.cuda.device_count():
+        pytest.skip("ranks that share a GPU take turns of milliseconds")
     for result in results:
         assert max(result["error"]) < 20_000

@@ -311,7 +311,7 @@ def _word(number: int) -> int:
 
 
 def _pin(memory: NDArray[np.uint8]) -> None:
-    """Pin memory for the GPUs of this process."""
+    """Pin memory for the GPUs of this process, which have it at the same address (x86)."""
     cudart = torch.cuda.cudart()
     torch.cuda.check_error(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, _PINNED))
 
