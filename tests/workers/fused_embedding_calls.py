@@ -98,9 +98,10 @@ class Place:
         self.own = self.every[self.rank]
         self.dtype = dtype
         self.weights = [each.weight(dtype).to(device).requires_grad_() for each in self.own]
-        if device == "cuda" and dtype != torch.float32:
+        if dtype != torch.float32:
             # One variant to compile; float32 has those of all default tilings.
-            options.setdefault("tiling", Tiling(bags=8, columns=128, unroll=4, own_last=3))
+            own_last = -1 if dtype == torch.float16 else 3
+            options.setdefault("tiling", Tiling(bags=8, columns=128, unroll=4, own_last=own_last))
         self.operator = weft.fused.EmbeddingAllToAll(
             self.weights,
             [each.mode for each in self.own],

@@ -65,7 +65,7 @@ class Tiling(NamedTuple):
         programs: programs for each multiprocessor; bounds the registers of a thread.
         own_last: eighths of the tasks of this rank's own samples that come after all tasks for
             peers; the others are between these. 8 is best where pooling takes longer than the
-            exchange, 1 where the exchange does.
+            exchange, 1 where the exchange does. -1 puts them before all others, to compare with.
         gradient_rows, gradient_columns: of a task that returns gradients, powers of 2.
         chunk: sorted indices of a task that sums gradients, a multiple of 4.
     """
@@ -95,10 +95,10 @@ class Tiling(NamedTuple):
                 f"tiling.bags is {self.bags}: expected at most {_BAGS} for each of "
                 f"{self.num_warps} warps"
             )
-        if self.programs < 1 or self.chunk < 4 or self.chunk % 4 or not 0 <= self.own_last <= 8:
+        if self.programs < 1 or self.chunk < 4 or self.chunk % 4 or not -1 <= self.own_last <= 8:
             raise ConfigurationError(
                 f"tiling has {self.programs} programs, chunk {self.chunk}, own_last "
-                f"{self.own_last}: expected at least 1, a multiple of 4, and 0 to 8"
+                f"{self.own_last}: expected at least 1, a multiple of 4, and -1 to 8"
             )
 
     @property

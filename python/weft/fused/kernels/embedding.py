@@ -271,7 +271,8 @@ def pool(
         offsets: int32 or int64 of `[tables * batch + 1]`: first index of each bag, by table.
         sample_weights: of `[total]`, if `weighted`.
         elements: of the inbox that are in use here.
-        own_last: eighths of the own tasks that come after all others: see `_task_at`.
+        own_last: eighths of the own tasks that come after all others: see `_task_at`; -1: all of
+            them come before.
         element: dtype of the tables.
         align: number of elements of which widths and columns are multiples.
         bags, columns: of a task; `unroll`: positions of a bag that are loaded at a time.
@@ -288,7 +289,7 @@ def pool(
     if fused:
         epoch = this_round(state)
         _begin(words, context, epoch, rank, ranks, tasks)
-    held = tasks * own_last // 8
+    held = tl.where(own_last < 0, tasks, tasks * own_last // 8)
     # Programs are turned from one wave to the next, so that each gets all tables in turn: bags of
     # one may be longer than those of others.
     programs = tl.num_programs(0)
@@ -301,6 +302,9 @@ def pool(
         # The last wave may lack tasks.
         index = tl.where(wave + programs <= tasks * ranks, index, first)
         turn += shift
+        # Own tasks first: the order in which all tasks for peers come first, turned.
+        index += tl.where(own_last < 0, (ranks - 1) * tasks, 0)
+        index = tl.where(index < ranks * tasks, index, index - ranks * tasks)
         next_step, inside, is_last = _task_at(index, tasks, held, ranks)
         block = inside // pieces
         piece = table + inside % pieces * _FIELDS
