@@ -17,7 +17,7 @@ import torch
 
 import weft
 import weft.fused
-from weft.fused import GemvTiling
+from weft.fused import GemvTiling, RmsNormTiling
 from workers import device_native
 
 #: Bits of the significand, with the hidden one.
@@ -117,13 +117,46 @@ def _digest(*tensors: torch.Tensor) -> str:
     return found.hexdigest()
 
 
-def _random_product(place: Place, generator: random.Random) -> dict[str, Any]:
-    large = place.on_gpu
-    most = 1000 if large else 40
+#: On GPUs each product of these and of two classes of shapes is a kernel to compile, so they are
+#: few: dtype, float8, scales, algorithm, kind, tokens, `GemvTiling.dot`.
+GPU_PRODUCTS: tuple[tuple[Any, ...], ...] = (
+    (torch.bfloat16, False, 0, None, "both", (1, 8), True),
+    (torch.bfloat16, True, 2, "two_shot", "norm", (17, 32), True),
+    (torch.float16, True, 1, "one_shot", "plain", (9, 16), True),
+    (torch.float32, False, 0, "two_shot", "residual", (1, 1), False),
+)
+#: dtype, algorithm, tiling, rows, elements of a row.
+GPU_NORMS: tuple[tuple[Any, ...], ...] = (
+    (torch.bfloat16, None, None, (1, 16), (2056, 4096)),
+    (torch.float16, "two_shot", ("packets", 512, 4, 132), (1, 512), (8, 1024)),
+    (torch.float32, "two_shot", ("packets", 128, 4, 20), (1, 40), (136, 1000)),
+    (torch.bfloat16, None, ("flags", 4096, 16, 264), (1, 512), (8, 8192)),
+    (torch.float16, "two_shot", ("flags", 2048, 8, 50), (1, 200), (8, 4096)),
+)
+
+
+def _random_product(place: Place, generator: random.Random, index: int) -> dict[str, Any]:
+    if place.on_gpu:
+        dtype, float8, scales, algorithm, kind, tokens, dot = GPU_PRODUCTS[
+            index % len(GPU_PRODUCTS)
+        ]
+        # One tile for each program and whole steps, or neither.
+        large = index // len(GPU_PRODUCTS) % 2
+        return {
+            "tokens": generator.randint(*tokens),
+            "hidden": 8 * generator.randint(130, 256),
+            "inner": 8 * (2 * generator.randint(1, 100) + 1) if large else 192,
+            "dtype": dtype,
+            "float8": float8,
+            "scales": scales,
+            "algorithm": algorithm,
+            "kind": kind,
+            "tiling": [32, 64, 4, 3, 20 if large else None, dot],
+        }
     options: dict[str, Any] = {
         "tokens": generator.choice([0, 1, 1, 2, 7, 8, 9, 16, 17, 32]),
-        "hidden": 8 * generator.randint(1, most // 2 if large else 25),
-        "inner": 8 * generator.randint(1, most // 4),
+        "hidden": 8 * generator.randint(1, 20),
+        "inner": 8 * generator.randint(1, 10),
         "dtype": generator.choice(place.dtypes()),
         "scales": generator.choice([0, 0, 1, 2]),
         "algorithm": generator.choice([None, "one_shot", "two_shot"]),
@@ -182,7 +215,7 @@ def _check_product(place: Place, seed: int, options: dict[str, Any]) -> tuple[li
 
 def _check_norm(place: Place, seed: int, options: dict[str, Any]) -> tuple[list[str], str]:
     rows, hidden, dtype = options["rows"], options["hidden"], options["dtype"]
-    algorithm = options["algorithm"]
+    algorithm, tiling = options["algorithm"], options["tiling"]
     generator = torch.Generator().manual_seed(seed)
     shape = (rows, hidden)
     parts = [(torch.rand(shape, generator=generator) - 0.5).to(dtype) for _ in range(place.ranks)]
@@ -191,7 +224,13 @@ def _check_norm(place: Place, seed: int, options: dict[str, Any]) -> tuple[list[
     x = parts[place.rank].to(place.device)
     out = x.clone() if seed % 2 else None
     normed, summed = weft.fused.all_reduce_rms_norm(
-        x if out is None else out, residual, weight, eps=1e-5, algorithm=algorithm, out=out
+        x if out is None else out,
+        residual,
+        weight,
+        eps=1e-5,
+        algorithm=algorithm,
+        out=out,
+        tiling=None if tiling is None else RmsNormTiling(*tiling),
     )
     total = parts[0].float()
     for each in parts[1:]:
@@ -215,29 +254,43 @@ def calls(cases: int, repeats: int, seed: int, device: str = "twin") -> dict[str
         wrong: list[str] = []
         digests: list[str] = []
         for index in range(cases):
-            failed, digest = _check_product(place, index, _random_product(place, generator))
+            failed, digest = _check_product(place, index, _random_product(place, generator, index))
             wrong += failed
             digests.append(digest)
-            failed, digest = _check_norm(place, index, _random_norm(place, generator))
-            wrong += failed
-            digests.append(digest)
+            for number in (2 * index, 2 * index + 1):
+                options = _random_norm(place, generator, number)
+                failed, digest = _check_norm(place, number, options)
+                wrong += failed
+                digests.append(digest)
         found: dict[str, Any] = {"wrong": wrong, "digests": digests, "local": _local(place)}
         found["errors"] = _errors(place)
         found["alternating"] = _alternating(place, repeats)
         found["page"] = _page(device)
-        if place.on_gpu:
+        if place.on_gpu and place.ranks > 1:
             found["graph"] = _graph(place)
             found["serving"] = _serving(place)
         place.meet()
         return found
 
 
-def _random_norm(place: Place, generator: random.Random) -> dict[str, Any]:
+def _random_norm(place: Place, generator: random.Random, index: int) -> dict[str, Any]:
+    if place.on_gpu:
+        dtype, algorithm, tiling, rows, hidden = GPU_NORMS[index % len(GPU_NORMS)]
+        return {
+            "rows": generator.randint(*rows),
+            "hidden": generator.randint(hidden[0] // 8, hidden[1] // 8) * 8,
+            "dtype": dtype,
+            "algorithm": algorithm,
+            "tiling": tiling,
+        }
+    # Words of a row are up to 160.
+    tilings = [("flags", 256, 1, 2), ("flags", 256, 4, 5), ("packets", 32, 1, 3)]
     return {
-        "rows": generator.choice([0, 1, 2, 5, 33, 140, 512] if place.on_gpu else [0, 1, 2, 5]),
-        "hidden": 8 * generator.randint(1, 1024 if place.on_gpu else 20),
+        "rows": generator.choice([0, 1, 2, 5]),
+        "hidden": 8 * generator.randint(1, 20),
         "dtype": generator.choice(place.dtypes()),
         "algorithm": generator.choice([None, "one_shot", "two_shot"]),
+        "tiling": [None, *tilings][index % 4],
     }
 
 
@@ -253,17 +306,21 @@ def _alternating(place: Place, repeats: int) -> list[str]:
             options |= {"algorithm": algorithm, "kind": kind}
             inputs = Product(place, len(runs), options)
             runs.append((str(options), functools.partial(_product_call, place, inputs, options)))
+    flags = RmsNormTiling("flags", 256, 4, 3)
     norms: tuple[tuple[Any, ...], ...] = (
-        (1, 8, half, "one_shot"),
-        (20, 512, half, "two_shot"),
-        (3, 72, torch.float32, None),
+        (1, 8, half, "one_shot", None),
+        (20, 512, half, "two_shot", None),
+        (3, 72, half, "one_shot", flags),
+        (20, 512, half, "one_shot", flags),
+        (7, 40, half, "two_shot", flags),
     )
-    for rows, hidden, dtype, algorithm in norms:
+    for rows, hidden, dtype, algorithm, tiling in norms:
         x = torch.ones(rows, hidden, dtype=dtype, device=place.device) * (place.rank + 1)
+        options = {"algorithm": algorithm, "tiling": tiling}
         call = functools.partial(
-            weft.fused.all_reduce_rms_norm, x, x * 0 + rows, x[0] * 0 + 2, algorithm=algorithm
+            weft.fused.all_reduce_rms_norm, x, x * 0 + rows, x[0] * 0 + 2, **options
         )
-        runs.append((f"{rows} x {hidden} {algorithm}", call))
+        runs.append((f"{rows} x {hidden} {options}", call))
     expected = [_results(call()) for _, call in runs]
     found = []
     for _ in range(repeats):
@@ -299,6 +356,7 @@ def _errors(place: Place) -> dict[str, Any]:
     half = {"dtype": torch.float16, "device": place.device}
     x, weight = torch.zeros(2, 16, **half), torch.zeros(24, 16, **half)
     scale, wide = torch.ones(24, device=place.device), torch.zeros(1, 32776, **half)
+    short = RmsNormTiling("flags", 128, 4, 1)
     gemv, norm = weft.fused.gemv_all_reduce, weft.fused.all_reduce_rms_norm
     given: dict[str, Any] = {
         "dimensions": lambda: gemv(x[0], weight),
@@ -319,6 +377,11 @@ def _errors(place: Place) -> dict[str, Any]:
         "rows": lambda: norm(x, x[:1], x[0]),
         "norm_weight": lambda: norm(x, x, x[0, :8]),
         "wide": lambda: norm(wide, wide, wide[0]),
+        "norm_algorithm": lambda: norm(x, x, x[0], algorithm="ring"),
+        "protocol": lambda: norm(x, x, x[0], tiling=RmsNormTiling("bytes", 128, 4, 1)),
+        "flags": lambda: norm(wide[:, :512], wide[:, :512], wide[0, :512], tiling=short),
+        "power": lambda: norm(x, x, x[0], tiling=RmsNormTiling("packets", 96, 1, 1)),
+        "programs": lambda: norm(x, x, x[0], tiling=RmsNormTiling("packets", 128, 4, 0)),
     }
     if not place.on_gpu:
         brain = torch.zeros(2, 16, dtype=torch.bfloat16)
@@ -328,7 +391,7 @@ def _errors(place: Place) -> dict[str, Any]:
 
 def _graph(place: Place) -> list[str]:
     """Failed checks of replays of a captured sequence of calls of other shapes."""
-    shapes = [(1, 4096, 1024), (32, 7168, 512), (1, 1024, 8192)]
+    shapes = [(1, 4096, 1024), (32, 7168, 512)]
     inputs = [
         Product(place, 7, {"tokens": t, "hidden": n, "inner": k, "dtype": torch.bfloat16})
         for t, n, k in shapes
@@ -368,18 +431,14 @@ def _graph(place: Place) -> list[str]:
 def _serving(place: Place) -> list[str]:
     """Failed checks of shapes of serving, large weights of both formats."""
     wrong: list[str] = []
-    for tokens in (1, 20):
-        for hidden, inner in ((8192, 4096), (5120, 1032)):
-            for float8 in (False, True):
-                options: dict[str, Any] = {
-                    "tokens": tokens,
-                    "hidden": hidden,
-                    "inner": inner,
-                    "kind": "both",
-                }
-                options |= {"dtype": torch.bfloat16, "float8": float8, "algorithm": None}
-                options |= {"scales": 2 if float8 else 0}
-                wrong += _check_product(place, tokens, options)[0]
+    for tokens, hidden, inner, float8 in ((1, 8192, 4096, False), (20, 5120, 1032, True)):
+        options: dict[str, Any] = {"tokens": tokens, "hidden": hidden, "inner": inner}
+        options |= {"dtype": torch.bfloat16, "float8": float8, "scales": 2 if float8 else 0}
+        options |= {"algorithm": None, "kind": "both"}
+        wrong += _check_product(place, tokens, options)[0]
+    for rows in (1, 16, 128):
+        options = {"rows": rows, "hidden": 8192, "dtype": torch.bfloat16}
+        wrong += _check_norm(place, rows, options | {"algorithm": None, "tiling": None})[0]
     return wrong
 
 
@@ -392,8 +451,9 @@ def missing(operator: str, device: str = "twin") -> dict[str, Any]:
         x, weight = torch.ones(3, 64, **half), torch.ones(64, 64, **half)
 
         def call() -> tuple[torch.Tensor, torch.Tensor]:
-            if operator == "all_reduce_rms_norm":
-                return weft.fused.all_reduce_rms_norm(x, x, weight[0])
+            if operator != "gemv_all_reduce":
+                tiling = RmsNormTiling(operator, 128, 4, 3)
+                return weft.fused.all_reduce_rms_norm(x, x, weight[0], tiling=tiling)
             found = weft.fused.gemv_all_reduce(x, weight, residual=x, norm_weight=weight[0])
             assert isinstance(found, tuple)
             return found

@@ -29,7 +29,7 @@ from weft.fused.gemm_receive import all_gather_gemm, all_to_all_gemm
 from weft.fused.gemm_send import gemm_all_reduce, gemm_all_to_all, gemm_reduce_scatter
 from weft.fused.gemv import GemvTiling, gemv, gemv_all_reduce
 from weft.fused.groups import communicator_of
-from weft.fused.rms_norm import all_reduce_rms_norm
+from weft.fused.rms_norm import RmsNormTiling, all_reduce_rms_norm
 from weft.fused.spaces import set_timeout
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "EmbeddingBags",
     "GemvTiling",
     "Report",
+    "RmsNormTiling",
     "Tiling",
     "all_gather_gemm",
     "all_reduce_rms_norm",

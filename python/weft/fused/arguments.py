@@ -11,6 +11,7 @@ from weft.cuda import symmetric
 from weft.errors import ConfigurationError, ShapeError
 from weft.fused import spaces
 from weft.fused.kernels.packets import MAX_PROGRAMS
+from weft.fused.kernels.rms_norm import MAX_ROWS
 
 if TYPE_CHECKING:
     from weft.communicator import Communicator
@@ -20,11 +21,13 @@ __all__ = [
     "DTYPES",
     "check_input",
     "check_tensor",
+    "flag_space",
     "group_of",
     "half_by_16",
     "is_two_shot",
     "launch",
     "packet_space",
+    "world_size",
 ]
 
 #: Of inputs and outputs.
@@ -111,7 +114,7 @@ def is_two_shot(
         )
     if algorithm is not None:
         return algorithm == "two_shot"
-    ranks = _world_size(communicator)
+    ranks = world_size(communicator)
     # One shot sends ranks - 1 parts, two shots 2 (ranks - 1) / ranks.
     saved = packets * _PACKET * (ranks - 1) * (ranks - 2) // ranks
     return saved > _EXCHANGE_BYTES
@@ -133,7 +136,7 @@ def packet_space(
         packets: of one rank's part.
         squares: packets in memory of this device, behind the words of programs.
     """
-    ranks = _world_size(communicator)
+    ranks = world_size(communicator)
     half = -(-(ranks + 1) * packets // _UNIT) * _UNIT
     found = spaces.space(
         operator,
@@ -147,7 +150,36 @@ def packet_space(
     return found
 
 
-def _world_size(communicator: Communicator | None) -> int:
+def flag_space(
+    operator: str, device: torch.device, communicator: Communicator | None, rows: int, words: int
+) -> Space:
+    """The space of an operator whose ranks send rows and flags, entered for a call.
+
+    Its inboxes have plain data, so they are not those of packets.
+
+    Args:
+        operator: name.
+        device: of the call's tensors.
+        communicator: that of the ranks; by default the only one that is open.
+        rows: number of rows.
+        words: 32-bit words of a row.
+    """
+    ranks = world_size(communicator)
+    half = -(-(ranks + 1) * rows * words // _UNIT) * _UNIT
+    found = spaces.space(
+        operator,
+        device,
+        communicator,
+        words=(ranks + 1) * MAX_ROWS,
+        data=2 * half * 4,
+        state=MAX_PROGRAMS,
+    )
+    found.enter()
+    return found
+
+
+def world_size(communicator: Communicator | None) -> int:
+    """Number of ranks of a communicator, by default the only one that is open."""
     group = symmetric.only_open() if communicator is None else communicator
     return int(group.world_size)
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 import triton.language as tl
-from triton import next_power_of_2
+from triton import cdiv, next_power_of_2
 
-from weft.errors import ShapeError
+from weft.errors import ConfigurationError, ShapeError
 from weft.fused import arguments
-from weft.fused.kernels.rms_norm import norm_kernel
+from weft.fused.kernels.packets import MAX_PROGRAMS
+from weft.fused.kernels.rms_norm import MAX_ROWS, flags_kernel, packets_kernel
 from weft.fused.spaces import programs_of
 
 if TYPE_CHECKING:
     from weft.communicator import Communicator
 
-__all__ = ["all_reduce_rms_norm"]
+__all__ = ["RmsNormTiling", "all_reduce_rms_norm", "default_norm_tiling"]
 
 _OPERATOR: Final = "all_reduce_rms_norm"
 _KERNEL_DTYPES: Final = {
@@ -26,8 +27,68 @@ _KERNEL_DTYPES: Final = {
 }
 #: Words of a row at most: a program has them in registers.
 _MAX_WORDS: Final = 16384
-#: Rows of a call at most.
-_MAX_ROWS: Final = 1024
+#: Fewest words of a part of a row.
+_LEAST_BLOCK: Final = 512
+#: Bytes that a rank sends in the time of an exchange of packets: 2 us at 360 GB/s.
+_EXCHANGE_BYTES: Final = 720_000
+#: The same for the time by which an exchange with flags is longer: a release and an acquire.
+_FLAG_BYTES: Final = 360_000
+_ALGORITHMS: Final = ("one_shot", "two_shot")
+_PROTOCOLS: Final = ("packets", "flags")
+
+
+class RmsNormTiling(NamedTuple):
+    """Constants of the kernels.
+
+    Attributes:
+        protocol: "packets" (of a word and the epoch; twice the bytes) or "flags" (plain stores, and
+            a flag for the rows of a program).
+        block: 32-bit words of a row in a program, a power of 2: with "flags" at least those of a
+            row, with "packets" fewer divide a row among several programs.
+        num_warps: of a program, a power of 2; at most `block / 32`.
+        programs: of the grid. With a divided row all are resident together.
+    """
+
+    protocol: str
+    block: int
+    num_warps: int
+    programs: int
+
+
+def default_norm_tiling(
+    rows: int, words: int, ranks: int, programs: int, algorithm: str | None = None
+) -> tuple[RmsNormTiling, str]:
+    """The tiling and algorithm of a shape: those of the least time by a model, not measured.
+
+    Args:
+        rows: number of rows.
+        words: 32-bit words of a row.
+        ranks: number of ranks.
+        programs: number of multiprocessors.
+        algorithm: "one_shot" or "two_shot"; None: either.
+    """
+    size = rows * words * 4
+    one, two = size * (ranks - 1), 2 * size * (ranks - 1) // ranks
+    times = {
+        ("packets", "one_shot"): 2 * one,
+        ("flags", "one_shot"): one + _FLAG_BYTES,
+        ("packets", "two_shot"): 2 * two + _EXCHANGE_BYTES,
+        ("flags", "two_shot"): two + _EXCHANGE_BYTES + 2 * _FLAG_BYTES,
+    }
+    wanted = [each for each in times if algorithm in (None, each[1])]
+    protocol, chosen = min(wanted, key=lambda each: times[each])
+    block = max(128, next_power_of_2(words))
+    if protocol == "packets":
+        # The smallest parts of which each program has one.
+        least = min(block, _LEAST_BLOCK)
+        while least < block and rows * cdiv(words, least) > programs:
+            least *= 2
+        block = least
+        count = min(programs, rows * cdiv(words, block))
+    else:
+        together = 2 if _registers(block, 16, ranks) else 1
+        count = min(rows, together * programs)
+    return RmsNormTiling(protocol, block, max(4, min(16, block // 256)), max(1, count)), chosen
 
 
 def all_reduce_rms_norm(
@@ -39,6 +100,7 @@ def all_reduce_rms_norm(
     out: torch.Tensor | None = None,
     communicator: Communicator | None = None,
     algorithm: str | None = None,
+    tiling: RmsNormTiling | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum of x over the ranks, plus a residual; the RMS norm of that, and it itself.
 
@@ -56,7 +118,8 @@ def all_reduce_rms_norm(
         out: [rows, hidden], dtype of x: the normed rows. It may be x.
         communicator: that of the ranks; by default the only one that is open.
         algorithm: "one_shot" (rows to all ranks), "two_shot" (to an owner, which sends the sum to
-            all), or None: the faster one by size.
+            all), or None: the faster one by size and ranks.
+        tiling: constants of the kernel, equal on all ranks.
 
     Returns:
         Normed rows, and the rows before; both [rows, hidden], dtype of x.
@@ -71,35 +134,113 @@ def all_reduce_rms_norm(
     if words > _MAX_WORDS:
         most = _MAX_WORDS * 4 // x.itemsize
         raise ShapeError(f"{_OPERATOR}: hidden {hidden}: expected at most {most} of {x.dtype}")
-    if rows > _MAX_ROWS:
-        raise ShapeError(f"{_OPERATOR}: {rows} rows: expected at most {_MAX_ROWS}")
+    if rows > MAX_ROWS:
+        raise ShapeError(f"{_OPERATOR}: {rows} rows: expected at most {MAX_ROWS}")
     arguments.check_tensor(_OPERATOR, "residual", residual, (rows, hidden), x)
     arguments.check_tensor(_OPERATOR, "norm_weight", norm_weight, (hidden,), x)
     output = torch.empty_like(x) if out is None else out
     arguments.check_tensor(_OPERATOR, "out", output, (rows, hidden), x)
     summed = torch.empty_like(x)
-    two_shot = arguments.is_two_shot(_OPERATOR, algorithm, rows * words, communicator)
-    if not rows:
-        return output, summed
-    space = arguments.packet_space(_OPERATOR, x.device, communicator, rows * words)
-    # 8 words for each thread, of 4 to 16 warps.
-    num_warps = max(4, min(16, next_power_of_2(words) // 256))
-    block = max(next_power_of_2(words), 32 * num_warps)
-    arguments.launch(
-        norm_kernel,
-        min(rows, programs_of(x.device)),
-        x.device,
-        *(_words(tensor) for tensor in (x, residual, norm_weight, output, summed)),
-        *(space.data.view(torch.int64), space.state, space.context),
-        *(rows, words // 4, arguments.half_by_16(space), eps),
-        dtype=_KERNEL_DTYPES[x.dtype],
-        two_shot=two_shot,
-        ranks=space.ranks,
-        group=arguments.group_of(block, num_warps, space.ranks),
-        block=block,
-        num_warps=num_warps,
-    )
+    _check_option("algorithm", algorithm, (*_ALGORITHMS, None))
+    ranks, multiprocessors = arguments.world_size(communicator), programs_of(x.device)
+    default, chosen = default_norm_tiling(rows, words, ranks, multiprocessors, algorithm)
+    if tiling is None:
+        tiling = default
+    else:
+        _check_tiling(tiling, words)
+        chosen = algorithm or "one_shot"
+    if rows:
+        tensors = tuple(_words(each) for each in (x, residual, norm_weight, output, summed))
+        _launch(tensors, rows, words, eps, communicator, _KERNEL_DTYPES[x.dtype], tiling, chosen)
     return output, summed
+
+
+def _registers(block: int, num_warps: int, ranks: int) -> int | None:
+    """Limit of registers of a thread with which two programs are resident together, if enough."""
+    return 64 if block <= 256 * num_warps and ranks <= 4 else None
+
+
+def _launch(
+    tensors: tuple[torch.Tensor, ...],
+    rows: int,
+    words: int,
+    eps: float,
+    communicator: Communicator | None,
+    dtype: tl.dtype,
+    tiling: RmsNormTiling,
+    algorithm: str,
+) -> None:
+    device, block, threads = tensors[0].device, tiling.block, 32 * tiling.num_warps
+    programs = tiling.programs
+    constants: dict[str, object] = {
+        "dtype": dtype,
+        "two_shot": algorithm == "two_shot",
+        "block": block,
+        "num_warps": tiling.num_warps,
+    }
+    if tiling.protocol == "flags":
+        space = arguments.flag_space(f"{_OPERATOR} flags", device, communicator, rows, words)
+        inboxes = space.data.view(tensors[0].dtype)
+        unit = cdiv(rows, programs)
+        arguments.launch(
+            flags_kernel,
+            min(programs, cdiv(rows, unit)),
+            device,
+            *(*tensors, inboxes, space.words, space.state, space.context, rows, unit),
+            *(words // 4, inboxes.numel() // 32, eps),
+            ranks=space.ranks,
+            maxnreg=_registers(block, tiling.num_warps, space.ranks),
+            **constants,
+        )
+        return
+    parts = cdiv(words, block)
+    divided = parts > 1
+    if divided and device.type == "cpu":
+        # Each program waits for the squares of others, and here they run one after another.
+        programs = 1
+    programs = min(programs, rows * parts)
+    space = arguments.packet_space(
+        _OPERATOR, device, communicator, rows * words, max(MAX_PROGRAMS, rows * parts)
+    )
+    squares = space.state[MAX_PROGRAMS:].view(torch.int64)
+    arguments.launch(
+        packets_kernel,
+        programs,
+        device,
+        *(*tensors, space.data.view(torch.int64), squares, space.state, space.context),
+        *(rows, words // 4, arguments.half_by_16(space), eps),
+        ranks=space.ranks,
+        group=arguments.group_of(block, tiling.num_warps, space.ranks),
+        divided=divided,
+        single=programs == rows * parts,
+        chunk=max(threads, next_power_of_2(parts)),
+        **constants,
+    )
+
+
+def _check_option(name: str, value: str | None, options: tuple[str | None, ...]) -> None:
+    if value not in options:
+        names = " or ".join("None" if each is None else repr(each) for each in options)
+        raise ConfigurationError(f"{_OPERATOR}: {name} {value!r}: expected {names}")
+
+
+def _check_tiling(tiling: RmsNormTiling, words: int) -> None:
+    _check_option("tiling.protocol", tiling.protocol, _PROTOCOLS)
+    for name in ("block", "num_warps"):
+        value = getattr(tiling, name)
+        if value < 1 or value & (value - 1):
+            raise ConfigurationError(f"{_OPERATOR}: tiling.{name} {value}: expected a power of 2")
+    least = 32 * tiling.num_warps
+    if tiling.protocol == "flags":
+        least = max(least, next_power_of_2(words))
+    if tiling.block < least:
+        raise ConfigurationError(
+            f"{_OPERATOR}: tiling.block {tiling.block}: expected at least {least}"
+        )
+    if not 1 <= tiling.programs <= MAX_PROGRAMS:
+        raise ConfigurationError(
+            f"{_OPERATOR}: tiling.programs {tiling.programs}: expected 1 to {MAX_PROGRAMS}"
+        )
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

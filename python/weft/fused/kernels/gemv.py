@@ -28,7 +28,7 @@ LOCAL, ONE_SHOT, TWO_SHOT = 0, 1, 2
 _LOCAL, _ONE_SHOT, _TWO_SHOT = (tl.constexpr(each) for each in (LOCAL, ONE_SHOT, TWO_SHOT))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "hidden_by_8", "half_by_16"])
 def gemv_kernel(
     x,
     weight,

@@ -30,9 +30,10 @@ __all__ = [
     "keep_round",
     "last_round",
     "pack",
+    "parts_of",
     "receive",
-    "receive_halves",
     "receive_sum",
+    "receive_words",
     "send",
     "words_of",
 ]
@@ -78,11 +79,15 @@ def distances_of(context, ranks: tl.constexpr):
 
 
 @triton.jit
-def send(inboxes, distances, offsets, packets, mask, ranks: tl.constexpr):
-    """Stores packets at the same offsets of the inboxes of all ranks."""
+def send(inboxes, distances, offsets, packets, mask, ranks: tl.constexpr, but=None):
+    """Stores packets at the same offsets of the inboxes of all ranks, but that of rank `but`."""
     for step in tl.static_range(ranks):
         peer = (inboxes.to(tl.pointer_type(tl.int8)) + distances[step]).to(inboxes.dtype)
-        tl.store(peer + offsets, packets, mask=mask)
+        if but is None:
+            tl.store(peer + offsets, packets, mask=mask)
+        else:
+            wanted = mask & ((tl.program_id(0) + step) % ranks != but)
+            tl.store(peer + offsets, packets, mask=wanted)
 
 
 @triton.jit
@@ -168,10 +173,12 @@ def receive_sum(
 
 
 @triton.jit
-def receive_halves(
+def receive_words(
     context,
     inbox,
     stride,
+    own,
+    rank,
     mask,
     epoch,
     slot,
@@ -179,18 +186,23 @@ def receive_halves(
     ranks: tl.constexpr,
     group: tl.constexpr,
 ):
-    """`receive_sum` of payloads with two values of 16 bits: sums of the low and of the high ones.
+    """Sum of payloads in rank order, and true once all have arrived; this rank sends none.
 
     Args:
         context: of the inbox.
         inbox: block of pointers to the packets of rank 0.
         stride: packets from those of a rank to those of the next.
+        own: block of words: the payloads of this rank.
+        rank: this rank.
         mask: block of int1.
         epoch: of the round.
         slot: number for the error.
-        dtype: float16 or bfloat16.
+        dtype: of the elements, see `parts_of`.
         ranks: number of ranks.
         group: ranks whose packets are loaded together.
+
+    Returns:
+        Sums of the low and of the high elements, float32, and int1.
     """
     low = tl.zeros(inbox.shape, tl.float32)
     high = tl.zeros(inbox.shape, tl.float32)
@@ -198,20 +210,31 @@ def receive_halves(
     for first in tl.static_range(0, ranks, group):
         began = tl.cast(0, tl.int64)
         polls = 0
-        lows, highs, missing = _sum_halves(
-            low, high, inbox, stride, mask, epoch, dtype, first, ranks, group
+        lows, highs, missing = _sum_words(
+            low, high, inbox, stride, own, rank, mask, epoch, dtype, first, ranks, group
         )
         while (began >= 0) & (missing != 0):
             polls += 1
             if polls == POLLS:
                 began = _expired(context, inbox, stride, mask, epoch, missing - 1, slot, began)
                 polls = 0
-            lows, highs, missing = _sum_halves(
-                low, high, inbox, stride, mask, epoch, dtype, first, ranks, group
+            lows, highs, missing = _sum_words(
+                low, high, inbox, stride, own, rank, mask, epoch, dtype, first, ranks, group
             )
         low, high = lows, highs
         fine &= missing == 0
     return low, high, fine
+
+
+@triton.jit
+def parts_of(words, dtype: tl.constexpr):
+    """Low and high elements of words, as float32; of float32, both are the element."""
+    if dtype == tl.float32:
+        low = words.to(tl.float32, bitcast=True)
+        high = low
+    else:
+        low, high = halves_of(words, dtype)
+    return low, high
 
 
 @triton.jit
@@ -224,10 +247,14 @@ def halves_of(words, dtype: tl.constexpr):
 
 @triton.jit
 def words_of(low, high, dtype: tl.constexpr):
-    """int32 words of values, rounded to 16 bits."""
-    below = low.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    above = high.to(dtype).to(tl.int16, bitcast=True).to(tl.int32)
-    return below | (above << 16)
+    """Words of values, rounded to the dtype; `high` is not used if that is float32."""
+    if dtype == tl.float32:
+        words = low
+    else:
+        below = low.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        above = high.to(dtype).to(tl.int16, bitcast=True).to(tl.int32)
+        words = below | (above << 16)
+    return words
 
 
 @triton.jit
@@ -254,11 +281,13 @@ def _sum(
 
 
 @triton.jit
-def _sum_halves(
+def _sum_words(
     low,
     high,
     inbox,
     stride,
+    own,
+    rank,
     mask,
     epoch,
     dtype: tl.constexpr,
@@ -269,11 +298,19 @@ def _sum_halves(
     late = tl.zeros(inbox.shape, tl.int32)
     for index in tl.static_range(group):
         if first + index < ranks:
-            packets = tl.load(inbox + (first + index) * stride, mask=mask, other=0, volatile=True)
-            lows, highs = halves_of(packets.to(tl.int32), dtype)
+            is_own = rank == first + index
+            packets = tl.load(
+                inbox + (first + index) * stride,
+                mask=mask & (rank != first + index),
+                other=0,
+                volatile=True,
+            )
+            words = tl.where(is_own, own.to(tl.int32, bitcast=True), packets.to(tl.int32))
+            lows, highs = parts_of(words, dtype)
             low = lows if first + index == 0 else low + lows
             high = highs if first + index == 0 else high + highs
-            late = tl.where(_epochs(packets) != epoch, first + index + 1, late)
+            is_late = (_epochs(packets) != epoch) & (rank != first + index)
+            late = tl.where(is_late, first + index + 1, late)
     return low, high, _most(tl.where(mask, late, 0))
 
 

@@ -1,38 +1,47 @@
-"""Kernel: sum of rows over the ranks, residual and RMS norm; a row is in registers of a program.
+"""Kernels: sum of rows over the ranks, residual and RMS norm.
 
-Elements of 16 bits are sent by two: a packet's payload is a word of the row, so partial sums arrive
-as they are. A program sends all its rows before it receives one.
+Rows are of words: one float32, or two elements of 16 bits. `packets_kernel`, for few rows, sends
+words in packets; the tiles of its programs are rows or parts of rows. `flags_kernel`, for more,
+sends rows by plain stores, and one flag for the rows of a program: half of the bytes, but a release
+and an acquire. In both, a program sends all that it has before it waits, and it waits for peers'
+programs of the same number alone.
 """
 
 import triton
 import triton.language as tl
 
 import weft.triton as wt
+from weft.fused.kernels.flags import await_flags, raise_flags
 from weft.fused.kernels.packets import (
     distances_of,
+    float_of,
     half_of,
-    halves_of,
     keep_round,
     last_round,
     pack,
+    parts_of,
     receive,
-    receive_halves,
-    receive_sum,
+    receive_words,
     send,
     words_of,
 )
 
-__all__ = ["norm_kernel"]
+__all__ = ["MAX_ROWS", "flags_kernel", "packets_kernel"]
+
+#: Rows of a call at most; flags are at fixed places, whatever the shape.
+MAX_ROWS = 1024
+_MAX_ROWS = tl.constexpr(MAX_ROWS)
 
 
-@triton.jit
-def norm_kernel(
+@triton.jit(do_not_specialize=["rows", "width_by_4", "half_by_16"])
+def packets_kernel(
     x,
     residual,
     norm_weight,
     output,
     summed,
     inboxes,
+    squares,
     state,
     context,
     rows,
@@ -44,16 +53,20 @@ def norm_kernel(
     ranks: tl.constexpr,
     group: tl.constexpr,
     block: tl.constexpr,
+    divided: tl.constexpr,
+    single: tl.constexpr,
+    chunk: tl.constexpr,
 ):
-    """One call; a grid of one dimension.
+    """One call; a grid of one dimension, resident as a whole if `divided`.
 
     Args:
         x: [rows, 4 * width_by_4] words: int32 with two elements of 16 bits, or float32.
         residual: words as of `x`.
         norm_weight: words of a row.
-        output: words of the normed rows.
+        output: words of the normed rows; it may be `x`.
         summed: words of the rows before the norm.
         inboxes: int64, symmetric, two halves of `16 * half_by_16` packets.
+        squares: int64 on this GPU, a packet for each tile.
         state: of `last_round`.
         context: of `inboxes`.
         rows: number of rows.
@@ -61,129 +74,268 @@ def norm_kernel(
         half_by_16: packets of half of an inbox, by 16.
         eps: added to the mean of squares.
         dtype: of the elements.
-        two_shot: row r is summed by rank r modulo `ranks`, which sends it to all.
+        two_shot: tile t is summed by rank t modulo `ranks`, which sends it to all.
         ranks: number of ranks.
-        group: of `receive_sum`.
-        block: at least the words of a row and the threads of a program.
+        group: of `receive_words`.
+        block: words of a tile; at least the threads of a program.
+        divided: a row has several tiles; else `block` is at least the words of a row.
+        single: there is one tile for each program.
+        chunk: at least the tiles of a row, and the threads of a program.
     """
     width = width_by_4 * 4
     size = rows * width
     program, programs = tl.program_id(0), tl.num_programs(0)
-    place = tl.arange(0, block)
-    present = place < width
+    parts = tl.cdiv(width, block) if divided else 1
+    tiles = rows * parts
     rank, last = wt.rank(context), last_round(state)
     distances = distances_of(context, ranks)
-    # The first row is loaded along with these.
-    words = tl.load(x + program * width + place, mask=present & (program < rows), other=0)
+    # The first tile is loaded along with these.
+    places, _, present = _tile(program, tiles, parts, width, block)
+    words = tl.load(x + places, mask=present, other=0)
     epoch = wt.next_epoch(last)
     inbox = half_of(epoch, half_by_16)
     sums = inbox + ranks * size
-    for row in range(program, rows, programs):
-        offsets = inbox + rank * size + row * width + place
+    for tile in range(program, tiles, programs):
+        places, _, present = _tile(tile, tiles, parts, width, block)
+        offsets = inbox + rank * size + places
         if two_shot:
-            wt.put(context, inboxes + offsets, pack(words, epoch), row % ranks, present)
+            owned = present & (tile % ranks != rank)
+            wt.put(context, inboxes + offsets, pack(words, epoch), tile % ranks, owned)
         else:
-            send(inboxes, distances, offsets, pack(words, epoch), present, ranks)
-        following = row + programs
-        words = tl.load(x + following * width + place, mask=present & (following < rows), other=0)
+            send(inboxes, distances, offsets, pack(words, epoch), present, ranks, rank)
+        if not single:
+            places, _, present = _tile(tile + programs, tiles, parts, width, block)
+            words = tl.load(x + places, mask=present, other=0)
     keep_round(state, epoch)
     if two_shot:
-        for row in range(program, rows, programs):
-            if row % ranks == rank:
-                places = row * width + place
-                low, high = _sum(
-                    *(context, inboxes + inbox + places, size, present, epoch, row),
+        for tile in range(program, tiles, programs):
+            if tile % ranks == rank:
+                places, _, present = _tile(tile, tiles, parts, width, block)
+                own = tl.load(x + places, mask=present, other=0)
+                low, high, fine = receive_words(
+                    *(context, inboxes + inbox + places, size, own, rank, present, epoch, tile),
                     *(dtype, ranks, group),
                 )
-                words = low if dtype == tl.float32 else words_of(low, high, dtype)
-                send(inboxes, distances, sums + places, pack(words, epoch), present, ranks)
+                low = tl.where(fine, low, float("nan"))
+                high = tl.where(fine, high, float("nan"))
+                packets = pack(words_of(low, high, dtype), epoch)
+                send(inboxes, distances, sums + places, packets, present, ranks)
         tl.debug_barrier()
-    for row in range(program, rows, programs):
-        places = row * width + place
+    for tile in range(program, tiles, programs):
+        places, columns, present = _tile(tile, tiles, parts, width, block)
         # Loaded while packets are on their way.
         added = tl.load(residual + places, mask=present, other=0)
-        factors = tl.load(norm_weight + place, mask=present, other=0)
+        factors = tl.load(norm_weight + columns, mask=present, other=0)
         if two_shot:
             packets, fine = receive(
-                context, inboxes + sums + places, present, epoch, row % ranks, row
+                context, inboxes + sums + places, present, epoch, tile % ranks, tile
             )
-            low, high = _parts(packets.to(tl.int32), dtype)
-            low = tl.where(fine, low, float("nan"))
-            high = tl.where(fine, high, float("nan"))
+            low, high = parts_of(packets.to(tl.int32), dtype)
         else:
-            low, high = _sum(
-                *(context, inboxes + inbox + places, size, present, epoch, row),
+            if not single:
+                words = tl.load(x + places, mask=present, other=0)
+            low, high, fine = receive_words(
+                *(context, inboxes + inbox + places, size, words, rank, present, epoch, tile),
                 *(dtype, ranks, group),
             )
-        _finish(
-            *(low, high, places, present, added, factors, output, summed),
-            *(width, eps, dtype),
-        )
+        low, high = _add(low, high, added, fine, dtype)
+        square = _squares(low, high, present, dtype)
+        if divided:
+            tl.store(squares + tile, pack(square, epoch))
+        tl.store(summed + places, words_of(low, high, dtype), mask=present)
+        if divided and single:
+            square = _row_squares(context, squares, tile, parts, epoch, rank, chunk)
+        if single or not divided:
+            words = _normed(low, high, factors, square, width, eps, dtype)
+            tl.store(output + places, words, mask=present)
+    if divided and not single:
+        # Rows before the norm are stored before they are loaded.
+        tl.debug_barrier()
+        for tile in range(program, tiles, programs):
+            places, columns, present = _tile(tile, tiles, parts, width, block)
+            factors = tl.load(norm_weight + columns, mask=present, other=0)
+            low, high = parts_of(tl.load(summed + places, mask=present, other=0), dtype)
+            square = _row_squares(context, squares, tile, parts, epoch, rank, chunk)
+            words = _normed(low, high, factors, square, width, eps, dtype)
+            tl.store(output + places, words, mask=present)
 
 
-@triton.jit
-def _sum(
+@triton.jit(do_not_specialize=["rows", "unit", "width_by_4", "half_by_16"])
+def flags_kernel(
+    x,
+    residual,
+    norm_weight,
+    output,
+    summed,
+    inboxes,
+    flags,
+    state,
     context,
-    inbox,
-    size,
-    present,
-    epoch,
-    row,
+    rows,
+    unit,
+    width_by_4,
+    half_by_16,
+    eps,
     dtype: tl.constexpr,
+    two_shot: tl.constexpr,
     ranks: tl.constexpr,
-    group: tl.constexpr,
+    block: tl.constexpr,
 ):
-    """Sums of the low and the high elements of a row; of float32, both are the sum of the words."""
-    if dtype == tl.float32:
-        low, fine = receive_sum(context, inbox, size, present, epoch, row, ranks, group)
-        high = low
-    else:
-        low, high, fine = receive_halves(
-            context, inbox, size, present, epoch, row, dtype, ranks, group
-        )
-    return tl.where(fine, low, float("nan")), tl.where(fine, high, float("nan"))
+    """One call; a grid of one dimension.
+
+    Args:
+        x: [rows, 4 * width_by_4] words: int32 with two elements of 16 bits, or float32.
+        residual: words as of `x`.
+        norm_weight: words of a row.
+        output: words of the normed rows; it may be `x`.
+        summed: words of the rows before the norm.
+        inboxes: words as of `x`, symmetric, two halves of `16 * half_by_16`.
+        flags: int32 in the tensor of `context`, [ranks + 1, MAX_ROWS]: of the parts of each rank,
+            and of sums.
+        state: of `last_round`.
+        context: of `inboxes` and `flags`.
+        rows: number of rows.
+        unit: rows that have a flag together.
+        width_by_4: words of a row, by 4.
+        half_by_16: words of half of an inbox, by 16.
+        eps: added to the mean of squares.
+        dtype: of the elements.
+        two_shot: unit u is summed by rank u modulo `ranks`, which sends it to all.
+        ranks: number of ranks.
+        block: at least the words of a row and the threads of a program.
+    """
+    width = width_by_4 * 4
+    size = rows * width
+    units = tl.cdiv(rows, unit)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    place = tl.arange(0, block)
+    present = place < width
+    # The first row is loaded along with the others of these.
+    words = tl.load(x + program * unit * width + place, mask=present & (program < units), other=0)
+    rank, last = wt.rank(context), last_round(state)
+    distances = distances_of(context, ranks)
+    epoch = wt.next_epoch(last)
+    inbox = half_of(epoch, half_by_16)
+    sums = inbox + ranks * size
+    sum_flags = flags + ranks * _MAX_ROWS
+    for index in range(program, units, programs):
+        owner = index % ranks
+        end = tl.minimum(index * unit + unit, rows)
+        for row in range(index * unit, end):
+            offsets = inbox + rank * size + row * width + place
+            if two_shot:
+                wt.put(context, inboxes + offsets, words, owner, present & (owner != rank))
+            else:
+                send(inboxes, distances, offsets, words, present, ranks, rank)
+            following = tl.where(row + 1 < end, row + 1, (index + programs) * unit)
+            words = tl.load(
+                x + following * width + place, mask=present & (following < rows), other=0
+            )
+        own_flag = flags + rank * _MAX_ROWS + index
+        if two_shot:
+            raise_flags(context, own_flag, owner, owner + 1, epoch, rank)
+        else:
+            raise_flags(context, own_flag, 0, ranks, epoch, rank)
+    keep_round(state, epoch)
+    if two_shot:
+        for index in range(program, units, programs):
+            if index % ranks == rank:
+                fine = await_flags(context, flags + index, _MAX_ROWS, 0, ranks, epoch, rank, index)
+                for row in range(index * unit, tl.minimum(index * unit + unit, rows)):
+                    places = row * width + place
+                    own = tl.load(x + places, mask=present, other=0)
+                    low, high = _sum(
+                        inboxes + inbox + places, size, own, rank, present, dtype, ranks
+                    )
+                    low = tl.where(fine, low, float("nan"))
+                    high = tl.where(fine, high, float("nan"))
+                    words = words_of(low, high, dtype)
+                    send(inboxes, distances, sums + places, words, present, ranks)
+                raise_flags(context, sum_flags + index, 0, ranks, epoch, rank)
+        tl.debug_barrier()
+    factors = tl.load(norm_weight + place, mask=present, other=0)
+    for index in range(program, units, programs):
+        owner = index % ranks
+        end = tl.minimum(index * unit + unit, rows)
+        # Loaded while rows are on their way.
+        places = index * unit * width + place
+        added = tl.load(residual + places, mask=present, other=0)
+        own = tl.load(x + places, mask=present & (not two_shot), other=0)
+        if two_shot:
+            fine = await_flags(context, sum_flags + index, 0, owner, owner + 1, epoch, rank, index)
+        else:
+            fine = await_flags(context, flags + index, _MAX_ROWS, 0, ranks, epoch, rank, index)
+        for row in range(index * unit, end):
+            places = row * width + place
+            if two_shot:
+                words = tl.load(inboxes + sums + places, mask=present, other=0)
+                low, high = parts_of(words, dtype)
+            else:
+                low, high = _sum(inboxes + inbox + places, size, own, rank, present, dtype, ranks)
+            low, high = _add(low, high, added, fine, dtype)
+            tl.store(summed + places, words_of(low, high, dtype), mask=present)
+            following = present & (row + 1 < end)
+            added = tl.load(residual + places + width, mask=following, other=0)
+            own = tl.load(x + places + width, mask=following & (not two_shot), other=0)
+            square = _squares(low, high, present, dtype)
+            words = _normed(low, high, factors, square, width, eps, dtype)
+            tl.store(output + places, words, mask=present)
 
 
 @triton.jit
-def _parts(words, dtype: tl.constexpr):
-    """Elements of words, as float32."""
-    if dtype == tl.float32:
-        low = words.to(tl.float32, bitcast=True)
-        high = low
-    else:
-        low, high = halves_of(words, dtype)
+def _tile(tile, tiles, parts, width, block: tl.constexpr):
+    """Indices of a tile in words of all rows, and of a row, and which of them exist."""
+    columns = tile % parts * block + tl.arange(0, block)
+    return tile // parts * width + columns, columns, (columns < width) & (tile < tiles)
+
+
+@triton.jit
+def _sum(inbox, size, own, rank, present, dtype: tl.constexpr, ranks: tl.constexpr):
+    """Sums of the low and the high elements of a row, in rank order."""
+    low = tl.zeros(inbox.shape, tl.float32)
+    high = tl.zeros(inbox.shape, tl.float32)
+    for source in tl.static_range(ranks):
+        words = tl.load(inbox + source * size, mask=present & (rank != source), other=0)
+        lows, highs = parts_of(tl.where(rank == source, own, words), dtype)
+        # The first as it is: -0 remains -0.
+        low = lows if source == 0 else low + lows
+        high = highs if source == 0 else high + highs
     return low, high
 
 
 @triton.jit
-def _finish(
-    low,
-    high,
-    places,
-    present,
-    added,
-    factors,
-    output,
-    summed,
-    width,
-    eps,
-    dtype: tl.constexpr,
-):
-    """Residual and norm of a row, each step rounded to the dtype."""
-    if dtype == tl.float32:
-        rows = low + added
-        tl.store(summed + places, rows, mask=present)
-        squares = tl.sum(tl.where(present, rows * rows, 0.0), axis=0)
-        scale = tl.rsqrt(squares / width + eps)
-        tl.store(output + places, rows * scale * factors, mask=present)
-    else:
-        added_low, added_high = halves_of(added, dtype)
-        low = (low.to(dtype).to(tl.float32) + added_low).to(dtype).to(tl.float32)
-        high = (high.to(dtype).to(tl.float32) + added_high).to(dtype).to(tl.float32)
-        tl.store(summed + places, words_of(low, high, dtype), mask=present)
-        squares = tl.sum(tl.where(present, low * low + high * high, 0.0), axis=0)
-        scale = tl.rsqrt(squares / (2 * width) + eps)
-        low_factors, high_factors = halves_of(factors, dtype)
-        low = (low * scale).to(dtype).to(tl.float32) * low_factors
-        high = (high * scale).to(dtype).to(tl.float32) * high_factors
-        tl.store(output + places, words_of(low, high, dtype), mask=present)
+def _add(low, high, added, fine, dtype: tl.constexpr):
+    """Sums with the residual, each step rounded to the dtype, as float32. NaN on failure."""
+    added_low, added_high = parts_of(added, dtype)
+    low = (low.to(dtype).to(tl.float32) + added_low).to(dtype).to(tl.float32)
+    high = (high.to(dtype).to(tl.float32) + added_high).to(dtype).to(tl.float32)
+    return tl.where(fine, low, float("nan")), tl.where(fine, high, float("nan"))
+
+
+@triton.jit
+def _squares(low, high, present, dtype: tl.constexpr):
+    """Sum of the squares of a tile."""
+    squares = low * low if dtype == tl.float32 else low * low + high * high
+    return tl.sum(tl.where(present, squares, 0.0), axis=0)
+
+
+@triton.jit
+def _row_squares(context, squares, tile, parts, epoch, rank, chunk: tl.constexpr):
+    """Sum of the squares of the row of a tile, once all its tiles have stored theirs."""
+    some = tl.arange(0, chunk)
+    present = some < parts
+    places = squares + tile // parts * parts + some
+    packets, fine = receive(context, places, present, epoch, rank, tile)
+    values = tl.where(fine, float_of(packets), float("nan"))
+    return tl.sum(tl.where(present, values, 0.0), axis=0)
+
+
+@triton.jit
+def _normed(low, high, factors, square, width, eps, dtype: tl.constexpr):
+    """Words of a tile of normed rows, each step rounded to the dtype."""
+    elements = width if dtype == tl.float32 else 2 * width
+    scale = tl.rsqrt(square / elements + eps)
+    low_factors, high_factors = parts_of(factors, dtype)
+    low = (low * scale).to(dtype).to(tl.float32) * low_factors
+    high = (high * scale).to(dtype).to(tl.float32) * high_factors
+    return words_of(low, high, dtype)
