@@ -101,11 +101,11 @@ def test_the_program_of_the_page_computes_what_it_says(results: list[Any]) -> No
 
 
 def test_one_rank_computes_alone() -> None:
-    (result,) = run("calls", 1, cases=3, repeats=4, seed=1)
+    (result,) = run("calls", 1, cases=2, repeats=2, seed=1)
     assert result["wrong"] == []
 
 
-@pytest.mark.parametrize("operator", ["gemv_all_reduce", "packets", "flags"])
+@pytest.mark.parametrize("operator", ["gemv_all_reduce", "flags"])
 def test_a_rank_that_does_not_call_is_named(operator: str) -> None:
     check_missing(*run("missing", 2, operator=operator))
 
@@ -244,7 +244,6 @@ def _gemv(dtype: str, count: int, ranks: int, **options: Any) -> Any:
         ("bf16", 16, 4, {"weight": "fp8e4nv", "scales": 2}),
         ("bf16", 2, 2, {"mode": 0}),
         ("bf16", 1, 2, {"block_n": 16, "block_k": 512, "has_norm": True}),
-        ("fp16", 8, 8, {"mode": 2}),
         ("fp32", 1, 2, {}),
         ("fp32", 8, 4, {"mode": 2, "has_norm": True}),
         # Triton makes arguments equal to 1 constants.
