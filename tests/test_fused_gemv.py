@@ -68,6 +68,7 @@ ERRORS = {
     "out": ("ShapeError", "gemv_all_reduce: out torch.float32: expected torch.float16, as x"),
     "algorithm": ("ConfigurationError", "gemv_all_reduce: algorithm 'ring': expected 'one_shot'"),
     "block": ("ConfigurationError", "gemv_all_reduce: tiling.block_n 24: expected a power of 2"),
+    "halves": ("ConfigurationError", "gemv_all_reduce: tiling.halves True with torch.float32"),
     "dot": ("ConfigurationError", "gemv_all_reduce: tiling.dot False with 2 tokens: expected 1"),
     "rows": ("ShapeError", "all_reduce_rms_norm: residual [1, 16]: expected [2, 16]"),
     "norm_weight": ("ShapeError", "all_reduce_rms_norm: norm_weight [8]: expected [16]"),
@@ -204,11 +205,13 @@ def _gemv(dtype: str, count: int, ranks: int, **options: Any) -> Any:
     its = torch.float8_e4m3fn if weight == "fp8e4nv" else torch_dtype
     tiling = default_tiling(count, 8192, 4096, torch_dtype, its, 132)
     rows = max(8, 1 << (count - 1).bit_length())
+    block = rows * tiling.block_n // (2 if tiling.halves else 1)
     constants: dict[str, Any] = {
         "mode": 1,
         "ranks": ranks,
-        "group": arguments.group_of(rows * tiling.block_n, tiling.num_warps, ranks),
+        "group": arguments.group_of(block, tiling.num_warps, ranks),
         "dot": tiling.dot,
+        "halves": tiling.halves and options.get("mode") != 0,
         "scales": 0,
         "has_residual": False,
         "has_norm": False,
@@ -267,6 +270,11 @@ def test_packets_are_stored_and_loaded_by_two_and_weights_in_16_bytes() -> None:
     assert "cp.async.cg.shared.global" in ptx
     assert re.search(r"\bmma\.sync|wgmma", ptx)
     assert "cp.async.ca" not in ptx
+    # 16 tokens by 32 packets of two elements.
+    ptx = _gemv("bf16", 16, 2).asm["ptx"]
+    assert len(re.findall(r"st\.global\.v2\.b64", ptx)) == 2 * 2
+    assert "ld.volatile.global.v2.b64" in ptx
+    assert "ld.volatile.global.b64" not in ptx
 
 
 def _norm(kernel: str, dtype: str, block: int, num_warps: int, **options: Any) -> Any:

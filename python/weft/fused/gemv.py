@@ -22,6 +22,8 @@ __all__ = ["GemvTiling", "default_tiling", "gemv", "gemv_all_reduce"]
 MAX_TOKENS: Final = 32
 #: Bytes of weights in a stage of the loads; of 5 stages, 3 or 4 are on their way to a program.
 _STAGE_BYTES: Final = 16384
+#: Tokens whose partial sums are sent in float32, at most.
+_FLOAT_TOKENS: Final = 4
 #: Packets of squares that a program reads at a time, at most.
 _CHUNK: Final = 2048
 
@@ -37,6 +39,8 @@ class GemvTiling(NamedTuple):
         programs: number of programs of the grid; by default one for each multiprocessor, and at
             most one for each tile. All are resident together.
         dot: by tensor cores (of float32: by multiplications); else only one token.
+        halves: ranks send partial sums rounded to the dtype of x, of 16 bits, by two in a packet;
+            else float32.
     """
 
     block_n: int
@@ -45,6 +49,7 @@ class GemvTiling(NamedTuple):
     num_stages: int = 5
     programs: int | None = None
     dot: bool = True
+    halves: bool = False
 
 
 def default_tiling(
@@ -66,7 +71,8 @@ def default_tiling(
     dot = dtype != torch.float32 or tokens > 1
     stage = _STAGE_BYTES // 2 if dtype == torch.float32 and dot else _STAGE_BYTES
     block_k = max(32, min(stage // (block_n * weight.itemsize), next_power_of_2(inner)))
-    return GemvTiling(block_n, block_k, dot=dot)
+    halves = dtype != torch.float32 and tokens > _FLOAT_TOKENS
+    return GemvTiling(block_n, block_k, dot=dot, halves=halves)
 
 
 def gemv(
@@ -103,7 +109,8 @@ def gemv_all_reduce(
     """Sum over the ranks of x W^T, with the residual added and the rows normed if wanted.
 
     A row-parallel linear of tensor parallelism at decode: each rank has part of the inner
-    dimension. Products and sums are in float32: y is rounded to the dtype of x once. With
+    dimension. Products and sums are in float32: y is rounded to the dtype of x once; with more than
+    4 tokens of 16 bits, the ranks' partial sums are rounded too (see `GemvTiling.halves`). With
     `residual`, y + residual is rounded again. With `norm_weight`, rows r of that become
     `round(round(r * rsqrt(mean(r * r) + eps)) * norm_weight)`, with the mean and both products in
     float32, as Llama's RMS norm. All ranks get the same bits, and so does each repetition.
@@ -141,9 +148,7 @@ def gemv_all_reduce(
             arguments.check_tensor(call.operator, name, tensor, shape, x)
     output = call.output("out", out)
     summed = None if norm_weight is None else call.output("summed", None)
-    two_shot = arguments.is_two_shot(
-        call.operator, algorithm, call.tokens * call.hidden, communicator
-    )
+    two_shot = arguments.is_two_shot(call.operator, algorithm, call.packets, communicator)
     call.launch(
         TWO_SHOT if two_shot else ONE_SHOT,
         output,
@@ -209,15 +214,15 @@ class _Call:
         # Not used.
         inboxes = squares = state = context = output
         if mode != LOCAL:
-            packets = self.tokens * self.hidden
             space = arguments.packet_space(
-                self.operator, x.device, communicator, packets, MAX_TOKENS * self.tiles
+                self.operator, x.device, communicator, self.packets, MAX_TOKENS * self.tiles
             )
             ranks, half = space.ranks, arguments.half_by_16(space)
             inboxes, context = space.data.view(torch.int64), space.context
             state = space.state
             squares = state[MAX_PROGRAMS:].view(torch.int64)
-            group = arguments.group_of(self._rows * tiling.block_n, tiling.num_warps, ranks)
+            block = self._rows * tiling.block_n // (2 if tiling.halves else 1)
+            group = arguments.group_of(block, tiling.num_warps, ranks)
         norm = norm_weight is not None
         if norm and x.device.type == "cpu":
             # Each program waits for the squares of all, and here they run one after another.
@@ -237,6 +242,7 @@ class _Call:
             has_residual=residual is not None,
             has_norm=norm,
             single=programs == self.tiles,
+            halves=tiling.halves and mode != LOCAL,
             block_t=self._rows,
             block_n=tiling.block_n,
             block_k=tiling.block_k,
@@ -247,9 +253,16 @@ class _Call:
         )
 
     @property
+    def packets(self) -> int:
+        """Packets of this rank's part."""
+        elements: int = self.tokens * self.hidden
+        return elements // 2 if self.tiling.halves else elements
+
+    @property
     def _rows(self) -> int:
-        """Tokens of a tile, a power of 2: at least one element for each thread."""
-        least: int = 32 * self.tiling.num_warps // self.tiling.block_n
+        """Tokens of a tile, a power of 2: at least one packet for each thread."""
+        packets = self.tiling.block_n // (2 if self.tiling.halves else 1)
+        least: int = 32 * self.tiling.num_warps // packets
         tokens: int = 1 << (self.tokens - 1).bit_length()
         return max(8, least, tokens)
 
@@ -318,6 +331,10 @@ class _Call:
         if not 1 <= programs <= MAX_PROGRAMS:
             raise ConfigurationError(
                 f"{self.operator}: tiling.programs {programs}: expected 1 to {MAX_PROGRAMS}"
+            )
+        if tiling.halves and self.x.dtype == torch.float32:
+            raise ConfigurationError(
+                f"{self.operator}: tiling.halves True with {self.x.dtype}: expected 16 bits"
             )
         if self.tokens > 1 and not tiling.dot:
             raise ConfigurationError(

@@ -13,12 +13,15 @@ from weft.fused.kernels.packets import (
     distances_of,
     float_of,
     half_of,
+    halves_of,
     keep_round,
     last_round,
     pack,
     receive,
+    receive_halves,
     receive_sum,
     send,
+    words_of,
 )
 
 __all__ = ["LOCAL", "ONE_SHOT", "TWO_SHOT", "gemv_kernel"]
@@ -55,6 +58,7 @@ def gemv_kernel(
     has_residual: tl.constexpr,
     has_norm: tl.constexpr,
     single: tl.constexpr,
+    halves: tl.constexpr,
     block_t: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
@@ -90,6 +94,7 @@ def gemv_kernel(
         has_residual: `residual` is added.
         has_norm: rows are normed.
         single: there is one tile for each program.
+        halves: packets have two elements of 16 bits; else one float32.
         block_t: rows of a tile.
         block_n: columns of a tile; with `block_t` at least an element for each thread.
         block_k: elements of the inner dimension in a step.
@@ -102,7 +107,11 @@ def gemv_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     token, column = tl.arange(0, block_t), tl.arange(0, block_n)
     dtype: tl.constexpr = output.dtype.element_ty
-    size = tokens * hidden
+    # Packets of a token, a tile, a rank.
+    width = hidden // 2 if halves else hidden
+    block_p: tl.constexpr = block_n // 2 if halves else block_n
+    packet = tl.arange(0, block_p)
+    size = tokens * width
     if mode == _LOCAL:
         rank, last, distances = 0, 0, ()
     else:
@@ -113,14 +122,14 @@ def gemv_kernel(
         _send_product(
             *(x, weight, weight_scale, output, context, inboxes, rank, last, distances, program),
             *(tokens, hidden, inner, stride_by_8 * 8, half_by_16, token, column, size),
-            *(mode, ranks, dot, scales, block_t, block_n, block_k, even, stages),
+            *(mode, ranks, dot, scales, halves, block_t, block_n, block_k, even, stages),
         )
     else:
         for tile in range(program, tiles, programs):
             _send_product(
                 *(x, weight, weight_scale, output, context, inboxes, rank, last, distances, tile),
                 *(tokens, hidden, inner, stride_by_8 * 8, half_by_16, token, column, size),
-                *(mode, ranks, dot, scales, block_t, block_n, block_k, even, stages),
+                *(mode, ranks, dot, scales, halves, block_t, block_n, block_k, even, stages),
             )
     if mode != _LOCAL:
         epoch = wt.next_epoch(last)
@@ -130,13 +139,12 @@ def gemv_kernel(
         if mode == _TWO_SHOT:
             for tile in range(program, tiles, programs):
                 if tile % ranks == rank:
-                    places, present = _places(tile, tokens, hidden, token, column, block_n)
-                    total, fine = receive_sum(
+                    places, present = _places(tile, tokens, width, token, packet, block_p)
+                    words = _owned(
                         *(context, inboxes + inbox + places, size, present, epoch, tile),
-                        *(ranks, group),
+                        *(dtype, halves, ranks, group),
                     )
-                    total = tl.where(fine, total, float("nan"))
-                    send(inboxes, distances, sums + places, pack(total, epoch), present, ranks)
+                    send(inboxes, distances, sums + places, pack(words, epoch), present, ranks)
             tl.debug_barrier()
         if has_norm and single:
             places, present = _places(program, tokens, hidden, token, column, block_n)
@@ -144,7 +152,7 @@ def gemv_kernel(
             factors = tl.load(norm_weight + columns, mask=columns < hidden, other=0.0)
             rows = _rows(
                 *(context, inboxes, inbox, sums, size, residual, places, present, epoch, program),
-                *(dtype, mode, has_residual, ranks, group),
+                *(tokens, width, token, packet, dtype, mode, has_residual, halves, ranks, group),
             )
             _send_squares(squares, rows, present, token, tokens, program, tiles, epoch)
             tl.store(summed + places, rows, mask=present)
@@ -158,7 +166,18 @@ def gemv_kernel(
                 places, present = _places(tile, tokens, hidden, token, column, block_n)
                 rows = _rows(
                     *(context, inboxes, inbox, sums, size, residual, places, present, epoch, tile),
-                    *(dtype, mode, has_residual, ranks, group),
+                    *(
+                        tokens,
+                        width,
+                        token,
+                        packet,
+                        dtype,
+                        mode,
+                        has_residual,
+                        halves,
+                        ranks,
+                        group,
+                    ),
                 )
                 if has_norm:
                     _send_squares(squares, rows, present, token, tokens, tile, tiles, epoch)
@@ -204,6 +223,7 @@ def _send_product(
     ranks: tl.constexpr,
     dot: tl.constexpr,
     scales: tl.constexpr,
+    halves: tl.constexpr,
     block_t: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
@@ -227,6 +247,14 @@ def _send_product(
         tl.store(output + places, part.to(output.dtype.element_ty), mask=present)
     else:
         epoch = wt.next_epoch(last)
+        if halves:
+            dtype: tl.constexpr = output.dtype.element_ty
+            half_n: tl.constexpr = block_n // 2
+            low, high = tl.split(tl.reshape(part, [block_t, half_n, 2]))
+            part = words_of(low, high, dtype)
+            places, present = _places(
+                tile, tokens, hidden // 2, token, tl.arange(0, half_n), half_n
+            )
         offsets = half_of(epoch, half_by_16) + rank * size + places
         if mode == _ONE_SHOT:
             send(inboxes, distances, offsets, pack(part, epoch), present, ranks)
@@ -303,9 +331,14 @@ def _rows(
     present,
     epoch,
     tile,
+    tokens,
+    width,
+    token,
+    packet,
     dtype: tl.constexpr,
     mode: tl.constexpr,
     has_residual: tl.constexpr,
+    halves: tl.constexpr,
     ranks: tl.constexpr,
     group: tl.constexpr,
 ):
@@ -313,19 +346,56 @@ def _rows(
     if has_residual:
         # Loaded while packets are on their way.
         added = tl.load(residual + places, mask=present, other=0.0)
+    # Of packets.
+    block_p: tl.constexpr = packet.shape[0]
+    offsets, sent = _places(tile, tokens, width, token, packet, block_p)
     if mode == _ONE_SHOT:
-        total, fine = receive_sum(
-            context, inboxes + inbox + places, size, present, epoch, tile, ranks, group
-        )
+        if halves:
+            low, high, fine = receive_halves(
+                context, inboxes + inbox + offsets, size, sent, epoch, tile, dtype, ranks, group
+            )
+            total = tl.reshape(tl.join(low, high), places.shape)
+        else:
+            total, fine = receive_sum(
+                context, inboxes + inbox + offsets, size, sent, epoch, tile, ranks, group
+            )
     else:
-        packets, fine = receive(
-            context, inboxes + sums + places, present, epoch, tile % ranks, tile
-        )
-        total = float_of(packets)
+        packets, fine = receive(context, inboxes + sums + offsets, sent, epoch, tile % ranks, tile)
+        if halves:
+            low, high = halves_of(packets.to(tl.int32), dtype)
+            total = tl.reshape(tl.join(low, high), places.shape)
+        else:
+            total = float_of(packets)
     rows = tl.where(fine, total, float("nan")).to(dtype)
     if has_residual:
         rows = (rows.to(tl.float32) + added.to(tl.float32)).to(dtype)
     return rows
+
+
+@triton.jit
+def _owned(
+    context,
+    inbox,
+    size,
+    present,
+    epoch,
+    tile,
+    dtype: tl.constexpr,
+    halves: tl.constexpr,
+    ranks: tl.constexpr,
+    group: tl.constexpr,
+):
+    """Words of the sum of a tile: float32, or two elements, rounded. NaN on failure."""
+    if halves:
+        low, high, fine = receive_halves(
+            context, inbox, size, present, epoch, tile, dtype, ranks, group
+        )
+        low = tl.where(fine, low, float("nan"))
+        words = words_of(low, tl.where(fine, high, float("nan")), dtype)
+    else:
+        total, fine = receive_sum(context, inbox, size, present, epoch, tile, ranks, group)
+        words = tl.where(fine, total, float("nan"))
+    return words
 
 
 @triton.jit
