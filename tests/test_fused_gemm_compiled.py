@@ -19,7 +19,7 @@ if triton.knobs.runtime.interpret:
 import torch  # noqa: E402
 
 from weft.fused import Tiling, default_tiling  # noqa: E402
-from weft.fused.kernels import gemm, gemm_receive, gemm_send  # noqa: E402
+from weft.fused.kernels import gemm, gemm_receive, gemm_send, gemm_stream  # noqa: E402
 from weft.triton import lint  # noqa: E402
 
 #: Of a multiprocessor of the H100 and H200: shared memory with 1 KiB for each block, registers.
@@ -27,7 +27,9 @@ SHARED, RESERVED, REGISTERS = 228 << 10, 1 << 10, 65536
 
 LONG = default_tiling(8192, 8192, 7168, torch.float16)
 SHORT = default_tiling(4096, 7168, 1024, torch.float16)
-FEW_ROWS = default_tiling(64, 7168, 2048, torch.float16)
+FEW_ROWS = default_tiling(64, 7168, 2048, torch.float16, blocks=8)
+STREAM = default_tiling(64, 7168, 2048, torch.float16, blocks=2)
+STREAM_OF_64 = default_tiling(16, 7168, 2048, torch.float16, blocks=2)
 WIDE = default_tiling(8192, 8192, 7168, torch.bfloat16, torch.float32)
 UNALIGNED = default_tiling(4096, 4097, 4097, torch.float16)
 SMALL = FEW_ROWS._replace(columns=64, stages=2)
@@ -91,6 +93,7 @@ def compiled(
     types = dict.fromkeys(("x", "weight", "received", "out", "landing"), f"*{dtype}")
     types |= {"source_rows": f"*{dtype}", "inbox": f"*{dtype}", "partials": f"*{partials or dtype}"}
     types |= {"context": "*i64", "landing_context": "*i64", "words": "*i32", "state": "*i32"}
+    types |= {"parts": "*fp32", "counters": "*i32"}
     if bulk:
         rows = f"tensordesc<{dtype}[{tiling.rows},{tiling.inner}]>"
         block = [tiling.inner, tiling.columns] if transposed else [tiling.columns, tiling.inner]
@@ -142,16 +145,20 @@ def check(made: Compiled, tiling: Tiling) -> None:
     assert tiling.programs * granted <= REGISTERS
 
 
-@pytest.mark.parametrize(
-    ("tiling", "transposed"), [(LONG, False), (SHORT, True), (FEW_ROWS, False)]
-)
+@pytest.mark.parametrize(("tiling", "transposed"), [(LONG, False), (SHORT, True)])
 def test_the_product_alone(tiling: Tiling, transposed: bool, tmp_path: Path) -> None:
     check(compiled(gemm.multiply, tiling, tmp_path, transposed=transposed), tiling)
 
 
 @pytest.mark.parametrize(
     ("operation", "tiling"),
-    [*((each, LONG) for each in SEND), ("all_reduce", SHORT)],
+    [
+        ("all_to_all", LONG),
+        ("reduce_scatter", LONG),
+        ("all_reduce in place", LONG),
+        ("all_to_all in place", FEW_ROWS),
+        ("all_reduce", SHORT),
+    ],
 )
 def test_products_that_send(operation: str, tiling: Tiling, tmp_path: Path) -> None:
     check(compiled(gemm_send.multiply_send, tiling, tmp_path, **SEND[operation]), tiling)
@@ -165,11 +172,14 @@ def test_products_that_receive(operation: str, tiling: Tiling, tmp_path: Path) -
 
 
 def test_few_rows(tmp_path: Path) -> None:
-    for kernel, options in (
-        (gemm_send.multiply_send, SEND["all_reduce"]),
-        (gemm_receive.receive_multiply, RECEIVE["all_gather"]),
+    for kernel, tiling, options in (
+        (gemm_stream.multiply, STREAM_OF_64, {}),
+        (gemm_stream.multiply_send, STREAM_OF_64, SEND["all_to_all"]),
+        (gemm_stream.multiply_send, STREAM, SEND["all_reduce"] | {"partials": "fp32"}),
+        (gemm_stream.receive_multiply, STREAM, RECEIVE["all_gather"]),
     ):
-        check(compiled(kernel, FEW_ROWS, tmp_path, **options), FEW_ROWS)
+        assert tiling.stream_k
+        check(compiled(kernel, tiling, tmp_path, **options), tiling)
 
 
 def test_bfloat16_and_partials_of_float32(tmp_path: Path) -> None:
@@ -193,7 +203,8 @@ def test_sizes_of_1_are_constants(tmp_path: Path) -> None:
         (gemm_send.multiply_send, SEND["all_reduce"]),
         (gemm_receive.receive_multiply, RECEIVE["all_to_all"]),
     ):
-        made = compiled(kernel, SMALL, tmp_path, bulk=False, columns=1, inner=1, **options)
+        sizes = options | {"bulk": False, "columns": 1, "inner": 1}
+        made = compiled(kernel, SMALL, tmp_path, **sizes)
         assert lint.check(made.ptx) == []
 
 

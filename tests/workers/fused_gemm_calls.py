@@ -17,6 +17,7 @@ from workers import device_native
 
 #: Small tiles, so that small matrices have many.
 SMALL = Tiling(rows=16, columns=32, inner=16, group=2, slice_bytes=1024, stages=2, warps=4)
+STREAM = SMALL._replace(stream_k=True)
 #: The default, and the defaults for large products, for few rows and for float32 partial sums.
 TILINGS = (
     None,
@@ -113,7 +114,9 @@ def _case(generator: random.Random, place: Place, number: int) -> dict[str, Any]
         "sizes": (rows, inner, columns),
         "dtype": generator.choice(dtypes),
         "transposed": generator.random() < 0.5,
-        "tiling": generator.choice(TILINGS if place.name == "cuda" else (None, *[SMALL] * 4)),
+        "tiling": generator.choice(
+            TILINGS if place.name == "cuda" else (None, *[SMALL] * 3, *[STREAM] * 3)
+        ),
         "symmetric": operator.startswith("gemm_all") and generator.random() < 0.5,
         "wide": operator.endswith(("scatter", "reduce")) and generator.random() < 0.3,
         "num_sms": generator.choice([None, 1, 2]),
@@ -129,7 +132,7 @@ def _run_case(place: Place, case: dict[str, Any], seed: int) -> list[Any]:
         weight = weight.t().contiguous().t()
     options: dict[str, Any] = {"num_sms": case["num_sms"]}
     # Large tiles of float32 do not fit into registers and shared memory.
-    if case["tiling"] == SMALL or not (case["dtype"] == torch.float32 or case["wide"]):
+    if case["tiling"] in (SMALL, STREAM) or not (case["dtype"] == torch.float32 or case["wide"]):
         options["tiling"] = case["tiling"]
     if case["wide"]:
         options["partial_dtype"] = torch.float32

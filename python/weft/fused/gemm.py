@@ -10,6 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from weft.cuda import symmetric
 from weft.errors import ConfigurationError, RegionError, ShapeError
+from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import ARRIVALS, MAX_SLICES, multiply
 from weft.fused.spaces import Space, programs_of, space
 from weft.triton.contexts import context
@@ -43,6 +44,9 @@ class Tiling(NamedTuple):
         slice_bytes: minimum size of a slice, that is, between signals to a peer.
         senders: multiprocessors that send rows before they compute, for an all-gather or all-to-all
             before the product.
+        stream_k: for few rows: the steps of all tiles are divided evenly among programs, tiles span
+            the rows of all ranks, and slices are not sent apart. group, slice_bytes and senders
+            have no effect.
     """
 
     rows: int = 128
@@ -54,6 +58,15 @@ class Tiling(NamedTuple):
     programs: int = 1
     slice_bytes: int = 256 << 10
     senders: int = 24
+    stream_k: bool = False
+
+
+#: Rows of a product whose time is that of reading the weight.
+_FEW_ROWS: Final = 256
+#: Time of an element of a tile of 128x128 by that of one of 128x256, in percent.
+_SMALL_TILES: Final = 120
+#: For choices: multiprocessors of the H100 and H200.
+_MULTIPROCESSORS: Final = 132
 
 
 def default_tiling(
@@ -62,6 +75,9 @@ def default_tiling(
     inner: int,
     dtype: torch.dtype,
     partial_dtype: torch.dtype | None = None,
+    *,
+    blocks: int = 1,
+    apart: bool = False,
 ) -> Tiling:
     """The tiling of a product of [rows, inner] and [columns, inner].
 
@@ -71,22 +87,39 @@ def default_tiling(
         inner: of the weight.
         dtype: of both operands.
         partial_dtype: of partial sums that are sent; by default `dtype`.
+        blocks: destinations or sources, each with as many rows.
+        apart: tiles of one block are computed before those of the next, as of rows that arrive.
     """
     if dtype == torch.float32:
         return Tiling(rows=64, columns=64, inner=16, warps=4, stages=2, programs=2)
     if inner % 8 or columns % 8:
         # Loads of single elements take many registers.
         return Tiling(rows=64, columns=64, inner=32, warps=4, stages=2, programs=2)
+    if rows * blocks <= _FEW_ROWS:
+        if rows * blocks <= 64:
+            return Tiling(rows=64, columns=128, warps=4, stages=6, stream_k=True)
+        return Tiling(columns=128, stages=5, stream_k=True)
     # A tile of float32 takes twice the shared memory on its way to the peer.
     wide = partial_dtype == torch.float32
     if rows <= 64:
         return Tiling(rows=64, columns=128, warps=4, stages=4, programs=1 if wide else 2)
     if wide:
         return Tiling(columns=128, stages=3)
+    # Two programs on a multiprocessor: one computes while the other stores its tile.
+    small = Tiling(columns=128, warps=4, stages=3, programs=2)
     if inner < 2048 or rows * columns < 33 * 128 * 256:
-        # Two programs on a multiprocessor: one computes while the other stores its tile.
-        return Tiling(columns=128, warps=4, stages=3, programs=2)
-    return Tiling()
+        return small
+    large = Tiling()
+    if apart and _time(small, rows, columns) < _time(large, rows, columns):
+        return small
+    return large
+
+
+def _time(tiling: Tiling, rows: int, columns: int) -> int:
+    """Relative time of the tiles of a block of rows, by the multiprocessors that they fill."""
+    tiles = -(-rows // tiling.rows) * -(-columns // tiling.columns)
+    waves = -(-tiles // _MULTIPROCESSORS)
+    return waves * tiling.columns * (_SMALL_TILES if tiling.columns < 256 else 100)
 
 
 class Operands(NamedTuple):
@@ -108,11 +141,25 @@ class Operands(NamedTuple):
         return bool(self.x.device.type == "cpu")
 
     def tiling(
-        self, given: Tiling | None, rows: int, partial_dtype: torch.dtype | None = None
+        self,
+        given: Tiling | None,
+        rows: int,
+        partial_dtype: torch.dtype | None = None,
+        *,
+        blocks: int = 1,
+        apart: bool = False,
     ) -> Tiling:
-        """The tiling given, or the default for this number of rows of a destination or source."""
+        """The tiling given, or `default_tiling` for these rows of a destination or source."""
         if given is None:
-            return default_tiling(rows, self.columns, self.inner, self.x.dtype, partial_dtype)
+            return default_tiling(
+                rows,
+                self.columns,
+                self.inner,
+                self.x.dtype,
+                partial_dtype,
+                blocks=blocks,
+                apart=apart,
+            )
         sizes = given.rows, given.columns, given.inner
         if any(size < 16 or size & (size - 1) for size in sizes):
             raise ConfigurationError(
@@ -123,6 +170,11 @@ class Operands(NamedTuple):
             raise ConfigurationError(
                 f"weft.fused.{self.operator}: {given}: group, warps, stages, programs and senders "
                 "are at least 1"
+            )
+        if given.stream_k and rows * blocks * self.columns >= 1 << 31:
+            raise ConfigurationError(
+                f"weft.fused.{self.operator}: stream_k for {rows * blocks} rows of {self.columns} "
+                "columns: below 2^31 elements are needed"
             )
         return given
 
@@ -156,17 +208,26 @@ class Operands(NamedTuple):
             "num_stages": tiling.stages,
         }
 
+    def parts(self, tiling: Tiling, programs: int) -> torch.Tensor:
+        """Workspace of programs for parts of tiles."""
+        elements = programs * 2 * tiling.rows * tiling.columns
+        return torch.empty(elements, dtype=torch.float32, device=self.x.device)
+
     def programs(self, tiling: Tiling, num_sms: int | None) -> int:
         """Number of programs of a kernel."""
-        if num_sms is None:
-            each = 1 if self.interpreted else tiling.programs
-            return programs_of(self.x.device) * each
         most = programs_of(self.x.device)
+        num_sms = most if num_sms is None else num_sms
         if not 1 <= num_sms <= most:
             raise ConfigurationError(
                 f"weft.fused.{self.operator}: num_sms is {num_sms}: 1 to {most} are needed"
             )
-        return num_sms * (1 if self.interpreted else tiling.programs)
+        programs = num_sms * (1 if self.interpreted else tiling.programs)
+        if tiling.stream_k and programs > gemm_stream.MAX_PROGRAMS:
+            raise ConfigurationError(
+                f"weft.fused.{self.operator}: {programs} programs with stream_k: at most "
+                f"{gemm_stream.MAX_PROGRAMS} are possible"
+            )
+        return programs
 
 
 def operands(operator: str, x: torch.Tensor, weight: torch.Tensor) -> Operands:
@@ -260,7 +321,7 @@ def gemm_space(given: Operands, communicator: Communicator | None, data: int) ->
         group,
         words=ranks * (1 + 2 * MAX_SLICES),
         data=data,
-        state=ARRIVALS + (ranks + 1) * MAX_SLICES,
+        state=ARRIVALS + (ranks + 1) * MAX_SLICES + gemm_stream.MAX_PROGRAMS,
     )
 
 
@@ -302,7 +363,41 @@ def gemm(
     if result.numel() == 0:
         return result
     left, right = given.matrices(sizes)
+    if sizes.stream_k:
+        gemm_stream.multiply[(programs,)](
+            left,
+            right,
+            result,
+            given.parts(sizes, programs),
+            _counters(x.device),
+            given.rows,
+            given.columns,
+            given.inner,
+            interpreted=given.interpreted,
+            **given.blocks(sizes),
+        )
+        return result
     multiply[(programs,)](
         left, right, result, given.rows, given.columns, given.inner, **given.blocks(sizes)
     )
     return result
+
+
+#: Counters of arrivals by device and stream: all are zero again at the end of a kernel.
+_COUNTERS: Final[dict[tuple[torch.device, int], torch.Tensor]] = {}
+
+
+def _counters(device: torch.device) -> torch.Tensor:
+    """Counters of the current stream, on which kernels run one after another.
+
+    A captured kernel may run on any stream: it has its own, set to zero by the graph.
+    """
+    stream = 0
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            return torch.zeros(gemm_stream.MAX_PROGRAMS, dtype=torch.int32, device=device)
+        stream = torch.cuda.current_stream(device).cuda_stream
+    key = device, stream
+    if key not in _COUNTERS:
+        _COUNTERS[key] = torch.zeros(gemm_stream.MAX_PROGRAMS, dtype=torch.int32, device=device)
+    return _COUNTERS[key]

@@ -9,6 +9,7 @@ import torch
 from weft.cuda import symmetric
 from weft.errors import ShapeError
 from weft.fused.gemm import gemm_space, operands, output
+from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import MAX_SLICES
 from weft.fused.kernels.gemm_receive import receive_multiply
 
@@ -142,7 +143,7 @@ def _receive(
 ) -> tuple[torch.Tensor, Space | None]:
     """Launch the kernel for `rows` rows of each pair; result, and space if it was launched."""
     x, ranks = given.x, group.world_size
-    sizes = given.tiling(tiling, rows)
+    sizes = given.tiling(tiling, rows, blocks=ranks, apart=True)
     programs = given.programs(sizes, num_sms)
     result = output(given, out, ranks * rows)
     elements = ranks * rows * given.inner
@@ -152,27 +153,46 @@ def _receive(
     its.enter()
     left, right = given.matrices(sizes)
     inbox = _inbox(its, elements, x.dtype)
+    received = given.rows_of(inbox.view(ranks * rows, given.inner), sizes)
+    lengths = rows, given.columns, given.inner
+    constants = {
+        "scatter": scatter,
+        "interpreted": given.interpreted,
+        "send_block": sizes.warps * (_BYTES_PER_WARP if given.bulk else _FEWER) // x.itemsize,
+        **given.blocks(sizes),
+    }
+    if sizes.stream_k:
+        gemm_stream.receive_multiply[(programs,)](
+            right,
+            received,
+            result,
+            its.context,
+            its.words,
+            its.state,
+            given.parts(sizes, programs),
+            x,
+            inbox,
+            *lengths,
+            1 if given.interpreted else programs,
+            **constants,
+        )
+        return result, its
     # Each tile needs one chunk.
     tile_bytes = sizes.rows * max(given.inner, 1) * x.itemsize
     tiles = max(-(-sizes.slice_bytes // tile_bytes), -(-rows // sizes.rows // MAX_SLICES))
     receive_multiply[(programs,)](
         left,
         right,
-        given.rows_of(inbox.view(ranks * rows, given.inner), sizes),
+        received,
         result,
         its.context,
         its.words,
         its.state,
         x,
         inbox,
-        rows,
-        given.columns,
-        given.inner,
+        *lengths,
         sizes.rows * tiles,
         1 if given.interpreted else min(sizes.senders * sizes.programs, programs),
-        scatter=scatter,
-        interpreted=given.interpreted,
-        send_block=sizes.warps * (_BYTES_PER_WARP if given.bulk else _FEWER) // x.itemsize,
-        **given.blocks(sizes),
+        **constants,
     )
     return result, its

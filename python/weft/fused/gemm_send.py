@@ -9,6 +9,7 @@ import torch
 from weft.cuda import symmetric
 from weft.errors import ConfigurationError, ShapeError
 from weft.fused.gemm import gemm_space, operands, output, symmetric_context
+from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import MAX_SLICES
 from weft.fused.kernels.gemm_send import ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, multiply_send
 
@@ -67,7 +68,8 @@ def gemm_reduce_scatter(
     """Sum over ranks of row block `rank` of x @ weight.T.
 
     The sum is in float32: the own product, unrounded, then those of the other ranks in rank order,
-    which are sent in `partial_dtype`. Results of the same inputs have the same bits.
+    which are sent in `partial_dtype`. With `stream_k`, all in rank order and in `partial_dtype`.
+    Results of the same inputs have the same bits.
 
     Args:
         x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU. The number of ranks
@@ -103,7 +105,8 @@ def gemm_all_reduce(
     """Sum over ranks of x @ weight.T, with the same bits on all ranks.
 
     Each tile has an owner, which adds it as `gemm_reduce_scatter` does and sends the sum to all
-    ranks. Tiles are divided among owners in runs, so rows may have any number.
+    ranks. Tiles, or rows with `stream_k`, are divided among owners in runs, so rows may have
+    any number.
 
     Args:
         x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU.
@@ -149,7 +152,8 @@ def _send(
             "needed"
         )
     each = given.rows if operation == ALL_REDUCE else given.rows // ranks
-    sizes = given.tiling(tiling, each, sent)
+    blocks = 1 if operation == ALL_REDUCE else ranks
+    sizes = given.tiling(tiling, each, sent, blocks=blocks)
     programs = given.programs(sizes, num_sms)
     result = output(given, out, each if operation == REDUCE_SCATTER else given.rows)
     if given.rows == 0 or columns == 0:
@@ -162,33 +166,36 @@ def _send(
     tiles = -(-each // sizes.rows) * -(-columns // sizes.columns)
     if operation == ALL_REDUCE:
         tiles = -(-tiles // ranks)
+    block = -(-given.rows // ranks)
     size = sizes.rows * sizes.columns
-    slice_tiles = max(-(-sizes.slice_bytes // (size * sent.itemsize)), -(-tiles // MAX_SLICES))
-    partials = 0 if operation == ALL_TO_ALL else ranks * tiles * size * sent.itemsize
+    partials = ranks * sent.itemsize * (block * columns if sizes.stream_k else tiles * size)
+    if operation == ALL_TO_ALL:
+        partials = 0
     partials = -(-partials // _ALIGNED) * _ALIGNED
     landing = 0 if in_place or operation == REDUCE_SCATTER else result.nbytes
     its = gemm_space(given, group, max(partials + landing, _ALIGNED))
     its.enter()
     left, right = given.matrices(sizes)
     inbox = its.data[partials : partials + landing].view(x.dtype)
-    multiply_send[(programs,)](
-        left,
-        right,
-        result,
-        its.context,
-        its.words,
-        its.state,
+    memory = (
         its.data[:partials].view(sent),
         result if in_place else inbox,
         landing_context if in_place else its.context,
-        given.rows,
-        columns,
-        given.inner,
-        tiles,
-        slice_tiles,
-        operation=operation,
-        in_place=in_place,
-        interpreted=given.interpreted,
-        **given.blocks(sizes),
     )
+    lengths = given.rows, columns, given.inner
+    constants = {
+        "operation": operation,
+        "in_place": in_place,
+        "interpreted": given.interpreted,
+        **given.blocks(sizes),
+    }
+    arguments = left, right, result, its.context, its.words, its.state
+    if sizes.stream_k:
+        parts = given.parts(sizes, programs)
+        gemm_stream.multiply_send[(programs,)](
+            *arguments, parts, *memory, *lengths, block, **constants
+        )
+        return result
+    slice_tiles = max(-(-sizes.slice_bytes // (size * sent.itemsize)), -(-tiles // MAX_SLICES))
+    multiply_send[(programs,)](*arguments, *memory, *lengths, tiles, slice_tiles, **constants)
     return result

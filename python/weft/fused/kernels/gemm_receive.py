@@ -29,7 +29,7 @@ from weft.fused.kernels.gemm import (
 )
 from weft.fused.kernels.rounds import end_round, this_round
 
-__all__ = ["receive_multiply"]
+__all__ = ["receive_multiply", "send_rows"]
 
 _SLICES = tl.constexpr(MAX_SLICES)
 _CLAIMS = tl.constexpr(CLAIMS)
@@ -94,7 +94,7 @@ def receive_multiply(
     if program == 0:
         enter(context, words, state, epoch)
     if program < senders:
-        _send(
+        send_rows(
             context,
             words,
             counters,
@@ -105,6 +105,7 @@ def receive_multiply(
             inner,
             chunk_rows,
             senders,
+            False,
             scatter,
             send_block,
             bulk,
@@ -168,7 +169,7 @@ def receive_multiply(
 
 
 @triton.jit
-def _send(
+def send_rows(
     context,
     words,
     counters,
@@ -179,19 +180,22 @@ def _send(
     inner,
     chunk_rows,
     senders,
+    own: tl.constexpr,
     scatter: tl.constexpr,
     send_block: tl.constexpr,
     bulk: tl.constexpr,
     interpreted: tl.constexpr,
 ):
-    """Sends this program's shares of all chunks to all peers."""
+    """Sends this program's shares of all chunks to all peers, and with `own` to this rank too."""
     rank, ranks = wt.rank(context), wt.world_size(context)
     flags = words + ranks
     here = tl.arange(0, send_block)
     each = tl.cast(rows, tl.int64) * inner
-    for step in range(ranks - 1):
+    for step in range(ranks if own else ranks - 1):
         to = wt.destination_at(step, rank, ranks)
-        fine = wt.wait(context, words + to, epoch, to)
+        fine = rank >= 0
+        if to != rank:
+            fine = wt.wait(context, words + to, epoch, to)
         begin_of_rows = source_rows + to * each if scatter else source_rows
         for part in range(tl.cdiv(rows, chunk_rows)):
             begin = tl.cast(part, tl.int64) * chunk_rows * inner
