@@ -25,10 +25,10 @@ def run(worker: str, count: int, **arguments: Any) -> list[Any]:
     return ranks.run(call, count, environment=environment, timeout=150, **arguments)
 
 
-@pytest.fixture(scope="module", params=[(1, 5), (2, 20), (4, 8)])
+@pytest.fixture(scope="module", params=[(1, 5), (2, 25), (4, 7)])
 def results(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     count, cases = request.param
-    return run("calls", count, cases=cases, repeats=2 if count == 4 else 4)
+    return run("calls", count, cases=cases, repeats=4 if count == 2 else 2)
 
 
 def test_random_calls_give_the_products_of_torch(results: list[dict[str, Any]]) -> None:

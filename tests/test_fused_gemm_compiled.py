@@ -188,23 +188,20 @@ def test_bfloat16_and_partials_of_float32(tmp_path: Path) -> None:
 
 
 def test_operands_without_alignment_are_loaded_by_pointers(tmp_path: Path) -> None:
-    for kernel, options in (
-        (gemm_send.multiply_send, SEND["reduce_scatter"]),
-        (gemm_receive.receive_multiply, RECEIVE["all_gather"]),
-    ):
-        made = compiled(kernel, UNALIGNED, tmp_path, bulk=False, **options)
-        assert lint.check(made.ptx) == []
-        assert "HGMMA" in made.sass
-        assert made.stack == 0
+    kernel, options = gemm_receive.receive_multiply, RECEIVE["all_gather"]
+    made = compiled(kernel, UNALIGNED, tmp_path, bulk=False, **options)
+    assert lint.check(made.ptx) == []
+    assert "HGMMA" in made.sass
+    assert made.stack == 0
 
 
 def test_sizes_of_1_are_constants(tmp_path: Path) -> None:
-    for kernel, options in (
-        (gemm_send.multiply_send, SEND["all_reduce"]),
-        (gemm_receive.receive_multiply, RECEIVE["all_to_all"]),
+    for kernel, tiling in (
+        (gemm_send.multiply_send, SMALL),
+        (gemm_stream.multiply_send, SMALL._replace(stream_k=True)),
     ):
-        sizes = options | {"bulk": False, "columns": 1, "inner": 1}
-        made = compiled(kernel, SMALL, tmp_path, **sizes)
+        sizes = SEND["all_reduce"] | {"bulk": False, "columns": 1, "inner": 1}
+        made = compiled(kernel, tiling, tmp_path, **sizes)
         assert lint.check(made.ptx) == []
 
 

@@ -23,8 +23,8 @@ def results(request: pytest.FixtureRequest) -> list[Any]:
         request.param,
         timeout=380,
         quiet=False,
-        cases=40,
-        repeats=20,
+        cases=3,
+        repeats=10,
         device="cuda",
     )
 
@@ -42,7 +42,7 @@ def test_replays_of_graphs_use_new_values(results: list[Any]) -> None:
         assert result["graph"] == [True] * len(interpreted.OPERATORS)
 
 
-@pytest.mark.parametrize("operator", interpreted.OPERATORS)
+@pytest.mark.parametrize("operator", ["gemm_all_reduce", "all_gather_gemm"])
 def test_a_rank_that_does_not_call_is_named(operator: str) -> None:
     import torch
 

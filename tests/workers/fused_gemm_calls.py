@@ -18,19 +18,31 @@ from workers import device_native
 #: Small tiles, so that small matrices have many.
 SMALL = Tiling(rows=16, columns=32, inner=16, group=2, slice_bytes=1024, stages=2, warps=4)
 STREAM = SMALL._replace(stream_k=True)
-#: The default, and the defaults for large products, for few rows and for float32 partial sums.
-TILINGS = (
-    None,
-    Tiling(),
-    Tiling(rows=64, columns=128, warps=4, programs=2),
-    Tiling(columns=128, stages=3),
-)
+#: For large products, for short ones, for partial sums of float32, and for few rows.
+LARGE = Tiling()
+SHORT = Tiling(columns=128, warps=4, stages=3, programs=2)
+WIDE = Tiling(columns=128, stages=3)
+FEW_ROWS = Tiling(columns=128, stages=5, stream_k=True)
 OPERATORS = (
     "gemm_all_to_all",
     "gemm_reduce_scatter",
     "gemm_all_reduce",
     "all_gather_gemm",
     "all_to_all_gemm",
+)
+
+
+#: Kernels for GPUs beside those of all operators with LARGE and FEW_ROWS in bfloat16.
+KERNELS: tuple[dict[str, Any], ...] = (
+    {"operator": "gemm_all_to_all", "transposed": True, "tiling": SHORT, "symmetric": True},
+    {"operator": "gemm_reduce_scatter", "tiling": WIDE, "wide": True},
+    {"operator": "gemm_all_reduce", "tiling": LARGE, "symmetric": True},
+    {"operator": "gemm_all_reduce", "dtype": torch.float32},
+    {"operator": "gemm_reduce_scatter", "aligned": False},
+    {"operator": "all_gather_gemm", "aligned": False},
+    {"operator": "all_to_all_gemm", "transposed": True, "tiling": SHORT},
+    {"operator": "gemm_all_reduce", "tiling": FEW_ROWS, "wide": True, "symmetric": True},
+    {"operator": "gemm_all_to_all", "tiling": FEW_ROWS, "transposed": True, "symmetric": True},
 )
 
 
@@ -96,27 +108,58 @@ def _call(operator: str, x: torch.Tensor, weight: torch.Tensor, **options: Any) 
     return found
 
 
-def _case(generator: random.Random, place: Place, number: int) -> dict[str, Any]:
-    """A random call, equal on all ranks."""
-    large = 3000 if place.name == "cuda" else 70
-    ranks = place.ranks
+def _cases(generator: random.Random, place: Place, count: int) -> list[dict[str, Any]]:
+    """Random calls, equal on all ranks; on GPUs `count` of each of few kernels."""
+    if place.name != "cuda":
+        return [_case(generator, place.ranks, number) for number in range(count)]
+    base = [
+        {"operator": operator, "tiling": tiling}
+        for operator in OPERATORS
+        for tiling in (LARGE, FEW_ROWS)
+    ]
+    return [
+        _large_case(generator, place.ranks, kernel)
+        for kernel in (*base, *KERNELS)
+        for _ in range(count)
+    ]
+
+
+def _large_case(generator: random.Random, ranks: int, kernel: dict[str, Any]) -> dict[str, Any]:
+    """Random sizes for a kernel."""
+    rows = generator.choice([1, 16, 100, 513, generator.randint(1, 800)])
+    columns, inner = (16 * generator.randint(1, 180) for _ in range(2))
+    aligned = kernel.get("aligned", True)
+    if not aligned:
+        columns, inner = columns + 3, inner + 5
+    if kernel["operator"] in ("gemm_all_to_all", "gemm_reduce_scatter", "all_to_all_gemm"):
+        rows *= ranks
+    return {
+        "sizes": (rows, inner, columns),
+        "dtype": torch.bfloat16 if aligned else torch.float16,
+        "tiling": None,
+        "transposed": False,
+        "symmetric": False,
+        "wide": False,
+        "num_sms": generator.choice([None, None, 1, 7]),
+        **kernel,
+    }
+
+
+def _case(generator: random.Random, ranks: int, number: int) -> dict[str, Any]:
+    """A random small call."""
+    large = 70
     operator = OPERATORS[number % len(OPERATORS)]
     rows = generator.choice([1, 2, 16, generator.randint(0, large // 4), large // 5])
     columns = generator.choice([1, 8, 64, generator.randint(1, large), large // 16 * 16])
     inner = generator.choice([1, 16, 32, generator.randint(1, large), large // 16 * 16])
     if operator in ("gemm_all_to_all", "gemm_reduce_scatter", "all_to_all_gemm"):
         rows *= ranks
-    dtypes = [torch.float16, torch.float32]
-    if place.name == "cuda":
-        dtypes.append(torch.bfloat16)
     return {
         "operator": operator,
         "sizes": (rows, inner, columns),
-        "dtype": generator.choice(dtypes),
+        "dtype": generator.choice([torch.float16, torch.float32]),
         "transposed": generator.random() < 0.5,
-        "tiling": generator.choice(
-            TILINGS if place.name == "cuda" else (None, *[SMALL] * 3, *[STREAM] * 3)
-        ),
+        "tiling": generator.choice((None, *[SMALL] * 3, *[STREAM] * 3)),
         "symmetric": operator.startswith("gemm_all") and generator.random() < 0.5,
         "wide": operator.endswith(("scatter", "reduce")) and generator.random() < 0.3,
         "num_sms": generator.choice([None, 1, 2]),
@@ -130,10 +173,7 @@ def _run_case(place: Place, case: dict[str, Any], seed: int) -> list[Any]:
     x, weight = xs[place.rank].contiguous(), weights[place.rank].contiguous()
     if case["transposed"]:
         weight = weight.t().contiguous().t()
-    options: dict[str, Any] = {"num_sms": case["num_sms"]}
-    # Large tiles of float32 do not fit into registers and shared memory.
-    if case["tiling"] in (SMALL, STREAM) or not (case["dtype"] == torch.float32 or case["wide"]):
-        options["tiling"] = case["tiling"]
+    options: dict[str, Any] = {"num_sms": case["num_sms"], "tiling": case["tiling"]}
     if case["wide"]:
         options["partial_dtype"] = torch.float32
     if case["symmetric"]:
@@ -160,7 +200,10 @@ def calls(cases: int, repeats: int, device: str = "twin") -> dict[str, Any]:
     with weft.init() as communicator:
         place = Place(communicator, device)
         generator = random.Random(7)
-        found = [_run_case(place, _case(generator, place, n), n) for n in range(cases)]
+        found = [
+            _run_case(place, case, number)
+            for number, case in enumerate(_cases(generator, place, cases))
+        ]
         result = {
             "wrong": [text for right, text, _ in found if not right],
             "digests": [digest for *_, digest in found if digest is not None],
@@ -179,14 +222,16 @@ def calls(cases: int, repeats: int, device: str = "twin") -> dict[str, Any]:
 
 def _alternating(place: Place, operator: str, repeats: int) -> bool:
     """Repeats with new values in the same buffers, of a large and a tiny shape in turn."""
-    scale = 16 if place.name == "cuda" else 1
-    tiling = None if place.name == "cuda" else SMALL
+    dtype, scale, tilings = torch.float16, 1, (SMALL, STREAM)
+    if place.name == "cuda":
+        dtype, scale, tilings = torch.bfloat16, 16, (LARGE, FEW_ROWS)
     right = True
     for number in range(repeats):
         rows, inner, columns = (48, 32, 64) if number % 2 == 0 else (8, 16, 8)
         xs, weights = place.operands(
-            100 + number, rows * scale, inner * scale, columns * scale, torch.float16
+            100 + number, rows * scale, inner * scale, columns * scale, dtype
         )
+        tiling = tilings[number % 2]
         found = _call(operator, xs[place.rank], weights[place.rank], tiling=tiling)
         right &= close(found, expected(operator, place.rank, xs, weights))
     return right
@@ -194,43 +239,55 @@ def _alternating(place: Place, operator: str, repeats: int) -> bool:
 
 def _gathered(place: Place) -> bool:
     xs, weights = place.operands(5, 24, 32, 16, torch.float16)
-    own = xs[place.rank]
-    found, rows = weft.fused.all_gather_gemm(own, weights[place.rank], return_gathered=True)
+    tiling = None
+    if place.name == "cuda":
+        xs, weights, tiling = xs.bfloat16(), weights.bfloat16(), FEW_ROWS
+    own, weight = xs[place.rank], weights[place.rank]
+    found, rows = weft.fused.all_gather_gemm(own, weight, return_gathered=True, tiling=tiling)
     right = torch.equal(rows, xs.view(-1, 32))
     return right and close(found, expected("all_gather_gemm", place.rank, xs, weights))
 
 
 def _graph(place: Place, operator: str) -> bool:
-    """Replays of a captured call with new values."""
+    """Replays of a graph of two captured calls with new values."""
     xs, weights = place.operands(0, 512, 256, 384, torch.bfloat16)
     x, weight = xs[place.rank].clone(), weights[place.rank].clone()
-    _call(operator, x, weight)
+    tilings = (LARGE, FEW_ROWS)
+    for tiling in tilings:
+        _call(operator, x, weight, tiling=tiling)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = _call(operator, x, weight)
+        found = [_call(operator, x, weight, tiling=tiling) for tiling in tilings]
     right = True
     for number in range(1, 6):
         xs, weights = place.operands(number, 512, 256, 384, torch.bfloat16)
         x.copy_(xs[place.rank])
         weight.copy_(weights[place.rank])
         graph.replay()
-        right &= close(found, expected(operator, place.rank, xs, weights))
+        its = expected(operator, place.rank, xs, weights)
+        right &= all(close(each, its) for each in found)
     return right
 
 
 def _alone(place: Place) -> list[str]:
     """Wrong cases of the product without communication."""
     generator, wrong = random.Random(3), []
+    dtypes = [torch.float16, torch.float32]
+    tilings: list[Tiling | None] = [None, SMALL, STREAM]
+    if place.name == "cuda":
+        dtypes, tilings = [torch.bfloat16], [LARGE, FEW_ROWS]
     for number in range(12):
         rows, columns, inner = (generator.choice([1, 16, 64, 100, 33]) for _ in range(3))
-        dtype = generator.choice([torch.float16, torch.float32])
+        if place.name == "cuda":
+            columns, inner = columns * 16, inner * 16
+        dtype = generator.choice(dtypes)
         torch.manual_seed(number)
         x = torch.randn(rows, inner).to(place.device, dtype)
         weight = torch.randn(columns, inner).to(place.device, dtype)
-        if number % 2:
+        if number % 2 and place.name != "cuda":
             weight = weight.t().contiguous().t()
-        found = weft.fused.gemm(x, weight, tiling=SMALL if number % 3 else None)
+        found = weft.fused.gemm(x, weight, tiling=tilings[number % len(tilings)])
         value = x.double() @ weight.double().t()
         if not close(found, (value, x.double().abs() @ weight.double().abs().t())):
             wrong.append(f"{(rows, columns, inner)} {dtype} {number}")
@@ -262,13 +319,14 @@ def _refused() -> list[tuple[str, str]]:
 
 def missing(operator: str, device: str = "twin") -> dict[str, Any]:
     """The last rank does not make the second call."""
+    on_gpu = device == "cuda"
     # On a GPU, a rank may compile for some seconds longer than its peer.
-    weft.fused.set_timeout(20 if device == "cuda" else 3)
+    weft.fused.set_timeout(8 if on_gpu else 2)
+    dtype, tiling = (torch.bfloat16, FEW_ROWS) if on_gpu else (torch.float16, SMALL)
     with weft.init() as communicator:
         place = Place(communicator, device)
-        xs, weights = place.operands(1, 32, 32, 32, torch.float16)
+        xs, weights = place.operands(1, 32, 32, 32, dtype)
         x, weight = xs[place.rank], weights[place.rank]
-        tiling = None if device == "cuda" else SMALL
         first = _call(operator, x, weight, tiling=tiling)
         right = close(first, expected(operator, place.rank, xs, weights))
         found: dict[str, Any] = {"right": right}
