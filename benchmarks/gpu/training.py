@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from collectives_cases import named
 from launching import Program, add_options, run_cases, show_failures
@@ -21,6 +21,9 @@ from training_cases import CASES, tiny
 
 from weft.bench.device.machine import missing, visible
 from weft.cli.table import format_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 RESULTS: Final = Path(__file__).parent.parent / "results" / "gpu_training.jsonl"
 #: A side that ends the ranks is left out of that case.
@@ -33,14 +36,18 @@ PROGRAM: Final = Program(
 
 def main() -> int:
     """All cases; 1 if a result was wrong or a case failed."""
-    arguments = parse()
+    return run(parse(__doc__, RESULTS, CASES, tiny), PROGRAM, RESULTS)
+
+
+def run(arguments: argparse.Namespace, program: Program, results: Path) -> int:
+    """Run the cases of a benchmark of steps, and print them; the status of its program."""
     lacking = missing(arguments.device)
     if lacking is None and arguments.device == "cuda" and (arguments.ranks or 1) > visible():
         lacking = f"--ranks {arguments.ranks}: expected at most {visible()}, the visible GPUs"
     if lacking is not None:
-        print(f"training: {lacking}", file=sys.stderr)
+        print(f"{program.name.removeprefix('gpu-')}: {lacking}", file=sys.stderr)
         return 1
-    records = run_cases(arguments, PROGRAM, RESULTS)
+    records = run_cases(arguments, program, results)
     if arguments.json:
         print(json.dumps({"cases": records}))
     else:
@@ -48,14 +55,24 @@ def main() -> int:
     return int(any(record["status"] in ("wrong", "failed") for record in records))
 
 
-def parse() -> argparse.Namespace:
-    """The options, with the cases as `chosen`."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_options(parser, RESULTS)
+def parse(
+    description: str, results: Path, cases: Sequence[Any], shrink: Callable[[list[Any]], list[Any]]
+) -> argparse.Namespace:
+    """The options, with the cases as `chosen`.
+
+    Args:
+        description: docstring of the program.
+        results: default file of records.
+        cases: all of them.
+        shrink: small ones instead of some cases.
+    """
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    add_options(parser, results)
+    example = ",".join(dict.fromkeys(case.name.split(" ")[0] for case in cases[:4]))
     parser.add_argument(
         "--cases",
         metavar="NAME,...",
-        help="cases by name or first words, as `bert,decode 4096` (default: all)",
+        help=f"cases by name or first words, as `{example}` (default: all)",
     )
     parser.add_argument("--tiny", action="store_true", help="small shapes, as on the twin")
     arguments = parser.parse_args()
@@ -64,11 +81,11 @@ def parse() -> argparse.Namespace:
     if not arguments.budget > 0:
         parser.error(f"--budget {arguments.budget}: expected more than 0")
     try:
-        arguments.chosen = list(CASES) if arguments.cases is None else named(arguments.cases, CASES)
+        arguments.chosen = list(cases) if arguments.cases is None else named(arguments.cases, cases)
     except ValueError as error:
         parser.error(str(error))
     if arguments.tiny or arguments.device == "twin":
-        arguments.chosen = tiny(arguments.chosen)
+        arguments.chosen = shrink(arguments.chosen)
     return arguments
 
 

@@ -65,6 +65,8 @@ class Case:
     blocks: int = 4
     #: Timed steps of a block; one without a time comes before them.
     steps: int = 5
+    #: Steps before the measurement; losses and gradients of them are compared.
+    checked: int = 6
     #: Estimate, to skip a case for which too little time is left, and time limit; in seconds.
     seconds: float = 12.0
     limit: float = 45.0

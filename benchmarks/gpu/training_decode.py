@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from training_context import Context
     from training_sides import Group
 
-__all__ = ["Decoder", "Decoding"]
+__all__ = ["ATTENTION", "EPSILON", "Decoder", "Decoding", "Layer", "attended", "gated", "norm"]
 
 #: Kernels of attention, the same on all sides.
 ATTENTION: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+#: Of norms.
+EPSILON: Final = 1e-5
 
 
 @dataclass(frozen=True)
@@ -44,22 +47,31 @@ class Layer:
 
     def attend(self, states: Any) -> Any:
         """Input of `attention_out`, of states [tokens, hidden]."""
-        tokens, heads, _, head = self.keys.shape
-        made = states @ self.attention.t()
-        queries, keys, values = made.split(
-            [made.shape[1] - 2 * heads * head, heads * head, heads * head], 1
-        )
-        self.keys[:, :, -1] = keys.view(tokens, heads, head)
-        self.values[:, :, -1] = values.view(tokens, heads, head)
-        # The queries that share a head of the cache are rows of one product.
-        grouped = queries.view(tokens, heads, -1, head)
-        found = functional.scaled_dot_product_attention(grouped, self.keys, self.values)
-        return found.reshape(tokens, -1)
+        return attended(states @ self.attention.t(), self.keys, self.values)
 
     def feed(self, states: Any) -> Any:
         """Input of `mlp_out`, of states [tokens, hidden]."""
-        gates, values = (states @ self.mlp.t()).chunk(2, 1)
-        return functional.silu(gates) * values
+        return gated(states @ self.mlp.t())
+
+
+def attended(made: Any, cached_keys: Any, cached_values: Any) -> Any:
+    """Attention of queries, keys and values, [tokens, columns], over a cache that gets the last."""
+    tokens, heads, _, head = cached_keys.shape
+    queries, keys, values = made.split(
+        [made.shape[1] - 2 * heads * head, heads * head, heads * head], 1
+    )
+    cached_keys[:, :, -1] = keys.view(tokens, heads, head)
+    cached_values[:, :, -1] = values.view(tokens, heads, head)
+    # The queries that share a head of the cache are rows of one product.
+    grouped = queries.view(tokens, heads, -1, head)
+    found = functional.scaled_dot_product_attention(grouped, cached_keys, cached_values)
+    return found.reshape(tokens, -1)
+
+
+def gated(made: Any) -> Any:
+    """Values times SiLU of gates, of both in a tensor [tokens, columns]."""
+    gates, values = made.chunk(2, 1)
+    return functional.silu(gates) * values
 
 
 def make_layer(context: Context, case: Case, rank: int, number: int) -> Layer:
@@ -70,7 +82,7 @@ def make_layer(context: Context, case: Case, rank: int, number: int) -> Layer:
     heads, group = shape["kv_heads"] // ranks, hidden // head // shape["kv_heads"]
 
     def normal(*size: int, terms: int = 1) -> Any:
-        made = torch.randn(size, dtype=torch.bfloat16, device=device, generator=source)
+        made = torch.randn(size, dtype=context.dtype, device=device, generator=source)
         return made.mul_(terms**-0.5)
 
     cache = (shape["tokens"], heads, shape["cache"], head)
@@ -86,7 +98,7 @@ def make_layer(context: Context, case: Case, rank: int, number: int) -> Layer:
 
 def norm(states: Any) -> Any:
     """RMS norm."""
-    return functional.rms_norm(states, states.shape[1:], eps=1e-5)
+    return functional.rms_norm(states, states.shape[1:], eps=EPSILON)
 
 
 class Decoder:
@@ -100,7 +112,7 @@ class Decoder:
         ]
         source = torch.Generator(device).manual_seed(7)
         size = (shape["tokens"], shape["hidden"])
-        self.input = torch.randn(size, dtype=torch.bfloat16, device=device, generator=source)
+        self.input = torch.randn(size, dtype=context.dtype, device=device, generator=source)
         with torch.no_grad():
             self.output = self.reference().float()
 
@@ -120,6 +132,10 @@ class Decoder:
                 states = states + add(2 * number + 1, fed, layer.mlp_out)
         return states
 
+    def attend(self, part: Layer, states: Any) -> Any:
+        """Input of a part's `attention_out`."""
+        return part.attend(states)
+
     def reference(self) -> Any:
         """Output by this rank alone, with sums in float32."""
         states = self.input
@@ -130,11 +146,11 @@ class Decoder:
                     for rank in range(self.context.ranks)
                 ]
                 given = norm(states)
-                products = [part.attend(given) @ part.attention_out.t() for part in parts]
-                states = states + torch.stack(products).float().sum(0).bfloat16()
+                products = [self.attend(part, given) @ part.attention_out.t() for part in parts]
+                states = states + torch.stack(products).float().sum(0).to(states.dtype)
                 given = norm(states)
                 products = [part.feed(given) @ part.mlp_out.t() for part in parts]
-                states = states + torch.stack(products).float().sum(0).bfloat16()
+                states = states + torch.stack(products).float().sum(0).to(states.dtype)
         return states
 
 

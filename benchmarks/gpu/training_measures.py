@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from training_decode import Decoder, Decoding
-from training_steps import CHECKED, Training, batches
+from training_steps import Training, batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ class Runner:
     def prepare(self) -> None:
         """Make the steps, and run those before the measurement."""
         self.program = PROGRAMS[self.case.kind][1](self.context, self.case, self.side, self.data)
-        for _ in range(CHECKED):
+        for _ in range(self.case.checked):
             self.program.step()
         self.context.device.synchronise()
         self.side.check()

@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from training_context import Context
     from training_sides import Group
 
-__all__ = ["CHECKED", "Training", "batches"]
+__all__ = ["Training", "batches"]
 
-#: Steps before the measurement, whose losses and gradients are compared.
-CHECKED: Final = 6
 RATE: Final = 0.01
 MOMENTUM: Final = 0.9
 
@@ -58,7 +56,7 @@ class Training:
         self.network = network
         self.optimizer = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM)
         self.number = 0
-        #: Of the first `CHECKED` steps: losses, and squares of this rank's gradients summed.
+        #: Of the first checked steps: losses, and squares of this rank's gradients summed.
         self.losses: list[Any] = []
         self.squares: list[Any] = []
         self.digest: Any = None
@@ -75,11 +73,11 @@ class Training:
         self.optimizer.step()
         self.number += 1
         self.last = loss.detach()
-        if self.number <= CHECKED:
+        if self.number <= self.case.checked:
             self.losses.append(self.last)
             gradients = [local(each.grad) for each in self.network.parameters()]
             self.squares.append(torch.stack(torch._foreach_norm(gradients)).square().sum())
-        if self.number == CHECKED and is_ddp:
+        if self.number == self.case.checked and is_ddp:
             sums = [
                 each.detach().view(torch.int32).sum(dtype=torch.int64)
                 for each in self.network.parameters()
