@@ -1,4 +1,4 @@
-"""Maker of the tables in docs/fused.md, from results/gpu_fused.jsonl."""
+"""Maker of the tables in docs/fused.md, from results/gpu_fused.jsonl and of models."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 RESULTS = Path(__file__).parent / "results" / "gpu_fused.jsonl"
+MODELS = Path(__file__).parent / "results" / "gpu_fused_models.jsonl"
 #: Kinds of cases, by table.
 KINDS = {
     "embedding": ("embedding",),
@@ -36,6 +37,7 @@ def blocks(_page: str = "fused") -> dict[str, str]:
         "where": where(last),
         "means": means(last.values()),
         "losses": losses(last.values()),
+        "models": models(latest(MODELS)),
         **{name: times(lines) for name, lines in tables.items()},
     }
 
@@ -89,6 +91,48 @@ def times(lines: list[Line]) -> str:
     headers = ["case", "fused", "fastest unfused", "which", "/ fused", "own + NCCL / fused"]
     headers += ["computation", "other's / ours", "collective", "bound", "hidden"]
     return markdown(headers, rows)
+
+
+def models(last: dict[str, Line]) -> str:
+    """Times of steps of models, in ms: the fastest fused side, and the others."""
+    rows = []
+    for name, line in last.items():
+        result = line["result"]
+        sides, fused, best = result["sides"], result["fused"], result["best_peer"]
+        rows.append(
+            [
+                name,
+                fused,
+                milliseconds(sides[fused], "p99"),
+                best or "",
+                milliseconds(sides.get(best), "p99"),
+                ratio(1 / result["of_best_peer"] if result["of_best_peer"] else None),
+                ", ".join(
+                    f"{other} {milliseconds(side) or side['status']}"
+                    for other, side in sides.items()
+                    if other not in (fused, best)
+                ),
+                ", ".join(
+                    f"{count} {operator}"
+                    for operator, count in sides[fused]
+                    .get("report", {})
+                    .get("substitutions", {})
+                    .items()
+                ),
+            ]
+        )
+    if not rows:
+        return NOT_MEASURED
+    headers = ["model", "fused", "ms", "fastest unfused", "ms", "/ fused", "others, ms"]
+    return f"{where(last)}\n\n{markdown([*headers, 'substituted'], rows)}"
+
+
+def milliseconds(side: Line | None, percentile: str = "") -> str:
+    """Median of a side in ms, and p99 if wanted."""
+    if side is None or side["status"] != "ok":
+        return ""
+    names = ["slowest_p50_us", *([f"slowest_{percentile}_us"] if percentile else [])]
+    return " / ".join(number(side["time"][name] / 1000) for name in names)
 
 
 def means(lines: Iterable[Line]) -> str:

@@ -60,6 +60,9 @@ def stages(device: str, ranks: int, directory: Path | None) -> list[Stage]:
     found = [
         Stage("collectives", 0.35, own("collectives", *of_ranks, *few, *results("collectives"))),
         Stage("fused", 0.35, own("fused", *of_ranks, *products, *results("fused"))),
+        Stage(
+            "fused models", 0.3, own("fused_models", *of_ranks, *steps, *results("fused_models"))
+        ),
         Stage("training", 0.4, own("training", *of_ranks, *steps, *results("training"))),
         Stage(
             "moe",
