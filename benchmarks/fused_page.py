@@ -1,4 +1,4 @@
-"""Maker of the tables in docs/fused.md, from results/gpu_fused.jsonl and of models."""
+"""Maker of the tables and the picture in docs/fused.md, from records of operators and models."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from speed_page import NOT_MEASURED, markdown, number
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from matplotlib.axes import Axes
+
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "fused-ablation.svg"
 RESULTS = Path(__file__).parent / "results" / "gpu_fused.jsonl"
 MODELS = Path(__file__).parent / "results" / "gpu_fused_models.jsonl"
 #: Kinds of cases, by table.
@@ -23,23 +26,39 @@ KINDS = {
     "gemm": ("gemm",),
 }
 
+#: Kind of the cases of the fused operator with other tilings.
+ABLATION = "ablation"
+#: Panels side by side in its picture.
+PANELS = 4
+
 Line = dict[str, Any]
 
 
 def blocks(_page: str = "fused") -> dict[str, str]:
     """Tables by name."""
-    last = latest(RESULTS)
+    every = latest(RESULTS)
+    last = {name: line for name, line in every.items() if line["kind"] != ABLATION}
     tables = {
         name: [line for line in last.values() if line["kind"] in kinds]
         for name, kinds in KINDS.items()
     }
     return {
-        "where": where(last),
+        "where": where(every),
         "means": means(last.values()),
         "losses": losses(last.values()),
         "models": models(latest(MODELS)),
         **{name: times(lines) for name, lines in tables.items()},
+        ABLATION: ablation(ablations(every)),
     }
+
+
+def draw(_page: str = "fused") -> list[Path]:
+    """Draw the picture of ablations if there are results; paths of pictures drawn."""
+    found = ablations(latest(RESULTS))
+    if not found:
+        return []
+    draw_ablation(found, PICTURE)
+    return [PICTURE]
 
 
 def latest(results: Path) -> dict[str, Line]:
@@ -191,3 +210,103 @@ def geometric(values: Iterable[float | None]) -> str:
     """Geometric mean of the values that are known."""
     logs = [math.log(value) for value in values if value]
     return f"{math.exp(sum(logs) / len(logs)):.2f}" if logs else ""
+
+
+def ablations(last: dict[str, Line]) -> list[Line]:
+    """Records of the fused operator with other tilings."""
+    return [line for line in last.values() if line["kind"] == ABLATION]
+
+
+def ablation(lines: list[Line]) -> str:
+    """Link to the picture, and times over that of the default, by case and varied size."""
+    if not lines:
+        return NOT_MEASURED
+    rows = [
+        [named(line).removeprefix(f"{ABLATION} "), time(fused(line)), f"`{size}`", row(line, size)]
+        for line in lines
+        for size in line["workload"]["sizes"]
+    ]
+    link = f"![Time over that of the default, by varied size](images/{PICTURE.name})"
+    headers = ["case", "default tiling, µs", "varied", "value: time / default's"]
+    table = ["| " + " | ".join(cells) + " |" for cells in (headers, ["---"] * 4, *rows)]
+    return "\n".join([link, "", *table])
+
+
+def fused(line: Line) -> Line:
+    """The fused operator with its default tiling."""
+    found: Line = line["result"]["sides"]["fused"]
+    return found
+
+
+def row(line: Line, size: str) -> str:
+    """By value, its ratio, or the status of a side without a time."""
+    known, default = ratios(line, size), line["result"]["defaults"][size]
+    cells = []
+    for value in sorted({default, *line["workload"]["sizes"][size]}):
+        if value == default:
+            cells.append(f"{value}: default")
+        elif value in known:
+            cells.append(f"{value}: {known[value]:.2f}")
+        else:
+            cells.append(f"{value}: {line['result']['sides'][f'{size} {value}']['status']}")
+    return ", ".join(cells)
+
+
+def ratios(line: Line, size: str) -> dict[int, float]:
+    """Times over that of the default by value, ascending; 1 for the default itself."""
+    result = line["result"]
+    values = line["workload"]["sizes"][size]
+    found = {value: result["ratios"].get(f"{size} {value}") for value in values}
+    found[result["defaults"][size]] = 1.0
+    return {value: found[value] for value in sorted(found) if found[value] is not None}
+
+
+def draw_ablation(lines: list[Line], path: Path) -> None:
+    """Draw a panel for each varied size, with a line for each case on the most GPUs."""
+    from matplotlib.figure import Figure
+
+    from weft.sim.plot import save
+
+    most = max(line["origin"]["ranks"] for line in lines)
+    shown = [line for line in lines if line["origin"]["ranks"] == most]
+    sizes = list(dict.fromkeys(size for line in shown for size in line["workload"]["sizes"]))
+    rows = -(-len(sizes) // PANELS)
+    figure = Figure(figsize=(12.0, 2.6 * rows + 1.0), layout="constrained")
+    panels = list(figure.subplots(rows, PANELS, squeeze=False).flat)
+    names: dict[str, Any] = {}
+    for axes, size in zip(panels, sizes, strict=False):
+        draw_size(axes, size, shown)
+        names |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    for axes in panels[len(sizes) :]:
+        axes.set_visible(False)
+    figure.supylabel("time / default's", fontsize=9)
+    place = {"loc": "outside lower center", "ncols": 3, "fontsize": 8, "frameon": False}
+    figure.legend(list(names.values()), list(names), **place)
+    save(figure, path)
+
+
+def draw_size(axes: Axes, size: str, lines: list[Line]) -> None:
+    """Ratios by value of one size; a case has the same colour in all panels."""
+    from weft.sim.plot import COLOURS, MARKERS
+    from weft.units import format_bytes
+
+    points = {
+        index: ratios(line, size)
+        for index, line in enumerate(lines)
+        if size in line["workload"]["sizes"]
+    }
+    values = sorted({value for known in points.values() for value in known})
+    for index, known in points.items():
+        axes.plot(
+            [values.index(value) for value in known],
+            list(known.values()),
+            color=COLOURS[index % len(COLOURS)],
+            marker=MARKERS[index % len(MARKERS)],
+            markersize=4,
+            label=named(lines[index]).removeprefix(f"{ABLATION} "),
+        )
+    text = format_bytes if size == "slice_bytes" else str
+    axes.set_xticks(range(len(values)), [text(value) for value in values], fontsize=8)
+    axes.set_title(size, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -62,12 +62,25 @@ def test_every_kind_of_case_is_measured_and_checked(tmp_path: Path) -> None:
     if not hasattr(_native, "DeviceCollectives"):
         pytest.skip("needs a native module with DeviceCollectives; this one was built without")
     file = tmp_path / "lines.jsonl"
-    names = "embedding,gemm_all_to_all,gemv_norm,norm"
+    names = "embedding,gemm_all_to_all,gemv_norm,norm,ablation embedding,ablation gemm_all_to_all"
     done = run("--json", "--cases", names, "--results", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     records = json.loads(done.stdout)["cases"]
     assert [json.loads(line) for line in file.read_text().splitlines()] == records
-    by_operator = {record["workload"]["operator"]: check(record) for record in records}
+    pooled, sent = (check_ablation(record) for record in records[4:])
+    by_operator = {record["workload"]["operator"]: check(record) for record in records[:4]}
+    assert {name: side["status"] for name, side in pooled["sides"].items()} == {
+        "fused": "ok",
+        "own_last -1": "ok",
+        "own_last 1": "skipped",
+        "bags 256": "skipped",
+    }
+    assert pooled["sides"]["own_last 1"]["reason"] == "it is the default"
+    assert "tiling.bags is 256: expected at most 16" in pooled["sides"]["bags 256"]["reason"]
+    assert pooled["defaults"].keys() == {"own_last", "bags"}
+    assert sent["sides"]["group 1"]["status"] == "ok"
+    assert "num_sms is 64: 1 to 3 are needed" in sent["sides"]["num_sms 64"]["reason"]
+    assert sent["defaults"] == {"group": 8, "num_sms": 3}
     fused = by_operator["gemm_all_to_all"].pop("fused symmetric")
     assert fused["is_ours"]
     words = {
@@ -86,6 +99,21 @@ def test_every_kind_of_case_is_measured_and_checked(tmp_path: Path) -> None:
             *(f"{each} {word}" for each in libraries),
             *(f"{each} alone" for each in collectives),
         ]
+
+
+def check_ablation(record: dict[str, Any]) -> dict[str, Any]:
+    """The result of a record whose status is "ok", and whose sides with a time are right."""
+    assert (record["kind"], record["status"]) == ("ablation", "ok"), record
+    result: dict[str, Any] = record["result"]
+    assert result.keys() == {*FIGURES, "defaults", "ratios"}
+    assert result["sides"].keys() == {"fused", *result["ratios"]}
+    for name, side in result["sides"].items():
+        if side["status"] != "ok":
+            assert result["ratios"][name] is None
+            continue
+        assert 0 <= side["largest_share_of_bound"] <= 1
+        assert name == "fused" or result["ratios"][name] > 0
+    return result
 
 
 def check(record: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +135,7 @@ def check(record: dict[str, Any]) -> dict[str, Any]:
         assert side["status"] == "ok", side
         time = side["time"]
         assert 0 < time["min_us"] <= time["p50_us"] <= time["p99_us"]
-        assert time["samples"] == 2
+        assert time["samples"] == 1
         assert side["is_whole"] == (name.startswith("fused") or " + " in name)
         if side["is_whole"]:
             assert 0 <= side["largest_share_of_bound"] <= 1
@@ -131,6 +159,14 @@ def test_kinds_take_turns_and_buffers_divide_the_calls(modules: Any) -> None:
         exchange = case.exchange(2)
         assert (exchange.buffers, exchange.bytes % 4) == (case.buffers, 0)
     assert {case.kind for case in cases.choose("gemm")} == {"gemm"}
+    assert "ablation" not in kinds
+    for case in cases.choose("ablation"):
+        assert case.kind == "ablation"
+        assert case.unable(2, None) is None
+        assert cases.Case.from_json(json.loads(json.dumps(case.to_json()))) == case
+        (base,) = cases.choose(case.name.removeprefix("ablation "))
+        assert (base.kind, base.shape) == (case.computation, case.shape)
+        assert (base.buffers, base.bytes(2)) == (case.buffers, case.bytes(2))
     assert "GiB are free" in cases.CASES[0].unable(2, 1 << 30)
     assert "expected batch 4096 as a multiple of 3" in cases.CASES[0].unable(3, None)
 
@@ -299,3 +335,42 @@ def test_tables_show_means_and_losses_and_stay_without_records(
         "| 2.00 |  |  |  |  |"
     )
     assert made["gemm"] == page.NOT_MEASURED
+
+
+def test_ablations_have_a_table_and_a_picture_of_their_own(
+    modules: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    page, ranks = modules("fused_page"), modules("fused_rank")
+    monkeypatch.setattr(page, "RESULTS", tmp_path / "lines.jsonl")
+    monkeypatch.setattr(page, "PICTURE", tmp_path / "fused-ablation.svg")
+    assert page.draw() == []
+    lines = []
+    for case in modules("fused_cases").choose("ablation")[:2]:
+        sides = {"fused": side(100.0)}
+        defaults = {size: values[1] for size, values in case.sizes.items()}
+        for size, values in case.sizes.items():
+            for value in values:
+                sides[f"{size} {value}"] = side(100.0 + abs(value) % 60)
+            sides[f"{size} {values[1]}"] = {"status": "skipped", "reason": "it is the default"}
+            sides[f"{size} {values[0]}"] = {"status": "failed", "reason": "lost"}
+        result = ranks.figures(case, sides) | {"sides": sides, "ratios": ranks.ratios(sides)}
+        origin = {"device": "cuda", "gpus": ["A"], "commit": "c", "at": "2026-11-27"}
+        record = {"case": case.name, "kind": case.kind, "workload": case.to_json()}
+        record |= {"status": "ok", "origin": origin | {"versions": {}, "ranks": 2}}
+        lines.append(json.dumps(record | {"result": result | {"defaults": defaults}}))
+    page.RESULTS.write_text("\n".join(lines), encoding="utf-8")
+    made = page.blocks()
+    table = made.pop("ablation").splitlines()
+    assert table[0].endswith("(images/fused-ablation.svg)")
+    assert table[4:6] == [
+        "| embedding 8x128 batch 4096 pooling 4, 2 GPUs | 100 / 200 | `own_last` "
+        "| -1: 1.01, 1: 1.01, 4: default, 8: failed |",
+        "| embedding 8x128 batch 4096 pooling 4, 2 GPUs | 100 / 200 | `programs` "
+        "| 1: failed, 2: default, 3: 1.03, 4: 1.04, 6: 1.06 |",
+    ]
+    assert "A; commit c" in made.pop("where")
+    assert set(made.values()) == {page.NOT_MEASURED}
+    pytest.importorskip("matplotlib")
+    assert page.draw() == [page.PICTURE]
+    assert "<svg" in page.PICTURE.read_text(encoding="utf-8")

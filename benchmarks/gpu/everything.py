@@ -74,11 +74,17 @@ def stages(device: str, ranks: int, directory: Path | None) -> list[Stage]:
             0.3,
             own("hierarchical", *of_ranks, *small, "--record", str(to / "gpu_hierarchical.jsonl")),
         ),
+        Stage(
+            "ablation",
+            0.4,
+            own("fused", *of_ranks, "--cases", "ablation", *results("fused")),
+        ),
         Stage("sweep", 1.0, own("collectives", *of_ranks, "--sweep", *results("collectives"))),
     ]
-    # Two pretended hosts have equal numbers of ranks; the sweep of the twin has no use.
+    # Two pretended hosts have equal numbers of ranks; sweep and ablation of the twin have no use.
     left_out = {"several hosts"} if ranks % 2 else set()
-    return [each for each in found if each.name not in left_out | ({"sweep"} if short else set())]
+    left_out |= {"sweep", "ablation"} if short else set()
+    return [each for each in found if each.name not in left_out]
 
 
 def run(stage: Stage, seconds: float, quiet: bool) -> dict[str, Any]:

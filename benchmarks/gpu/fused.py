@@ -4,7 +4,8 @@ Appends a record of each case to results/gpu_fused.jsonl as it ends. Beside the 
 its own kernels without communication and torch's, each with the collectives of NCCL, Weft and
 torch, and all parts alone. A side that fails is recorded as failed in its case, and the other sides
 run; if it ends the ranks, they are started anew without it. `--device twin` runs tiny shapes on the
-CPU under Triton's interpreter, for tests.
+CPU under Triton's interpreter, for tests. Cases of the kind `ablation`, which run if `--cases`
+names them, have the fused operator alone, with one size of its tiling at a time changed.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         metavar="NAME,...",
-        help="cases by kind, name or first words, as `gemv,gemm_all_to_all mixtral` (default: all)",
+        help="cases by kind, name or first words, as `gemv,gemm_all_to_all mixtral` (default: all "
+        "but `ablation`)",
     )
     parser.add_argument(
         "--seconds",
@@ -110,12 +112,29 @@ def show(records: list[dict[str, Any]]) -> None:
         gpus = ", ".join(sorted(set(about["gpus"]))) or "CPU twin: times are not representative"
         print(f"{about['ranks']} ranks ({gpus}); µs a call, median of the slowest rank\n")
     found = [each for each in records if each["result"]]
-    rows = [row(each["case"], each["result"]) for each in found]
+    rows = [row(each["case"], each["result"]) for each in found if each["kind"] != "ablation"]
     headers = ("case", "fused", "p99", "own + nccl", "/ fused", "best unfused", "µs", "/ fused")
     parts = ("own part", "other's", "exchange", "bound", "hidden %")
     if rows:
         print(format_table((*headers, *parts), rows) + "\n")
+    varied = [each for found_case in found for each in variations(found_case)]
+    if varied:
+        print(format_table(("case", "varied", "µs", "/ default"), varied) + "\n")
     show_failures(records)
+
+
+def variations(record: dict[str, Any]) -> list[list[Any]]:
+    """Rows of an ablation: the default, and each variation that has a time."""
+    result = record["result"]
+    ratios = result.get("ratios")
+    if ratios is None:
+        return []
+    sides = {"fused": 1.0, **ratios}
+    return [
+        [record["case"], name, figure(result["sides"][name]), ratio]
+        for name, ratio in sides.items()
+        if result["sides"][name]["status"] == "ok"
+    ]
 
 
 def row(case: str, result: dict[str, Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +12,7 @@ from collectives_cases import named
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["CASES", "SYMMETRIC", "Case", "choose", "tiny"]
+__all__ = ["ABLATIONS", "CASES", "SYMMETRIC", "Case", "choose", "tiny"]
 
 #: Bytes that lie between two uses of the same weights: three times an H200's L2.
 APART: Final = 150 << 20
@@ -69,7 +69,39 @@ LAYERS: Final = {
     ("gemm_all_reduce", "deepseek-v3"): (7168, 18432),
     ("all_to_all_gemm", "mixtral"): (28672, 4096),
 }
-#: Small shapes by kind, for the twin and for a short test of GPUs.
+#: Sizes that an ablation varies one at a time around the default tiling: the order of tasks,
+#: programs of a multiprocessor, and bags of a task.
+EMBEDDING_SIZES: Final = {
+    "own_last": [8, 4, 1, -1],
+    "programs": [1, 2, 3, 4, 6],
+    "bags": [8, 16, 32, 64],
+}
+#: The same of products: multiprocessors, bytes between signals, and rows of tiles of a group.
+PRODUCT_SIZES: Final = {
+    "num_sms": [64, 96, 116, 132],
+    "slice_bytes": [64 << 10, 256 << 10, 1 << 20, 4 << 20],
+    "group": [1, 4, 8, 16],
+}
+#: Multiprocessors that send the rows of an all-gather.
+SENDERS: Final = [8, 16, 24, 32, 48]
+#: Sizes on the twin by operator; one of each does not fit.
+TINY_SIZES: Final[dict[str, dict[str, list[int]]]] = {
+    "embedding_all_to_all": {"own_last": [-1, 1], "bags": [256]},
+    "gemm_reduce_scatter": {"num_sms": [3, 64], "slice_bytes": [1024]},
+    "gemm_all_to_all": {"group": [1], "num_sms": [64]},
+    "all_gather_gemm": {"senders": [1], "num_sms": [64]},
+}
+#: Cases of ablations, as long bags and short ones, a large exchange, and products of Mixtral.
+ABLATED: Final = (
+    "embedding 8x128 batch 4096 pooling 4",
+    "gemm_reduce_scatter mixtral 4096",
+    "embedding 8x128 batch 16384 pooling 10",
+    "gemm_all_to_all deepseek-v3 4096",
+    "embedding 64x128 batch 4096 pooling 10",
+    "all_gather_gemm mixtral 4096",
+    "embedding 8x256 batch 4096 pooling 1",
+)
+#: Small shapes by computation, for the twin and for a short test of GPUs.
 TINY: Final[dict[str, dict[str, int]]] = {
     "embedding": {"tables": 2, "dim": 8, "batch": 8, "pooling": 2, "rows": 50},
     "gemv": {"hidden": 64, "inner": 128, "tokens": 2},
@@ -84,7 +116,7 @@ class Case:
     """One operator at one shape, by all sides in turn."""
 
     name: str
-    #: "embedding", "gemv", "gemv_norm", "norm" or "gemm".
+    #: "embedding", "gemv", "gemv_norm", "norm", "gemm", or "ablation" of one of them.
     kind: str
     #: Function of `weft.fused`: key of `COLLECTIVES`.
     operator: str
@@ -97,6 +129,15 @@ class Case:
     #: Estimate, to skip a case for which too little time is left, and time limit; in seconds.
     seconds: float = 5.0
     limit: float = 90.0
+    #: Of an ablation: sizes of the tiling that are varied one at a time, and their values.
+    sizes: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def computation(self) -> str:
+        """The kind, or that of the case of an ablation."""
+        if self.kind != "ablation":
+            return self.kind
+        return "embedding" if self.operator == "embedding_all_to_all" else "gemm"
 
     @property
     def collective(self) -> str:
@@ -112,11 +153,11 @@ class Case:
     def buffers(self) -> int:
         """Inputs and weights that the calls of a graph rotate over: a divisor of `calls`."""
         shape = self.shape
-        if self.kind == "embedding":
+        if self.computation == "embedding":
             # Of indices and rows; indices are made anew before each replay.
             count = shape["tables"] * shape["batch"] * shape["pooling"]
             each = count * (4 + 2 * shape["dim"])
-        elif self.kind == "norm":
+        elif self.computation == "norm":
             # Sums replace inputs, and are not summed again.
             each = 1
         else:
@@ -128,7 +169,7 @@ class Case:
     def vector(self, ranks: int) -> int:
         """Elements of the whole output of an all-gather, of a rank's input of other collectives."""
         shape = self.shape
-        if self.kind == "embedding":
+        if self.computation == "embedding":
             return shape["batch"] * shape["tables"] * shape["dim"]
         if "tokens" in shape:
             return shape["tokens"] * shape["hidden"]
@@ -150,7 +191,7 @@ class Case:
         columns, inner = shape.get("columns", shape.get("hidden", 0)), shape.get("inner", 1)
         if self.operator == "all_gather_gemm":
             return columns // ranks, inner
-        if self.collective in ("all_reduce", "reduce_scatter") and self.kind != "norm":
+        if self.collective in ("all_reduce", "reduce_scatter") and self.computation != "norm":
             return columns, inner // ranks
         return columns, inner
 
@@ -179,7 +220,7 @@ class Case:
         """Estimate of memory: weights, inputs, and results of several sides."""
         shape, buffers = self.shape, self.buffers
         vectors = 8 * buffers * 2 * self.vector(ranks)
-        if self.kind == "embedding":
+        if self.computation == "embedding":
             indices = 2 * 8 * shape["tables"] * shape["batch"] * shape["pooling"]
             table = 2 * shape["rows"] * shape["dim"]
             references = 3 * 4 * self.vector(ranks)
@@ -272,8 +313,32 @@ def in_turn(*groups: Iterable[Case]) -> Iterator[Case]:
 CASES: Final = tuple(in_turn(embedding(), gemm(), gemv(), norm()))
 
 
+def ablation() -> Iterator[Case]:
+    """The fused operator with other sizes of its tiling."""
+    by_name = {case.name: case for case in CASES}
+    for name in ABLATED:
+        case = by_name[name]
+        sizes = EMBEDDING_SIZES if case.kind == "embedding" else PRODUCT_SIZES
+        if case.operator == "all_gather_gemm":
+            sizes = sizes | {"senders": SENDERS}
+        # The estimate is of about twelve sides.
+        seconds = case.seconds * (1 + sum(map(len, sizes.values()))) / 12
+        yield replace(
+            case,
+            name=f"ablation {name}",
+            kind="ablation",
+            seconds=seconds,
+            limit=180.0,
+            sizes=sizes,
+        )
+
+
+#: Cases that are chosen by name alone.
+ABLATIONS: Final = tuple(ablation())
+
+
 def choose(names: str | None) -> list[Case]:
-    """Cases by kinds, full names or first words, with commas; by default all.
+    """Cases by kinds, full names or first words, with commas; by default all but ablations.
 
     Raises:
         ValueError: if a name matches no case.
@@ -281,9 +346,10 @@ def choose(names: str | None) -> list[Case]:
     if names is None:
         return list(CASES)
     chosen: dict[str, Case] = {}
+    every = (*CASES, *ABLATIONS)
     for name in names.split(","):
-        of_kind = [case for case in CASES if case.kind == name.strip()]
-        chosen |= {case.name: case for case in of_kind or named(name, CASES)}
+        of_kind = [case for case in every if case.kind == name.strip()]
+        chosen |= {case.name: case for case in of_kind or named(name, every)}
     return list(chosen.values())
 
 
@@ -291,6 +357,8 @@ def tiny(cases: list[Case]) -> list[Case]:
     """The first case of each kind and operator with a small shape and few replays."""
     found: dict[tuple[str, str], Case] = {}
     for case in cases:
-        small = replace(case, shape=dict(TINY[case.kind]), calls=2, replays=2, seconds=1.0)
+        small = replace(case, shape=dict(TINY[case.computation]), calls=2, replays=1, seconds=1.0)
+        if case.kind == "ablation":
+            small = replace(small, sizes=TINY_SIZES[case.operator])
         found.setdefault((case.kind, case.operator), small)
     return list(found.values())

@@ -6,6 +6,7 @@ are in float32.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -105,6 +106,10 @@ class Data:
 
     def fused(self, slot: int, out: Any = None, **options: Any) -> Any:
         """Call the fused operator; its result, which is `out` if products are given it."""
+        raise NotImplementedError
+
+    def tiling(self) -> Any:
+        """The default tiling of the fused operator."""
         raise NotImplementedError
 
     def finish(self, slot: int, received: torch.Tensor) -> Any:
@@ -218,11 +223,23 @@ class Embedding(Data):
             )
         return self.operator
 
+    def tiling(self) -> Any:
+        tables: Any = import_module("weft.fused.embedding_tables")
+        return tables.default_tiling(self.dim, self.dtype.itemsize, self.pooling)
+
+    def tiled(self, tiling: Any) -> Any:
+        """The operator, whose next calls have a tiling; None: the default."""
+        operator = self.open()
+        if tiling is not None:
+            tiling.check()
+        operator.tiling = tiling
+        return operator
+
     def fused(self, slot: int, out: Any = None, **options: Any) -> Any:
-        return self.open()(self.indices[slot], self.offsets)
+        return self.tiled(options.get("tiling"))(self.indices[slot], self.offsets)
 
     def pool(self, slot: int, received: Any, out: Any) -> Any:
-        return self.open().pool(self.indices[slot], self.offsets)
+        return self.tiled(None).pool(self.indices[slot], self.offsets)
 
     def bag(self, slot: int, received: Any, out: Any) -> Any:
         indices = self.stacked_indices[slot]
@@ -243,7 +260,7 @@ class Product(Data):
 
     def make(self) -> None:
         shape, case = self.case.shape, self.case
-        self.rows = shape["rows"] if case.kind == "gemm" else shape["tokens"]
+        self.rows = shape["rows"] if case.computation == "gemm" else shape["tokens"]
         self.columns, self.inner = case.local(self.ranks)
         slots = range(self.slots)
         self.inputs = [self.input(self.rank, slot) for slot in slots]
@@ -280,6 +297,11 @@ class Product(Data):
         magnitude = sum((part.abs() for part in parts), torch.zeros_like(total))
         # Addends, results and parts of products, whose standard deviation is 1, may be rounded.
         return Reference((total,), (magnitude.add_(1.0),), 1 + len(parts))
+
+    def tiling(self) -> Any:
+        gemm: Any = import_module("weft.fused.gemm")
+        rows = self.rows // self.ranks
+        return gemm.default_tiling(rows, self.columns, self.inner, self.dtype)
 
     def fused(self, slot: int, out: Any = None, **options: Any) -> Any:
         operator = getattr(self.context.fused, self.case.operator)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import collectives_runner
 from fused_data import DATA
-from fused_sides import sides_of
+from fused_sides import defaults, sides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ def compare(context: Context, case: Case) -> dict[str, Any]:
     if (reason := case.unable(context.ranks, context.free())) is not None:
         return {"skipped": reason, "sides": {}}
     context.under_way(case.name, "")
-    data, failure = context.attempt(lambda: DATA[case.kind](context, case))
+    data, failure = context.attempt(lambda: DATA[case.computation](context, case))
     if failure is not None or data is None:
         return {"failed": failure and failure.text, "sides": {}}
     found: dict[str, Any] = {}
@@ -106,7 +106,8 @@ def compare(context: Context, case: Case) -> dict[str, Any]:
             done = {"status": "ok", "reason": None, "times": runner.times}
             found[runner.side.name] = done | runner.facts
     ordered = {way.name: found[way.name] for way in ways}
-    return {"sides": ordered, "buffers": case.buffers, "calls": case.calls}
+    made = {"sides": ordered, "buffers": case.buffers, "calls": case.calls}
+    return made | ({"defaults": defaults(data)} if case.kind == "ablation" else {})
 
 
 def admit(

@@ -20,7 +20,7 @@ __all__ = ["summarise"]
 
 #: Time of the last piece's way to a peer and of its flag, in the bound of a perfect overlap.
 LATENCY_US: Final = 2.0
-#: Noun of the computation of a case, by kind, as in `fused_data`.
+#: Noun of the computation of a case, as in `fused_data`.
 WORDS: Final = {
     "embedding": "pool",
     "gemv": "gemv",
@@ -44,6 +44,8 @@ def summarise(
     }
     result = {key: value for key, value in ranks[0].items() if key != "sides"} | {"sides": sides}
     result |= figures(case, sides)
+    if case.kind == "ablation":
+        result["ratios"] = ratios(sides)
     wrong = [name for name, side in sides.items() if side["status"] == "wrong"]
     result["wrong"] = len(wrong)
     fused = sides["fused"]
@@ -65,7 +67,7 @@ def figures(case: Case, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
         library's computation over that of Weft's.
     """
     times = {name: us for name, side in sides.items() if (us := figure(side))}
-    word = WORDS[case.kind]
+    word = WORDS[case.computation]
     # Not those of an algorithm that is forced.
     own_choice = (name for name in ("fused", "fused symmetric") if name in times)
     fastest = min(own_choice, key=times.__getitem__, default=None)
@@ -96,6 +98,16 @@ def figures(case: Case, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
         if fused:
             made["hidden"] = (computation + exchange - fused) / min(computation, exchange)
     return made
+
+
+def ratios(sides: dict[str, dict[str, Any]]) -> dict[str, float | None]:
+    """Times of an ablation's sides over that of the default; None for those without a time."""
+    base = figure(sides["fused"])
+    return {
+        name: us / base if base and (us := figure(side)) else None
+        for name, side in sides.items()
+        if name != "fused"
+    }
 
 
 def side_of(case: Case, ranks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,17 +2,21 @@
 
 The fused operator; a computation and then a collective, by each library; the operators of torch's
 asynchronous tensor parallelism; and the parts alone. Weft's own computation is the fused kernel
-without its communication.
+without its communication. An ablation has the fused operator alone, with one size of its tiling
+after the other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from collectives_sides import Nccl, Side
 from fused_cases import SYMMETRIC
+from triton.runtime.errors import OutOfResources
+
+from weft.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +25,10 @@ if TYPE_CHECKING:
     from fused_context import Context
     from fused_data import Data
 
-__all__ = ["Calls", "Way", "sides_of"]
+__all__ = ["Calls", "Varied", "Way", "defaults", "sides_of"]
+
+#: Reason to skip a value that an ablation's first side has.
+DEFAULT: Final = "it is the default"
 
 
 @dataclass
@@ -86,6 +93,36 @@ class Fused(Way):
             lambda turn: data.refill("weft", turn),
             self.meet,
         )
+
+
+class Varied(Fused):
+    """The operator with one size of its tiling, or number of multiprocessors, given."""
+
+    def __init__(self, context: Context, data: Data, size: str, value: int) -> None:
+        super().__init__(context, data)
+        self.name, self.size, self.value = f"{size} {value}", size, value
+        if size == "num_sms":
+            self.options = {size: value}
+        else:
+            self.options = {"tiling": data.tiling()._replace(**{size: value})}
+
+    def unable(self, case: Any) -> str | None:
+        """The default is a side of its own."""
+        return DEFAULT if defaults(self.data)[self.size] == self.value else None
+
+    def calls(self) -> Calls:
+        """As of the operator; a tiling that does not fit the GPU is refused."""
+        calls = super().calls()
+        run = calls.run
+
+        def fitting(slot: int) -> Any:
+            try:
+                return run(slot)
+            except OutOfResources as error:
+                raise ConfigurationError(f"{self.name}: {error}") from error
+
+        calls.run = fitting
+        return calls
 
 
 class Computed(Way):
@@ -245,10 +282,21 @@ class Pipelined(Way):
         return Calls(gather if is_gather else scatter, lambda turn: None, self.meet)
 
 
+def defaults(data: Data) -> dict[str, int]:
+    """Values that the operator has by default, of the sizes that an ablation varies."""
+    tiling = data.tiling()
+    spaces: Any = import_module("weft.fused.spaces")
+    every = spaces.programs_of(data.context.device.torch.device(data.device))
+    return {size: every if size == "num_sms" else getattr(tiling, size) for size in data.case.sizes}
+
+
 def sides_of(context: Context, data: Data) -> list[Way]:
     """All sides of a case: the fused operator, the other wholes, then the parts."""
     bounds: dict[str, Bound] = {}
     case, libraries = data.case, list(data.computations)
+    if case.kind == "ablation":
+        varied = [(size, value) for size, values in case.sizes.items() for value in values]
+        return [Fused(context, data), *(Varied(context, data, *each) for each in varied)]
     exchanges = context.exchanges(case.collective)
     found: list[Way] = [Fused(context, data)]
     if case.operator in SYMMETRIC:

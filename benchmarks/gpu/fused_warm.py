@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ import triton
 from fused_cases import SYMMETRIC, Case
 from fused_context import Context
 from fused_data import DATA
-from fused_sides import Computed
+from fused_sides import Computed, sides_of
 from launching import WITHOUT_MULTICAST
 from triton.runtime.jit import JITFunction
 
@@ -114,7 +114,7 @@ def work(directory: Path, task: dict[str, Any]) -> None:
         device = open_device(kind, local)
         context = Context(communicator, device, directory, [], task, {})
         for case in map(Case.from_json, task["cases"]):
-            if case.kind == "embedding":
+            if case.computation == "embedding":
                 case = replace(case, shape=case.shape | {"rows": ROWS})
             if case.unable(context.ranks, context.free()) is None:
                 call(context, case)
@@ -124,7 +124,13 @@ def work(directory: Path, task: dict[str, Any]) -> None:
 
 def call(context: Context, case: Case) -> None:
     """Every call of Weft's and Triton's kernels in a case, once."""
-    data = DATA[case.kind](context, case, dry=True)
+    data = DATA[case.computation](context, case, dry=True)
+    if case.kind == "ablation":
+        for way in sides_of(context, data):
+            # Of a tiling that does not fit.
+            with suppress(Exception):
+                way.calls().run(0)
+        return
     data.fused(0)
     for algorithm in case.algorithms:
         data.fused(0, algorithm=algorithm)

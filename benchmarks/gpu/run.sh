@@ -8,13 +8,14 @@
 #     benchmarks/gpu/run.sh collectives [--budget SECONDS] [--cases NAMES | --sweep] [--ranks N]
 #     benchmarks/gpu/run.sh fused [--budget SECONDS] [--cases NAMES] [--ranks N]
 #     benchmarks/gpu/run.sh fused-models [--budget SECONDS] [--cases NAMES] [--ranks N]
+#     benchmarks/gpu/run.sh fused-ablation [--budget SECONDS] [--cases NAMES] [--ranks N]
 #     benchmarks/gpu/run.sh training [--budget SECONDS] [--cases NAMES] [--ranks N]
 #
 # A failed case of a benchmark is recorded as failed, and the other cases run.
 set -euo pipefail
 what=${1:-}
 case $what in
-all | test | bench | collectives | fused | fused-models | training) shift ;;
+all | test | bench | collectives | fused | fused-ablation | fused-models | training) shift ;;
 *)
     sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
     exit 2
@@ -73,6 +74,9 @@ fused)
     ;;
 fused-models)
     exec "$python" benchmarks/gpu/fused_models.py "$@"
+    ;;
+fused-ablation)
+    exec "$python" benchmarks/gpu/fused.py --cases ablation "$@"
     ;;
 training)
     exec "$python" benchmarks/gpu/training.py "$@"
