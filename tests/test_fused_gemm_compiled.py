@@ -90,7 +90,8 @@ def compiled(
         "send_block": tiling.warps * (4096 if bulk else 512) // size,
     }
     its = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    types = dict.fromkeys(("x", "weight", "received", "out", "landing"), f"*{dtype}")
+    names = ("x", "weight", "matrix", "received", "out", "landing")
+    types = dict.fromkeys(names, f"*{dtype}")
     types |= {"source_rows": f"*{dtype}", "inbox": f"*{dtype}", "partials": f"*{partials or dtype}"}
     types |= {"context": "*i64", "landing_context": "*i64", "words": "*i32", "state": "*i32"}
     types |= {"parts": "*fp32", "counters": "*i32"}

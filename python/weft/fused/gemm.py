@@ -63,6 +63,8 @@ class Tiling(NamedTuple):
 
 #: Rows of a product whose time is that of reading the weight.
 _FEW_ROWS: Final = 256
+#: The same if tiles are few.
+_FEW_ROWS_OF_FEW_TILES: Final = 512
 #: Time of an element of a tile of 128x128 by that of one of 128x256, in percent.
 _SMALL_TILES: Final = 120
 #: For choices: multiprocessors of the H100 and H200.
@@ -95,7 +97,8 @@ def default_tiling(
     if inner % 8 or columns % 8:
         # Loads of single elements take many registers.
         return Tiling(rows=64, columns=64, inner=32, warps=4, stages=2, programs=2)
-    if rows * blocks <= _FEW_ROWS:
+    few_tiles = not apart and -(-rows * blocks // 128) * -(-columns // 256) <= 80
+    if rows * blocks <= (_FEW_ROWS_OF_FEW_TILES if few_tiles else _FEW_ROWS):
         if rows * blocks <= 64:
             return Tiling(rows=64, columns=128, warps=4, stages=6, stream_k=True)
         return Tiling(columns=128, stages=5, stream_k=True)

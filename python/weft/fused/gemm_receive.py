@@ -22,6 +22,8 @@ __all__ = ["all_gather_gemm", "all_to_all_gemm"]
 
 #: Bytes that each warp of a sending program has in flight.
 _BYTES_PER_WARP: Final = 4096
+#: The same for few rows, which all programs send.
+_BYTES_OF_FEW_ROWS: Final = 1024
 #: The same for rows without alignment, whose elements are loaded one by one.
 _FEWER: Final = 512
 
@@ -155,15 +157,17 @@ def _receive(
     inbox = _inbox(its, elements, x.dtype)
     received = given.rows_of(inbox.view(ranks * rows, given.inner), sizes)
     lengths = rows, given.columns, given.inner
+    flight = (_BYTES_OF_FEW_ROWS if sizes.stream_k else _BYTES_PER_WARP) if given.bulk else _FEWER
     constants = {
         "scatter": scatter,
         "interpreted": given.interpreted,
-        "send_block": sizes.warps * (_BYTES_PER_WARP if given.bulk else _FEWER) // x.itemsize,
+        "send_block": sizes.warps * flight // x.itemsize,
         **given.blocks(sizes),
     }
     if sizes.stream_k:
         gemm_stream.receive_multiply[(programs,)](
             right,
+            given.weight,
             received,
             result,
             its.context,

@@ -189,13 +189,15 @@ def _send(
         "interpreted": given.interpreted,
         **given.blocks(sizes),
     }
-    arguments = left, right, result, its.context, its.words, its.state
+    arguments = result, its.context, its.words, its.state
     if sizes.stream_k:
         parts = given.parts(sizes, programs)
         gemm_stream.multiply_send[(programs,)](
-            *arguments, parts, *memory, *lengths, block, **constants
+            left, right, given.weight, *arguments, parts, *memory, *lengths, block, **constants
         )
         return result
     slice_tiles = max(-(-sizes.slice_bytes // (size * sent.itemsize)), -(-tiles // MAX_SLICES))
-    multiply_send[(programs,)](*arguments, *memory, *lengths, tiles, slice_tiles, **constants)
+    multiply_send[(programs,)](
+        left, right, *arguments, *memory, *lengths, tiles, slice_tiles, **constants
+    )
     return result

@@ -45,6 +45,62 @@ _ALL_REDUCE = tl.constexpr(ALL_REDUCE)
 _SHIFTS = tl.constexpr(layout.CONTEXT_SHIFTS // 8)
 #: Fewer steps than this do not repay the sum of another part.
 _LEAST_STEPS = tl.constexpr(8)
+#: Steps whose weights a program loads into the L2 before it waits.
+_STEPS_AHEAD = tl.constexpr(8)
+
+
+@triton.jit
+def _share(down, along, steps):
+    """First and last step of this program, and the number of steps of each program."""
+    each = tl.maximum(tl.cdiv(down * along * steps, tl.num_programs(0)), _LEAST_STEPS)
+    end = tl.minimum((tl.program_id(0) + 1) * each, down * along * steps)
+    return tl.minimum(tl.program_id(0) * each, end), end, each
+
+
+@triton.jit
+def _load_ahead(
+    matrix,
+    rows,
+    columns,
+    inner,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+    block_inner: tl.constexpr,
+    group: tl.constexpr,
+    transposed: tl.constexpr,
+    interpreted: tl.constexpr,
+):
+    """Requests the weights of this program's first steps into the L2; `matrix` points to them."""
+    if not interpreted:
+        down, along = tl.cdiv(rows, block_rows), tl.cdiv(columns, block_columns)
+        steps = tl.maximum(tl.cdiv(inner, block_inner), 1)
+        begin, end, _ = _share(down, along, steps)
+        if (end > begin) & (inner > 0):
+            _, column = place_of(begin // steps, down, along, group)
+            # A line of 128 bytes for each row of a step.
+            line: tl.constexpr = 1024 // matrix.dtype.element_ty.primitive_bitwidth
+            column, at = column * block_columns, begin % steps * block_inner
+            if transposed:
+                across = at + tl.arange(0, _STEPS_AHEAD * block_inner)
+                along_line = column + line * tl.arange(0, (block_columns + line - 1) // line)
+                width, height = columns, inner
+            else:
+                across = column + tl.arange(0, block_columns)
+                along_line = at + line * tl.arange(
+                    0, (_STEPS_AHEAD * block_inner + line - 1) // line
+                )
+                width, height = inner, columns
+            across = tl.minimum(across, height - 1)
+            along_line = tl.minimum(along_line, width - 1)
+            addresses = matrix + tl.cast(across, tl.int64)[:, None] * width + along_line[None, :]
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+                "=r,l",
+                [addresses.to(tl.int64)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
 
 
 @triton.jit
@@ -104,14 +160,12 @@ def _multiply(
     - `counters`: [programs], zero at first and in the end; of the tile begun by the program.
     - others as of `add_step`.
     """
-    program, programs = tl.program_id(0), tl.num_programs(0)
+    program = tl.program_id(0)
     size: tl.constexpr = block_rows * block_columns
     packed = tile_offsets(block_columns, block_rows, block_columns)
     down, along = tl.cdiv(rows, block_rows), tl.cdiv(columns, block_columns)
     steps = tl.maximum(tl.cdiv(inner, block_inner), 1)
-    each = tl.maximum(tl.cdiv(down * along * steps, programs), _LEAST_STEPS)
-    end = tl.minimum((program + 1) * each, down * along * steps)
-    begin = tl.minimum(program * each, end)
+    begin, end, each = _share(down, along, steps)
     first, begun = begin // steps, begin % steps
     last, left = end // steps, end % steps
 
@@ -215,6 +269,7 @@ def multiply(
 def multiply_send(
     x,
     weight,
+    matrix,
     out,
     context,
     words,
@@ -241,6 +296,7 @@ def multiply_send(
 
     Its parameters are as of `weft.fused.kernels.gemm_send.multiply_send`, and:
 
+    - `matrix`: pointer to the weight.
     - `parts`: of `_multiply`, in memory of this GPU.
     - `partials`: in symmetric memory, [ranks, block, columns] by source.
     - `block`: rows of which a rank is sent the products; for all-reduce, the last may have fewer.
@@ -257,6 +313,18 @@ def multiply_send(
     each = tl.cast(block, tl.int64) * columns
     if program == 0:
         enter(context, words, state, epoch)
+    _load_ahead(
+        matrix,
+        rows,
+        columns,
+        inner,
+        block_rows,
+        block_columns,
+        block_inner,
+        group,
+        transposed,
+        interpreted,
+    )
     fine = rank >= 0
     for other in range(ranks - 1):
         to = wt.destination_at(other, rank, ranks)
@@ -346,6 +414,7 @@ def _copy(origin, out, start, stride, count, fine, in_place: tl.constexpr, piece
 @triton.jit(do_not_specialize=["rows", "senders"])
 def receive_multiply(
     weight,
+    matrix,
     received,
     out,
     context,
@@ -370,8 +439,8 @@ def receive_multiply(
 ):
     """One call of a rank of a product of rows that are received.
 
-    Its parameters are as of `weft.fused.kernels.gemm_receive.receive_multiply`, and `parts` of
-    `_multiply`. The inbox receives the own rows too.
+    Its parameters are as of `weft.fused.kernels.gemm_receive.receive_multiply`, `matrix` of
+    `multiply_send`, and `parts` of `_multiply`. The inbox receives the own rows too.
     """
     rank, ranks = wt.rank(context), wt.world_size(context)
     program = tl.program_id(0)
@@ -398,6 +467,18 @@ def receive_multiply(
             bulk,
             interpreted,
         )
+    _load_ahead(
+        matrix,
+        ranks * rows,
+        columns,
+        inner,
+        block_rows,
+        block_columns,
+        block_inner,
+        group,
+        transposed,
+        interpreted,
+    )
     fine = rank >= 0
     for step in range(ranks):
         source = wt.source_at(step, rank, ranks)
