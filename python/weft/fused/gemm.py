@@ -372,7 +372,7 @@ def gemm(
             right,
             result,
             given.parts(sizes, programs),
-            _counters(x.device),
+            _counters(x.device, -(-programs // 32) * 32),
             given.rows,
             given.columns,
             given.inner,
@@ -388,19 +388,31 @@ def gemm(
 
 #: Counters of arrivals by device and stream: all are zero again at the end of a kernel.
 _COUNTERS: Final[dict[tuple[torch.device, int], torch.Tensor]] = {}
+#: By device: the counters that captured kernels have not taken yet.
+_FREE: Final[dict[torch.device, torch.Tensor]] = {}
+_FREE_WORDS: Final = 1 << 19
 
 
-def _counters(device: torch.device) -> torch.Tensor:
+def _counters(device: torch.device, programs: int) -> torch.Tensor:
     """Counters of the current stream, on which kernels run one after another.
 
-    A captured kernel may run on any stream: it has its own, set to zero by the graph.
+    A captured kernel may run on any stream, and has its own.
     """
     stream = 0
     if device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
-            return torch.zeros(gemm_stream.MAX_PROGRAMS, dtype=torch.int32, device=device)
+            free = _FREE.get(device)
+            if free is None or len(free) < programs:
+                # Set to zero in each replay.
+                return torch.zeros(programs, dtype=torch.int32, device=device)
+            _FREE[device] = free[programs:]
+            return free[:programs]
         stream = torch.cuda.current_stream(device).cuda_stream
     key = device, stream
     if key not in _COUNTERS:
-        _COUNTERS[key] = torch.zeros(gemm_stream.MAX_PROGRAMS, dtype=torch.int32, device=device)
+        size = gemm_stream.MAX_PROGRAMS
+        _COUNTERS[key] = torch.zeros(size, dtype=torch.int32, device=device)
+        if device.type == "cuda" and device not in _FREE:
+            _FREE[device] = torch.zeros(_FREE_WORDS, dtype=torch.int32, device=device)
+            torch.cuda.current_stream(device).synchronize()
     return _COUNTERS[key]
