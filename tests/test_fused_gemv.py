@@ -193,7 +193,7 @@ def usage(made: Any, folder: Path, resource: str) -> int:
     return int(found[1])
 
 
-def _gemv(dtype: str, count: int, ranks: int, **options: Any) -> Any:
+def _gemv(dtype: str, count: int, ranks: int, *, hidden: int = 8192, **options: Any) -> Any:
     import torch
 
     from weft.fused import arguments
@@ -203,7 +203,7 @@ def _gemv(dtype: str, count: int, ranks: int, **options: Any) -> Any:
     torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
     weight = options.pop("weight", dtype)
     its = torch.float8_e4m3fn if weight == "fp8e4nv" else torch_dtype
-    tiling = default_tiling(count, 8192, 4096, torch_dtype, its, 132)
+    tiling = default_tiling(count, hidden, 4096, torch_dtype, its, 132)
     rows = max(8, 1 << (count - 1).bit_length())
     block = rows * tiling.block_n // (2 if tiling.halves else 1)
     constants: dict[str, Any] = {
@@ -258,6 +258,19 @@ def test_products_keep_their_values_in_registers(
 ) -> None:
     made = _gemv(dtype, tokens, ranks, **options)
     assert stack(made, tmp_path) <= SPILL
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "weight"),
+    [("bf16", 32, "bf16"), ("bf16", 20, "fp8e4nv"), ("bf16", 16, "fp8e4nv"), ("fp32", 32, "fp32")],
+)
+def test_the_stages_of_narrow_tiles_fit_into_shared_memory(
+    dtype: str, tokens: int, weight: str
+) -> None:
+    made = _gemv(dtype, tokens, 2, hidden=5120, weight=weight)
+    # That of a program on an H100, or an H200.
+    assert made.metadata.shared <= 232448
 
 
 @compiles

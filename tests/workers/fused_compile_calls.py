@@ -777,9 +777,10 @@ def _tuned(group: str) -> dict[str, Any]:
         x = torch.randn(rows, 1024).bfloat16()
         choice, _ = tuning.tune(name, x, w, group)
         found[name] = choice
+    # The ranks share the file, which rank 0 writes.
+    distributed.barrier()
     entries = tuning.own_table().entries.values()
     found["timed"] = sorted(len(each["microseconds"]) for each in entries)
-    # The ranks share the file.
     distributed.barrier()
     tuning.tuning_file().unlink(missing_ok=True)
     return found

@@ -70,7 +70,11 @@ def default_tiling(
     block_n = min(sizes, key=lambda size: (cdiv(cdiv(hidden, size), programs) * size, -size))
     dot = dtype != torch.float32 or tokens > 1
     stage = _STAGE_BYTES // 2 if dtype == torch.float32 and dot else _STAGE_BYTES
-    block_k = max(32, min(stage // (block_n * weight.itemsize), next_power_of_2(inner)))
+    step = stage // (block_n * weight.itemsize)
+    if dot:
+        # Tokens have as many bytes of shared memory in a step, at most.
+        step = min(step, stage // (max(8, next_power_of_2(tokens)) * dtype.itemsize))
+    block_k = max(32, min(step, next_power_of_2(inner)))
     halves = dtype != torch.float32 and tokens > _FLOAT_TOKENS
     return GemvTiling(block_n, block_k, dot=dot, halves=halves)
 
