@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
@@ -104,26 +105,78 @@ def sparse_gradients(tables: Tables, bags: Bags, gradients: torch.Tensor) -> lis
     """
     owners = bags.owners()
     ends = bags.offsets[:: bags.batch].tolist() if bags.batch else [0] * (len(tables.shapes) + 1)
-    found, own = [], 0
-    for number, (rows, columns) in enumerate(tables.shapes):
-        part = slice(ends[number], ends[number + 1])
+    found: list[torch.Tensor] = []
+    column = 0
+    # Adjacent tables of equal width together.
+    for columns, run in groupby(tables.shapes, key=lambda shape: shape[1]):
+        rows = [count for count, _ in run]
+        numbers = range(len(found), len(found) + len(rows))
+        part = slice(ends[numbers.start], ends[numbers.stop])
         ids = bags.indices[part].to(torch.int64)
-        is_valid = (ids >= 0) & (ids < rows)
-        samples = owners[part] - number * bags.batch
-        values = gradients[samples, own : own + columns].to(torch.float32)
-        mode = tables.modes[number]
-        if mode == embedding.MEAN:
-            lengths = bags.offsets.diff()[owners[part]]
-            values /= lengths[:, None]
-        elif mode == embedding.WEIGHTED_SUM and bags.factors is not None:
-            values *= bags.factors[part].to(torch.float32)[:, None]
-        values = torch.where(is_valid[:, None], values, 0.0).to(tables.dtype)
+        is_valid = ids >= 0
+        parts = [
+            slice(ends[number] - part.start, ends[number + 1] - part.start) for number in numbers
+        ]
+        for its, count in zip(parts, rows, strict=True):
+            is_valid[its] &= ids[its] < count
+        its_columns = gradients[:, column : column + columns * len(rows)]
+        values = _entries(tables, bags, its_columns, numbers, owners[part], is_valid, part)
         ids = torch.where(is_valid, ids, 0)
         # As torch's own embeddings: without a check of the indices, which are in range here.
         make = torch.ops.aten._sparse_coo_tensor_unsafe
-        found.append(make(ids[None], values, (rows, columns)))
-        own += columns
+        found += [
+            make(ids[None, its], values[its], (count, columns))
+            for its, count in zip(parts, rows, strict=True)
+        ]
+        column += columns * len(rows)
     return found
+
+
+def _entries(
+    tables: Tables,
+    bags: Bags,
+    gradients: torch.Tensor,
+    numbers: range,
+    owners: torch.Tensor,
+    is_valid: torch.Tensor,
+    part: slice,
+) -> torch.Tensor:
+    """Gradient of each index of adjacent tables of equal width, zero if it is not valid.
+
+    Args:
+        tables: of this rank.
+        bags: of the call.
+        gradients: of the tables' pooled rows, `[batch, width * tables]`.
+        numbers: of the tables.
+        owners: number of the bag of each index.
+        is_valid: for each index.
+        part: of the indices of all tables.
+    """
+    count, batch = len(numbers), bags.batch
+    modes = [tables.modes[number] for number in numbers]
+    is_weighted = bags.factors is not None and embedding.WEIGHTED_SUM in modes
+    # By bag, with a row of zeros at the end.
+    columns = gradients.shape[1] // count
+    by_bag = gradients.reshape(batch, count, columns).transpose(0, 1)
+    rows = by_bag.new_zeros((count * batch + 1, columns))
+    if is_weighted:
+        rows = rows.float()
+    own = rows[:-1].view(count, batch, columns)
+    own.copy_(by_bag)
+    lengths = bags.offsets.diff()
+    for place, mode in enumerate(modes):
+        if mode == embedding.MEAN:
+            of_bags = lengths[numbers[place] * batch : (numbers[place] + 1) * batch]
+            own[place].copy_(by_bag[place].float() / of_bags.clamp(min=1)[:, None])
+    values = rows[torch.where(is_valid, owners - numbers.start * batch, count * batch)]
+    if is_weighted and bags.factors is not None:
+        factors = bags.factors[part].to(torch.float32)
+        for place, mode in enumerate(modes):
+            if mode != embedding.WEIGHTED_SUM:
+                first, last = numbers[place] * batch, (numbers[place] + 1) * batch
+                factors = torch.where((owners >= first) & (owners < last), 1.0, factors)
+        values *= factors[:, None]
+    return values.to(tables.dtype)
 
 
 def factor_gradients(
