@@ -25,7 +25,7 @@ def run(worker: str, count: int, **arguments: Any) -> list[Any]:
     return ranks.run(call, count, environment=environment, timeout=150, **arguments)
 
 
-@pytest.fixture(scope="module", params=[(1, 5), (2, 25), (4, 7)])
+@pytest.fixture(scope="module", params=[(1, 5), (2, 20), (4, 5)])
 def results(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     count, cases = request.param
     return run("calls", count, cases=cases, repeats=4 if count == 2 else 2)

@@ -53,7 +53,7 @@ def stages(device: str, ranks: int, directory: Path | None) -> list[Stage]:
 
     short = device == "twin"
     few = ["--cases", "all_reduce 1K"] if short else []
-    products = ["--cases", "gemv"] if short else []
+    products = ["--cases", "gemv 8B o_proj 1"] if short else []
     steps = ["--cases", "decode 4096 1"] if short else []
     small = ["--sizes", "0.25", "--pieces", "0.125", "--calls", "2"] if short else []
     moe = [sys.executable, "-m", "weft", "bench", "moe", *of_device, *of_ranks]
