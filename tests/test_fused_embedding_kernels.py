@@ -23,7 +23,7 @@ from weft.triton import lint  # noqa: E402
 #: Types of parameters that are not int32 or constants.
 TYPES = {
     **dict.fromkeys(("words", "state", "errors", "bags"), "*i32"),
-    **dict.fromkeys(("context", "table", "firsts", "keys"), "*i64"),
+    **dict.fromkeys(("context", "table", "firsts", "keys", "trace"), "*i64"),
     **dict.fromkeys(("sample_weights", "factors", "heads", "tails"), "*fp32"),
     "missing": "i64",
 }
@@ -45,11 +45,14 @@ def compiled(
     num_warps: int,
     registers: int | None = None,
     kind: str = "*i64",
+    traced: bool = False,
 ) -> Any:
     """A kernel for sm_90a, as the operator launches it; `kind`: of indices and offsets."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    if "trace" in kernel.arg_names and not traced:
+        constants = {"trace": None} | constants
     types = TYPES | dict.fromkeys(OF_TABLES, f"*{dtype}")
     types |= dict.fromkeys(("indices", "offsets"), kind)
     signature = {
@@ -68,14 +71,16 @@ def compiled(
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def pool(dtype: str, tiling: Tiling, kind: str = "*i64", **constants: Any) -> Any:
+def pool(
+    dtype: str, tiling: Tiling, kind: str = "*i64", traced: bool = False, **constants: Any
+) -> Any:
     options: dict[str, Any] = {"ranks": 8, "align": 16, "weighted": False, "fused": True}
     options |= {"bags": tiling.bags, "columns": tiling.columns, "unroll": tiling.unroll}
     element = getattr(
         triton.language, {"fp32": "float32", "fp16": "float16"}.get(dtype, "bfloat16")
     )
     options |= {"element": element} | constants
-    return compiled(kernels.pool, dtype, options, tiling.num_warps, tiling.registers, kind)
+    return compiled(kernels.pool, dtype, options, tiling.num_warps, tiling.registers, kind, traced)
 
 
 def stack(made: Any, folder: Path) -> int:
@@ -133,6 +138,14 @@ def test_pooling_compiles_for_indices_of_32_bits(
     tiling = default_tiling(columns, 2, average)
     tiling.check()
     assert lint.check(pool("fp16", tiling, "*i32", **constants).asm["ptx"]) == []
+
+
+def test_a_trace_compiles() -> None:
+    tiling = default_tiling(128, 2, 20.0)
+    made, plain = (pool("fp16", tiling, traced=each).asm["ptx"] for each in (True, False))
+    assert lint.check(made) == []
+    # Waits read the clock too.
+    assert made.count("%globaltimer") > plain.count("%globaltimer")
 
 
 def test_one_rank_compiles() -> None:

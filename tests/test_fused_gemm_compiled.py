@@ -72,6 +72,7 @@ def compiled(
     partials: str = "",
     bulk: bool = True,
     transposed: bool = False,
+    traced: bool = False,
     **constants: Any,
 ) -> Compiled:
     """A kernel for sm_90a, with columns and inner that are multiples of 16."""
@@ -89,12 +90,14 @@ def compiled(
         "interpreted": False,
         "send_block": tiling.warps * (4096 if bulk else 512) // size,
     }
+    if not traced:
+        constants["trace"] = None
     its = {name: value for name, value in constants.items() if name in kernel.arg_names}
     names = ("x", "weight", "matrix", "received", "out", "landing")
     types = dict.fromkeys(names, f"*{dtype}")
     types |= {"source_rows": f"*{dtype}", "inbox": f"*{dtype}", "partials": f"*{partials or dtype}"}
     types |= {"context": "*i64", "landing_context": "*i64", "words": "*i32", "state": "*i32"}
-    types |= {"parts": "*fp32", "counters": "*i32"}
+    types |= {"parts": "*fp32", "counters": "*i32", "trace": "*i64"}
     if bulk:
         rows = f"tensordesc<{dtype}[{tiling.rows},{tiling.inner}]>"
         block = [tiling.inner, tiling.columns] if transposed else [tiling.columns, tiling.inner]
@@ -170,6 +173,20 @@ def test_products_that_receive(operation: str, tiling: Tiling, tmp_path: Path) -
     made = compiled(gemm_receive.receive_multiply, tiling, tmp_path, **RECEIVE[operation])
     check(made, tiling)
     assert "fence.proxy.async.global" in made.ptx
+
+
+def test_traced_products_are_pipelined(tmp_path: Path) -> None:
+    for kernel, options in (
+        (gemm_send.multiply_send, SEND["reduce_scatter"]),
+        (gemm_receive.receive_multiply, RECEIVE["all_gather"]),
+    ):
+        made = compiled(kernel, LONG, tmp_path, traced=True, **options)
+        assert lint.check(made.ptx) == []
+        plain = compiled(kernel, LONG, tmp_path, **options)
+        # Waits read the clock too.
+        assert made.ptx.count("%globaltimer") > plain.ptx.count("%globaltimer")
+        assert made.sass.count("UTMALDG") >= 2 * LONG.stages
+        assert LONG.programs * (made.shared + RESERVED) <= SHARED
 
 
 def test_few_rows(tmp_path: Path) -> None:

@@ -161,6 +161,8 @@ def compiled(
 
     from weft.triton import lint
 
+    if "trace" in kernel.arg_names and "trace" not in types:
+        constants = {"trace": None} | constants
     signature = {
         each: "constexpr" if each in constants else types.get(each, "i32")
         for each in kernel.arg_names
@@ -233,6 +235,8 @@ def _gemv(dtype: str, count: int, ranks: int, *, hidden: int = 8192, **options: 
         "state": "*i32",
         "context": "*i64",
     }
+    if options.pop("traced", False):
+        types["trace"] = "*i64"
     return compiled(gemv_kernel, types, tiling.num_warps, **constants | options)
 
 
@@ -271,6 +275,14 @@ def test_the_stages_of_narrow_tiles_fit_into_shared_memory(
     made = _gemv(dtype, tokens, 2, hidden=5120, weight=weight)
     # That of a program on an H100, or an H200.
     assert made.metadata.shared <= 232448
+
+
+@compiles
+@pytest.mark.parametrize("options", [{"has_norm": True, "single": True}, {"mode": 2}])
+def test_a_trace_of_products_compiles(options: dict[str, Any]) -> None:
+    made, plain = (_gemv("bf16", 4, 2, traced=each, **options).asm["ptx"] for each in (True, False))
+    # Waits read the clock too.
+    assert made.count("%globaltimer") > plain.count("%globaltimer")
 
 
 @compiles

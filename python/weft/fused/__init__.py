@@ -31,8 +31,10 @@ from weft.fused.gemv import GemvTiling, gemv, gemv_all_reduce
 from weft.fused.groups import communicator_of
 from weft.fused.rms_norm import RmsNormTiling, all_reduce_rms_norm
 from weft.fused.spaces import set_timeout
+from weft.fused.tracing import SPANS, tracing
 
 __all__ = [
+    "SPANS",
     "EmbeddingAllToAll",
     "EmbeddingBags",
     "GemvTiling",
@@ -59,5 +61,6 @@ __all__ = [
     "report",
     "reset_report",
     "set_timeout",
+    "tracing",
     "tuning",
 ]

@@ -28,6 +28,7 @@ from weft.fused.embedding_tables import (
 )
 from weft.fused.kernels import embedding as kernels
 from weft.fused.spaces import Space, drop, programs_of, space
+from weft.fused.tracing import current_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -310,6 +311,7 @@ class EmbeddingAllToAll:
             unroll=tiling.unroll,
             num_warps=tiling.num_warps,
             maxnreg=tiling.registers,
+            trace=current_trace(outputs.device),
         )
 
     def _return(self, gradients: torch.Tensor, bags: Bags) -> torch.Tensor:

@@ -12,6 +12,7 @@ from weft.fused.gemm import gemm_space, operands, output
 from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import MAX_SLICES
 from weft.fused.kernels.gemm_receive import receive_multiply
+from weft.fused.tracing import current_trace
 
 if TYPE_CHECKING:
     from weft.communicator import Communicator
@@ -197,6 +198,7 @@ def _receive(
         *lengths,
         sizes.rows * tiles,
         1 if given.interpreted else min(sizes.senders * sizes.programs, programs),
+        trace=current_trace(x.device),
         **constants,
     )
     return result, its

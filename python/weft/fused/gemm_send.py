@@ -12,6 +12,7 @@ from weft.fused.gemm import gemm_space, operands, output, symmetric_context
 from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import MAX_SLICES
 from weft.fused.kernels.gemm_send import ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, multiply_send
+from weft.fused.tracing import current_trace
 
 if TYPE_CHECKING:
     from weft.communicator import Communicator
@@ -198,6 +199,8 @@ def _send(
         return result
     slice_tiles = max(-(-sizes.slice_bytes // (size * sent.itemsize)), -(-tiles // MAX_SLICES))
     multiply_send[(programs,)](
-        left, right, *arguments, *memory, *lengths, tiles, slice_tiles, **constants
+        *(left, right, *arguments, *memory, *lengths, tiles, slice_tiles),
+        trace=current_trace(x.device),
+        **constants,
     )
     return result

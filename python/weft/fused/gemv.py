@@ -12,6 +12,7 @@ from weft.fused import arguments
 from weft.fused.kernels.gemv import LOCAL, ONE_SHOT, TWO_SHOT, gemv_kernel
 from weft.fused.kernels.packets import MAX_PROGRAMS
 from weft.fused.spaces import programs_of
+from weft.fused.tracing import current_trace
 
 if TYPE_CHECKING:
     from weft.communicator import Communicator
@@ -253,6 +254,7 @@ class _Call:
             even=self.inner % tiling.block_k == 0,
             chunk=self._chunk,
             stages=tiling.num_stages,
+            trace=current_trace(x.device),
             num_warps=tiling.num_warps,
         )
 

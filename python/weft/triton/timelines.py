@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from weft.communicator import Communicator
 
-__all__ = ["Clocks", "align_clocks", "timeline", "trace_empty"]
+__all__ = ["Clocks", "align_clocks", "check_trace", "timeline", "trace_empty"]
 
 #: Limit of the exchange of records between ranks, in seconds.
 _TIMEOUT = 60.0
@@ -66,6 +66,15 @@ def trace_empty(programs: int, capacity: int, *, device: object = "cuda") -> tor
     trace = torch.zeros((programs, 1 + capacity, FIELDS), dtype=torch.int64, device=place)
     trace[0, 0, 1], trace[0, 0, 2] = capacity, programs
     return trace
+
+
+def check_trace(trace: torch.Tensor) -> None:
+    """Raise ShapeError if a tensor cannot be of `trace_empty`."""
+    if trace.dtype != torch.int64 or trace.dim() != 3 or trace.shape[2] != FIELDS:
+        raise ShapeError(
+            f"trace is {trace.dtype} of shape {tuple(trace.shape)}: expected torch.int64 "
+            f"[programs, 1 + capacity, {FIELDS}]; make it by trace_empty"
+        )
 
 
 def align_clocks(
@@ -139,11 +148,7 @@ def timeline(trace: torch.Tensor, names: Sequence[str], clocks: Clocks | None = 
         ShapeError: if `trace` is not of `trace_empty`.
         ConfigurationError: if a kind has no name.
     """
-    if trace.dtype != torch.int64 or trace.dim() != 3 or trace.shape[2] != FIELDS:
-        raise ShapeError(
-            f"trace is {trace.dtype} of shape {tuple(trace.shape)}: expected torch.int64 "
-            f"[programs, 1 + capacity, {FIELDS}]; make it by trace_empty"
-        )
+    check_trace(trace)
     own = np.ascontiguousarray(trace.cpu().numpy())
     if clocks is None:
         return _timeline([own], names, (0,), 0)

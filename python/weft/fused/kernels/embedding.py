@@ -22,6 +22,7 @@ import triton.language as tl
 
 import weft.triton as wt
 from weft.fused.kernels.rounds import STATE_WORDS, this_round
+from weft.fused.kernels.tracing import COMPUTE, SEND, WAIT
 
 __all__ = [
     "COUNTERS",
@@ -257,6 +258,7 @@ def pool(
     bags: tl.constexpr,
     columns: tl.constexpr,
     unroll: tl.constexpr,
+    trace=None,
 ):
     """Pools the bags of all samples for the tables of this rank.
 
@@ -276,7 +278,9 @@ def pool(
         element: dtype of the tables.
         align: number of elements of which widths and columns are multiples.
         bags, columns: of a task; `unroll`: positions of a bag that are loaded at a time.
+        trace: of spans, or None.
     """
+    spans = 0
     # By a product, since the compiler has no information on the divisibility of a parameter.
     stride = strides * align
     blocks = tl.cdiv(tl.cdiv(batch, ranks), bags)
@@ -312,11 +316,14 @@ def pool(
         # constant.
         if fused:  # noqa: SIM102
             if (next_step != step) & ((next_step < ranks - 1) | is_last):
+                began = wt.span_begin(trace)
                 _arrive(words, context, state, epoch, rank, ranks, step, done, tasks, fine)
+                spans = wt.span_end(trace, spans, SEND, began)
                 done = 0
                 step = next_step
         to = wt.destination_at(next_step, rank, ranks)
         start, count = _slice_of(batch, to, ranks)
+        began = wt.span_begin(trace)
         values = _pooled(
             piece,
             block,
@@ -335,10 +342,14 @@ def pool(
             columns,
             unroll,
         )
+        spans = wt.span_end(trace, spans, COMPUTE, began)
+        began = wt.span_begin(trace)
         if fused:
             if (next_step != waited) & (next_step < ranks - 1):
                 fine = _wait_entry(words, context, state, epoch, to, fine)
                 waited = next_step
+                spans = wt.span_end(trace, spans, WAIT, began)
+                began = wt.span_begin(trace)
             done += (next_step < ranks - 1).to(tl.int32)
         sample = block * bags + tl.arange(0, bags)
         place = tl.arange(0, columns)
@@ -353,9 +364,14 @@ def pool(
             rows = (start + sample).to(tl.int64)
             own = outputs + column + rows[:, None] * stride + place[None, :]
             tl.store(own, values.to(outputs.dtype.element_ty), mask=mask)
+        spans = wt.span_end(trace, spans, SEND, began)
     if fused:
+        began = wt.span_begin(trace)
         _arrive(words, context, state, epoch, rank, ranks, step, done, tasks, fine)
+        spans = wt.span_end(trace, spans, SEND, began)
+        began = wt.span_begin(trace)
         _finish(outputs, elements, words, context, state, epoch, rank, ranks, bags * columns)
+        spans = wt.span_end(trace, spans, WAIT, began)
 
 
 @triton.jit(do_not_specialize=["rank", "batch", "elements"])

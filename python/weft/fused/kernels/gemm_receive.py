@@ -28,6 +28,7 @@ from weft.fused.kernels.gemm import (
     store_tile,
 )
 from weft.fused.kernels.rounds import end_round, this_round
+from weft.fused.kernels.tracing import COMPUTE, SEND, WAIT
 
 __all__ = ["receive_multiply", "send_rows"]
 
@@ -61,6 +62,7 @@ def receive_multiply(
     group: tl.constexpr,
     transposed: tl.constexpr,
     bulk: tl.constexpr,
+    trace=None,
 ):
     """One call of a rank.
 
@@ -85,6 +87,7 @@ def receive_multiply(
     - `send_block`: elements that a sender has in flight.
     - `block_rows`, `block_columns`, `block_inner`, `group`, `transposed`, `bulk`: as in
       `weft.fused.kernels.gemm`.
+    - `trace`: of spans, or None.
     """
     rank, ranks = wt.rank(context), wt.world_size(context)
     program = tl.program_id(0)
@@ -93,7 +96,9 @@ def receive_multiply(
     counters = state + _ARRIVALS
     if program == 0:
         enter(context, words, state, epoch)
+    spans = 0
     if program < senders:
+        began = wt.span_begin(trace)
         send_rows(
             context,
             words,
@@ -111,6 +116,7 @@ def receive_multiply(
             bulk,
             interpreted,
         )
+        spans = wt.span_end(trace, spans, SEND, began)
     down, along = tl.cdiv(rows, block_rows), tl.cdiv(columns, block_columns)
     tiles = down * along
     # Own rows: by the programs that do not send, if there are any.
@@ -119,6 +125,7 @@ def receive_multiply(
     if senders < programs:
         start, stride = tl.where(program < senders, tiles, program - senders), programs - senders
     fence_bulk_loads(bulk, interpreted)
+    began = wt.span_begin(trace)
     store_products(
         x,
         weight,
@@ -137,6 +144,7 @@ def receive_multiply(
         transposed,
         bulk,
     )
+    spans = wt.span_end(trace, spans, COMPUTE, began)
     # Rows of the other ranks.
     claim = state + _CLAIMS + (epoch & 1)
     index = tiles + tl.atomic_add(claim, 1, sem="relaxed", scope="gpu")
@@ -145,7 +153,10 @@ def receive_multiply(
         row, column = place_of(index % tiles, down, along, group)
         row, column = row * block_rows, column * block_columns
         part = row // chunk_rows
+        began = wt.span_begin(trace)
         fine = wt.wait(context, flags + source * _SLICES + part, epoch, source, part + 1)
+        spans = wt.span_end(trace, spans, WAIT, began)
+        began = wt.span_begin(trace)
         fence_bulk_loads(bulk, interpreted)
         total = product(
             received,
@@ -164,6 +175,7 @@ def receive_multiply(
         values = tl.where(fine, total, float("nan")).to(out.dtype.element_ty)
         at = out + tl.cast(source, tl.int64) * rows * columns
         store_tile(at, values, row, column, rows, columns)
+        spans = wt.span_end(trace, spans, COMPUTE, began)
         index = tiles + tl.atomic_add(claim, 1, sem="relaxed", scope="gpu")
     end_round(state, epoch)
 

@@ -35,6 +35,7 @@ from weft.fused.kernels.gemm import (
     tile_offsets,
 )
 from weft.fused.kernels.rounds import end_round, this_round
+from weft.fused.kernels.tracing import COMPUTE, FINISH, SEND, WAIT
 
 __all__ = ["ALL_REDUCE", "ALL_TO_ALL", "REDUCE_SCATTER", "multiply_send"]
 
@@ -74,6 +75,7 @@ def multiply_send(
     group: tl.constexpr,
     transposed: tl.constexpr,
     bulk: tl.constexpr,
+    trace=None,
 ):
     """One call of a rank.
 
@@ -95,6 +97,7 @@ def multiply_send(
     - `interpreted`: programs run one after another.
     - `block_rows`, `block_columns`, `block_inner`, `group`, `transposed`, `bulk`: as in
       `weft.fused.kernels.gemm`.
+    - `trace`: of spans, or None.
     """
     rank, ranks = wt.rank(context), wt.world_size(context)
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -118,9 +121,12 @@ def multiply_send(
     # loads for the next tile are in flight while one is stored. Triton does not pipeline a loop
     # with a wait in it: waits come before.
     fine = rank >= 0
+    spans = 0
+    began = wt.span_begin(trace)
     for other in range(ranks - 1):
         to = wt.destination_at(other, rank, ranks)
         fine &= wt.wait(context, words + to, epoch, to)
+    spans = wt.span_end(trace, spans, WAIT, began)
     fence_bulk_loads(bulk, interpreted)
     others = (ranks - 1) * tiles
     until = ranks * tiles if operation == _ALL_TO_ALL else others
@@ -128,6 +134,7 @@ def multiply_send(
     index = program - programs
     step, down_at, along_at, above = -1, 0, 0, 0
     total = tl.zeros([block_rows, block_columns], tl.float32)
+    began = wt.span_begin(trace, meet=False)
     for _ in tl.range(0, tl.cdiv(until - program, programs) * steps):
         step = tl.where(step == steps - 1, 0, step + 1)
         if step == 0:
@@ -152,6 +159,8 @@ def multiply_send(
             bulk,
         )
         if step == steps - 1:
+            spans = wt.span_end(trace, spans, COMPUTE, began, meet=False)
+            began = wt.span_begin(trace, meet=False)
             to, tile = wt.destination_at(index // tiles, rank, ranks), index % tiles
             part = tile // slice_tiles
             parts = tl.minimum(tiles - part * slice_tiles, slice_tiles)
@@ -172,6 +181,8 @@ def multiply_send(
                 if arrive(counters + to * _SLICES + part, parts, fine, interpreted):
                     signal(context, flags + rank * _SLICES + part, epoch, to, interpreted)
                 fence_bulk_loads(bulk, interpreted)
+            spans = wt.span_end(trace, spans, SEND, began, meet=False)
+            began = wt.span_begin(trace, meet=False)
             total = tl.zeros([block_rows, block_columns], tl.float32)
 
     # Step 2. The stride of programs goes on from step 1.
@@ -184,6 +195,7 @@ def multiply_send(
             row, column = down_at * block_rows, along_at * block_columns
             above = 0 if operation == _ALL_REDUCE else rank * block
             fence_bulk_loads(bulk, interpreted)
+            began = wt.span_begin(trace)
             total = product(
                 x,
                 weight,
@@ -198,12 +210,16 @@ def multiply_send(
                 transposed,
                 bulk,
             )
+            spans = wt.span_end(trace, spans, COMPUTE, began)
             part = tile // slice_tiles
             fine = rank >= 0
+            began = wt.span_begin(trace)
             for other in range(ranks - 1):
                 source = other + (other >= rank).to(tl.int32)
                 word = flags + source * _SLICES + part
                 fine &= wt.wait(context, word, epoch, source, part + 1)
+            spans = wt.span_end(trace, spans, WAIT, began)
+            began = wt.span_begin(trace)
             for other in range(ranks - 1):
                 source = other + (other >= rank).to(tl.int32)
                 at = partials + (tl.cast(source, tl.int64) * tiles + tile) * size + packed
@@ -221,6 +237,7 @@ def multiply_send(
                     for other in range(ranks - 1):
                         to = wt.destination_at(other, rank, ranks)
                         wt.signal(context, results + rank * _SLICES + part, epoch, to)
+            spans = wt.span_end(trace, spans, FINISH, began)
 
     # Step 3.
     if operation != _REDUCE_SCATTER:
@@ -234,7 +251,10 @@ def multiply_send(
             each = index % count
             part = each if in_place else each // slice_tiles
             word = words_of_step + source * _SLICES + part
+            began = wt.span_begin(trace)
             fine = wt.wait(context, word, epoch, source, part + 1)
+            spans = wt.span_end(trace, spans, WAIT, began)
+            began = wt.span_begin(trace)
             # In place, only what did not arrive has to be written.
             start = each * slice_tiles if in_place else each
             end = tl.minimum(start + slice_tiles, tiles) if in_place else each + 1
@@ -254,4 +274,5 @@ def multiply_send(
                     values = tl.load(at, mask=mask, other=0.0)
                     values = tl.where(fine, values, float("nan")).to(dtype)
                 store_tile(out + moved, values, row, column, block, columns)
+            spans = wt.span_end(trace, spans, FINISH, began)
     end_round(state, epoch)

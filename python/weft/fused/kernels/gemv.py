@@ -23,6 +23,7 @@ from weft.fused.kernels.packets import (
     send,
     words_of,
 )
+from weft.fused.kernels.tracing import COMPUTE, FINISH, SEND, WAIT
 
 __all__ = ["LOCAL", "ONE_SHOT", "TWO_SHOT", "gemv_kernel"]
 
@@ -65,6 +66,7 @@ def gemv_kernel(
     even: tl.constexpr,
     chunk: tl.constexpr,
     stages: tl.constexpr,
+    trace=None,
 ):
     """One call; a grid of one dimension, resident as a whole if `has_norm`.
 
@@ -101,7 +103,9 @@ def gemv_kernel(
         even: `block_k` divides the inner dimension.
         chunk: tiles whose squares are read at a time.
         stages: of the loads of weights.
+        trace: of spans, or None.
     """
+    spans = 0
     hidden, inner = hidden_by_8 * 8, inner_by_8 * 8
     tiles = tl.cdiv(hidden, block_n)
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -119,17 +123,19 @@ def gemv_kernel(
         rank, last = wt.rank(context), last_round(state)
         distances = distances_of(context, ranks)
     if single:
-        _send_product(
+        spans = _send_product(
             *(x, weight, weight_scale, output, context, inboxes, rank, last, distances, program),
             *(tokens, hidden, inner, stride_by_8 * 8, half_by_16, token, column, size),
             *(mode, ranks, dot, scales, halves, block_t, block_n, block_k, even, stages),
+            *(trace, spans),
         )
     else:
         for tile in range(program, tiles, programs):
-            _send_product(
+            spans = _send_product(
                 *(x, weight, weight_scale, output, context, inboxes, rank, last, distances, tile),
                 *(tokens, hidden, inner, stride_by_8 * 8, half_by_16, token, column, size),
                 *(mode, ranks, dot, scales, halves, block_t, block_n, block_k, even, stages),
+                *(trace, spans),
             )
     if mode != _LOCAL:
         epoch = wt.next_epoch(last)
@@ -139,14 +145,19 @@ def gemv_kernel(
         if mode == _TWO_SHOT:
             for tile in range(program, tiles, programs):
                 if tile % ranks == rank:
+                    began = wt.span_begin(trace)
                     places, present = _places(tile, tokens, width, token, packet, block_p)
                     words = _owned(
                         *(context, inboxes + inbox + places, size, present, epoch, tile),
                         *(dtype, halves, ranks, group),
                     )
+                    spans = wt.span_end(trace, spans, WAIT, began)
+                    began = wt.span_begin(trace)
                     send(inboxes, distances, sums + places, pack(words, epoch), present, ranks)
+                    spans = wt.span_end(trace, spans, SEND, began)
             tl.debug_barrier()
         if has_norm and single:
+            began = wt.span_begin(trace)
             places, present = _places(program, tokens, hidden, token, column, block_n)
             columns = program * block_n + column
             factors = tl.load(norm_weight + columns, mask=columns < hidden, other=0.0)
@@ -154,6 +165,8 @@ def gemv_kernel(
                 *(context, inboxes, inbox, sums, size, residual, places, present, epoch, program),
                 *(tokens, width, token, packet, dtype, mode, has_residual, halves, ranks, group),
             )
+            spans = wt.span_end(trace, spans, WAIT, began)
+            began = wt.span_begin(trace)
             _send_squares(squares, rows, present, token, tokens, program, tiles, epoch)
             tl.store(summed + places, rows, mask=present)
             scale = _scale(
@@ -161,8 +174,10 @@ def gemv_kernel(
                 *(block_t, chunk),
             )
             tl.store(output + places, _normed(rows, scale, factors), mask=present)
+            spans = wt.span_end(trace, spans, FINISH, began)
         else:
             for tile in range(program, tiles, programs):
+                began = wt.span_begin(trace)
                 places, present = _places(tile, tokens, hidden, token, column, block_n)
                 rows = _rows(
                     *(context, inboxes, inbox, sums, size, residual, places, present, epoch, tile),
@@ -179,12 +194,16 @@ def gemv_kernel(
                         group,
                     ),
                 )
+                spans = wt.span_end(trace, spans, WAIT, began)
+                began = wt.span_begin(trace)
                 if has_norm:
                     _send_squares(squares, rows, present, token, tokens, tile, tiles, epoch)
                     tl.store(summed + places, rows, mask=present)
                 else:
                     tl.store(output + places, rows, mask=present)
+                spans = wt.span_end(trace, spans, FINISH, began)
             if has_norm:
+                began = wt.span_begin(trace)
                 # Rows before the norm are stored before they are loaded.
                 tl.debug_barrier()
                 scale = _scale(
@@ -197,6 +216,7 @@ def gemv_kernel(
                     factors = tl.load(norm_weight + columns, mask=columns < hidden, other=0.0)
                     rows = tl.load(summed + places, mask=present, other=0.0)
                     tl.store(output + places, _normed(rows, scale, factors), mask=present)
+                spans = wt.span_end(trace, spans, FINISH, began)
 
 
 @triton.jit
@@ -229,8 +249,14 @@ def _send_product(
     block_k: tl.constexpr,
     even: tl.constexpr,
     stages: tl.constexpr,
+    trace,
+    spans,
 ):
-    """Computes a tile of this rank's part, and sends it; stores it if the mode is `LOCAL`."""
+    """Computes a tile of this rank's part, and sends it; stores it if the mode is `LOCAL`.
+
+    Returns the number of spans.
+    """
+    began = wt.span_begin(trace)
     columns = tile * block_n + column
     if scales == 1:
         factor = tl.load(weight_scale)
@@ -242,6 +268,8 @@ def _send_product(
     )
     if scales != 0:
         part *= factor
+    spans = wt.span_end(trace, spans, COMPUTE, began)
+    began = wt.span_begin(trace)
     places, present = _places(tile, tokens, hidden, token, column, block_n)
     if mode == _LOCAL:
         tl.store(output + places, part.to(output.dtype.element_ty), mask=present)
@@ -260,6 +288,7 @@ def _send_product(
             send(inboxes, distances, offsets, pack(part, epoch), present, ranks)
         else:
             wt.put(context, inboxes + offsets, pack(part, epoch), tile % ranks, present)
+    return wt.span_end(trace, spans, SEND, began)
 
 
 @triton.jit
