@@ -212,7 +212,7 @@ def test_the_choice_is_the_fastest_of_the_slowest_ranks(results: list[dict[str, 
         assert found["doubts"] == [
             None,
             "no gain: measured",
-            "no gain: 40 rows; expected 256 or more",
+            "no gain: 40 rows; expected 2048 or more",
         ]
 
 
