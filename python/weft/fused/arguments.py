@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 import triton
@@ -25,7 +25,6 @@ __all__ = [
     "group_of",
     "half_by_16",
     "is_two_shot",
-    "launch",
     "packet_space",
     "world_size",
 ]
@@ -202,14 +201,3 @@ def group_of(block: int, num_warps: int, ranks: int) -> int:
     # Of more than 4 ranks, the addresses of the inboxes take registers too.
     most = 32 if ranks <= 4 else 24
     return max(1, min(ranks, most // each))
-
-
-def launch(
-    kernel: Any, programs: int, device: torch.device, *values: object, **constants: object
-) -> None:
-    """Launch a kernel on the current stream of a device."""
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            kernel[(programs,)](*values, **constants)
-    else:
-        kernel[(programs,)](*values, **constants)

@@ -27,7 +27,7 @@ from weft.fused.embedding_tables import (
     local_batch,
 )
 from weft.fused.kernels import embedding as kernels
-from weft.fused.spaces import Space, drop, programs_of, space
+from weft.fused.spaces import Space, drop, launch, programs_of, space
 from weft.fused.tracing import current_trace
 
 if TYPE_CHECKING:
@@ -282,7 +282,10 @@ class EmbeddingAllToAll:
         rows = local_batch(bags.batch, self.rank, self.ranks)[1]
         factors = bags.factors
         unused = self._errors
-        kernels.pool[(max(1, min(self._programs(tiling), tasks)),)](
+        launch(
+            kernels.pool,
+            max(1, min(self._programs(tiling), tasks)),
+            outputs.device,
             outputs,
             *(
                 (unused, self._firsts, unused)
@@ -325,7 +328,10 @@ class EmbeddingAllToAll:
         own.enter()
         inbox = own.data.view(layout.dtype)
         elements = bags.batch * tables.columns
-        kernels.return_gradients[(self._programs(tiling),)](
+        launch(
+            kernels.return_gradients,
+            self._programs(tiling),
+            tables.device,
             *(inbox, gradients.contiguous(), own.words, own.context, own.state, self._firsts),
             *(self.rank, bags.batch, elements, layout.width // layout.align),
             ranks=self.ranks,

@@ -9,6 +9,7 @@ import torch
 
 from weft.fused.embedding_tables import ELEMENTS, MOST_COLUMNS
 from weft.fused.kernels import embedding, embedding_gradient
+from weft.fused.spaces import launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +76,10 @@ def dense_gradients(
         columns = 1 << (max(columns for _, columns in tables.shapes) - 1).bit_length()
         heads, tails = torch.empty(2, chunks, columns, dtype=torch.float32, device=device)
         align = tables.layout.align
-        embedding_gradient.segment_sums[(chunks,)](
+        launch(
+            embedding_gradient.segment_sums,
+            chunks,
+            device,
             *(outputs, heads, tails, keys, owners, bags.offsets),
             *(keys if factors is None else factors, table, gradients),
             *(bags.batch, total, bases[-1], gradients.stride(0) // align),
@@ -85,7 +89,10 @@ def dense_gradients(
             columns=columns,
             num_warps=1,
         )
-        embedding_gradient.join_segments[(chunks,)](
+        launch(
+            embedding_gradient.join_segments,
+            chunks,
+            device,
             *(outputs, heads, tails, keys, owners, table, bags.batch, total, bases[-1]),
             align=align,
             chunk=tiling.chunk,
@@ -188,7 +195,10 @@ def factor_gradients(
     total = bags.indices.numel()
     if total > 0 and bags.batch > 0:
         last = len(tables.shapes) * bags.batch - 1
-        embedding_gradient.factor_gradients[(-(-total // _POSITIONS),)](
+        launch(
+            embedding_gradient.factor_gradients,
+            -(-total // _POSITIONS),
+            outputs.device,
             *(outputs, bags.owners().clamp_(0, last).to(torch.int32), bags.indices),
             *(tables.pieces(weights, MOST_COLUMNS), gradients, bags.batch, total),
             *(max(columns for _, columns in tables.shapes),),

@@ -12,7 +12,7 @@ from weft.cuda import symmetric
 from weft.errors import ConfigurationError, RegionError, ShapeError
 from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import ARRIVALS, MAX_SLICES, multiply
-from weft.fused.spaces import Space, programs_of, space
+from weft.fused.spaces import Space, launch, programs_of, space
 from weft.triton.contexts import context
 
 if TYPE_CHECKING:
@@ -174,10 +174,15 @@ class Operands(NamedTuple):
                 f"weft.fused.{self.operator}: {given}: group, warps, stages, programs and senders "
                 "are at least 1"
             )
-        if given.stream_k and rows * blocks * self.columns >= 1 << 31:
+        if given.stream_k and given.programs > 1:
             raise ConfigurationError(
-                f"weft.fused.{self.operator}: stream_k for {rows * blocks} rows of {self.columns} "
-                "columns: below 2^31 elements are needed"
+                f"weft.fused.{self.operator}: stream_k with {given.programs} programs: all "
+                "wait for each other, so 1 for each multiprocessor is needed"
+            )
+        if given.stream_k and rows * blocks * max(self.columns, self.inner) >= 1 << 31:
+            raise ConfigurationError(
+                f"weft.fused.{self.operator}: stream_k for {rows * blocks} rows, "
+                f"{self.columns} columns, inner {self.inner}: below 2^31 elements are needed"
             )
         return given
 
@@ -190,13 +195,13 @@ class Operands(NamedTuple):
             matrix, block = self.weight.t(), [tiling.inner, tiling.columns]
         else:
             matrix, block = self.weight, [tiling.columns, tiling.inner]
-        return left, TensorDescriptor.from_tensor(matrix, block)
+        return left, _descriptor(matrix, block)
 
     def rows_of(self, matrix: torch.Tensor, tiling: Tiling) -> Any:
         """A contiguous [rows, inner] as kernels take it."""
         if not self.bulk:
             return matrix
-        return TensorDescriptor.from_tensor(matrix, [tiling.rows, tiling.inner])
+        return _descriptor(matrix, [tiling.rows, tiling.inner])
 
     def blocks(self, tiling: Tiling) -> dict[str, Any]:
         """Constants of kernels."""
@@ -367,7 +372,10 @@ def gemm(
         return result
     left, right = given.matrices(sizes)
     if sizes.stream_k:
-        gemm_stream.multiply[(programs,)](
+        launch(
+            gemm_stream.multiply,
+            programs,
+            x.device,
             left,
             right,
             result,
@@ -380,10 +388,14 @@ def gemm(
             **given.blocks(sizes),
         )
         return result
-    multiply[(programs,)](
-        left, right, result, given.rows, given.columns, given.inner, **given.blocks(sizes)
-    )
+    lengths = given.rows, given.columns, given.inner
+    launch(multiply, programs, x.device, left, right, result, *lengths, **given.blocks(sizes))
     return result
+
+
+def _descriptor(matrix: torch.Tensor, block: list[int]) -> Any:
+    """Descriptor of a contiguous matrix; the stride of a single row may be any number."""
+    return TensorDescriptor(matrix, list(matrix.shape), [matrix.shape[1], 1], block)
 
 
 #: Counters of arrivals by device and stream: all are zero again at the end of a kernel.

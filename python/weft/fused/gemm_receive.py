@@ -12,6 +12,7 @@ from weft.fused.gemm import gemm_space, operands, output
 from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import MAX_SLICES
 from weft.fused.kernels.gemm_receive import receive_multiply
+from weft.fused.spaces import launch
 from weft.fused.tracing import current_trace
 
 if TYPE_CHECKING:
@@ -166,7 +167,10 @@ def _receive(
         **given.blocks(sizes),
     }
     if sizes.stream_k:
-        gemm_stream.receive_multiply[(programs,)](
+        launch(
+            gemm_stream.receive_multiply,
+            programs,
+            x.device,
             right,
             given.weight,
             received,
@@ -185,7 +189,10 @@ def _receive(
     # Each tile needs one chunk.
     tile_bytes = sizes.rows * max(given.inner, 1) * x.itemsize
     tiles = max(-(-sizes.slice_bytes // tile_bytes), -(-rows // sizes.rows // MAX_SLICES))
-    receive_multiply[(programs,)](
+    launch(
+        receive_multiply,
+        programs,
+        x.device,
         left,
         right,
         received,

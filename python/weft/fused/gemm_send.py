@@ -12,6 +12,7 @@ from weft.fused.gemm import gemm_space, operands, output, symmetric_context
 from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import MAX_SLICES
 from weft.fused.kernels.gemm_send import ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, multiply_send
+from weft.fused.spaces import launch
 from weft.fused.tracing import current_trace
 
 if TYPE_CHECKING:
@@ -193,12 +194,26 @@ def _send(
     arguments = result, its.context, its.words, its.state
     if sizes.stream_k:
         parts = given.parts(sizes, programs)
-        gemm_stream.multiply_send[(programs,)](
-            left, right, given.weight, *arguments, parts, *memory, *lengths, block, **constants
+        launch(
+            gemm_stream.multiply_send,
+            programs,
+            x.device,
+            left,
+            right,
+            given.weight,
+            *arguments,
+            parts,
+            *memory,
+            *lengths,
+            block,
+            **constants,
         )
         return result
     slice_tiles = max(-(-sizes.slice_bytes // (size * sent.itemsize)), -(-tiles // MAX_SLICES))
-    multiply_send[(programs,)](
+    launch(
+        multiply_send,
+        programs,
+        x.device,
         *(left, right, *arguments, *memory, *lengths, tiles, slice_tiles),
         trace=current_trace(x.device),
         **constants,

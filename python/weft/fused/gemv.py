@@ -11,7 +11,7 @@ from weft.errors import ConfigurationError, ShapeError
 from weft.fused import arguments
 from weft.fused.kernels.gemv import LOCAL, ONE_SHOT, TWO_SHOT, gemv_kernel
 from weft.fused.kernels.packets import MAX_PROGRAMS
-from weft.fused.spaces import programs_of
+from weft.fused.spaces import launch, programs_of
 from weft.fused.tracing import current_trace
 
 if TYPE_CHECKING:
@@ -229,10 +229,11 @@ class _Call:
             block = self._rows * tiling.block_n // (2 if tiling.halves else 1)
             group = arguments.group_of(block, tiling.num_warps, ranks)
         norm = norm_weight is not None
-        if norm and x.device.type == "cpu":
-            # Each program waits for the squares of all, and here they run one after another.
-            programs = 1
-        arguments.launch(
+        if norm:
+            # Each program waits for the squares of all: they are resident together, and run one
+            # after another on a CPU.
+            programs = 1 if x.device.type == "cpu" else min(programs, programs_of(x.device))
+        launch(
             gemv_kernel,
             programs,
             x.device,

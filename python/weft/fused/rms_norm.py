@@ -12,7 +12,7 @@ from weft.errors import ConfigurationError, ShapeError
 from weft.fused import arguments
 from weft.fused.kernels.packets import MAX_PROGRAMS
 from weft.fused.kernels.rms_norm import MAX_ROWS, flags_kernel, packets_kernel
-from weft.fused.spaces import programs_of
+from weft.fused.spaces import launch, programs_of
 
 if TYPE_CHECKING:
     from weft.communicator import Communicator
@@ -182,7 +182,7 @@ def _launch(
         space = arguments.flag_space(f"{_OPERATOR} flags", device, communicator, rows, words)
         inboxes = space.data.view(tensors[0].dtype)
         unit = cdiv(rows, programs)
-        arguments.launch(
+        launch(
             flags_kernel,
             min(programs, cdiv(rows, unit)),
             device,
@@ -195,15 +195,16 @@ def _launch(
         return
     parts = cdiv(words, block)
     divided = parts > 1
-    if divided and device.type == "cpu":
-        # Each program waits for the squares of others, and here they run one after another.
-        programs = 1
+    if divided:
+        # Each program waits for the squares of others: they are resident together, and run one
+        # after another on a CPU.
+        programs = 1 if device.type == "cpu" else min(programs, programs_of(device))
     programs = min(programs, rows * parts)
     space = arguments.packet_space(
         _OPERATOR, device, communicator, rows * words, max(MAX_PROGRAMS, rows * parts)
     )
     squares = space.state[MAX_PROGRAMS:].view(torch.int64)
-    arguments.launch(
+    launch(
         packets_kernel,
         programs,
         device,

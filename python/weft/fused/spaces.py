@@ -7,7 +7,7 @@ needs more than it has. Former spaces are kept for the graphs that use them.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -22,7 +22,7 @@ from weft.triton.contexts import context
 if TYPE_CHECKING:
     from weft.communicator import Communicator
 
-__all__ = ["Space", "drop", "programs_of", "set_timeout", "space"]
+__all__ = ["Space", "drop", "launch", "programs_of", "set_timeout", "space"]
 
 #: Bytes to whose multiples the data of a space are aligned: a line of the L2.
 _LINE: Final = 128
@@ -42,7 +42,9 @@ class Space:
         rank, ranks: of the communicator.
     """
 
-    def __init__(self, group: Communicator, device: torch.device, sizes: _Sizes) -> None:
+    def __init__(
+        self, group: Communicator, device: torch.device, sizes: _Sizes, order: ChannelOrder
+    ) -> None:
         head = -(-sizes.words * 4 // _LINE) * _LINE
         name: object = "twin" if device.type == "cpu" else device
         block = symmetric_empty(head + sizes.data, torch.uint8, device=name, communicator=group)
@@ -53,7 +55,7 @@ class Space:
         self.state = torch.zeros(sizes.state, dtype=torch.int32, device=device)
         self.rank, self.ranks = group.rank, group.world_size
         self._owner = symmetric.owner(block)
-        self._order = ChannelOrder(_is_capturing)
+        self._order = order
 
     def enter(self) -> None:
         """Begin a call: raise what the device recorded, order this stream behind the last call's.
@@ -78,6 +80,11 @@ class _Sizes(NamedTuple):
 
 #: Limit of waits of kernels in seconds, for spaces made from now on.
 _TIMEOUT: Final = [30.0]
+#: By communicator and device: kernels of all operators come in one order, since two that wait for
+#: peers may not fit on a GPU at once.
+_ORDERS: Final[weakref.WeakKeyDictionary[Communicator, dict[torch.device, ChannelOrder]]] = (
+    weakref.WeakKeyDictionary()
+)
 #: By communicator: the current spaces, and those that were too small.
 _SPACES: Final[weakref.WeakKeyDictionary[Communicator, dict[tuple[str, torch.device], Space]]] = (
     weakref.WeakKeyDictionary()
@@ -138,7 +145,9 @@ def space(
     # So that few sizes are made as shapes grow.
     data = 1 << max(needed.data - 1, 0).bit_length()
     words = 1 << max(needed.words - 1, 0).bit_length()
-    made = Space(group, device, _Sizes(words, data, needed.state))
+    orders = _ORDERS.setdefault(group, {})
+    order = orders.setdefault(device, ChannelOrder(_is_capturing))
+    made = Space(group, device, _Sizes(words, data, needed.state), order)
     spaces[operator, device] = made
     return made
 
@@ -155,6 +164,17 @@ def drop(operator: str, communicator: Communicator) -> None:
         del spaces[key]
     former = _FORMER.get(communicator, [])
     former[:] = [(name, each) for name, each in former if name != operator]
+
+
+def launch(
+    kernel: Any, programs: int, device: torch.device, *values: object, **constants: object
+) -> None:
+    """Launch a kernel on the current stream of a device."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            kernel[(programs,)](*values, **constants)
+    else:
+        kernel[(programs,)](*values, **constants)
 
 
 def programs_of(device: torch.device) -> int:
