@@ -63,6 +63,10 @@ class Owner:
         #: That of `weft.triton.context`, once it was made.
         self.context: torch.Tensor | None = None
 
+    def is_of(self, group: Communicator) -> bool:
+        """True if the ranks are those of a communicator."""
+        return self._group is not None and self._group() is group
+
     def check(self) -> None:
         """Raise the error that the device recorded, until the communicator is closed."""
         if self._group is None or self._group() in OPEN:

@@ -260,11 +260,12 @@ class EmbeddingAllToAll:
         own.enter()
         size = own.data.numel() // self.buffers // _LINE * _LINE
         first = self._calls % self.buffers * size
-        self._calls += 1
         rows = local_batch(bags.batch, self.rank, self.ranks)[1]
         used = rows * layout.width * layout.dtype.itemsize
         output = own.data[first : first + used].view(layout.dtype).view(rows, layout.width)
         self._launch(weights, bags, own.data[first : first + size].view(layout.dtype), own)
+        # After what may raise on this rank alone.
+        self._calls += 1
         return output
 
     def _launch(
@@ -488,12 +489,14 @@ def embedding_all_to_all(
     out_dtype: torch.dtype | None = None,
     sparse: bool = False,
     device: torch.device | str | None = None,
+    name: str = "",
 ) -> torch.Tensor:
     """Pool embedding bags and exchange them: see `EmbeddingAllToAll`, which this makes and keeps.
 
     The operator is made by the first call with tables of these shapes, which all ranks make
-    together; so ranks change the shapes of their tables in the same call. The output is a tensor of
-    its own.
+    together; so ranks change the shapes of their tables, or which of them have gradients, in the
+    same call. Where the tables of several collections differ on some ranks alone, `name`, equal on
+    all ranks, distinguishes them. The output is a tensor of its own.
 
     Returns:
         `[local batch, columns]`.
@@ -503,7 +506,7 @@ def embedding_all_to_all(
     key = (
         tuple((tuple(each.shape), each.dtype, each.device, each.requires_grad) for each in weights),
         modes if isinstance(modes, str) else tuple(modes),
-        *(out_dtype, sparse, str(device)),
+        *(out_dtype, sparse, str(device), name),
     )
     operator = made.get(key)
     if operator is None:

@@ -44,7 +44,7 @@ def _call(
 ) -> torch.Tensor:
     rank = _check(weights, modes, columns, offsets, batch, group_name)
     tables = [each.detach() for each in weights]
-    reason = _refusal(tables, indices, dtype, group_name)
+    reason = _refusal(tables, columns, indices, dtype, group_name)
     if reason is None:
         counts.add("fused_calls", _NAME)
         bags = (indices, offsets, factors) if tables else (None, None, None)
@@ -58,6 +58,7 @@ def _call(
                 communicator=group_of(group_name).communicator,
                 out_dtype=dtype,
                 device=indices.device,
+                name=str(list(columns)),
             )
     counts.add("unfused_calls", _NAME, reason)
     pooled = _pooled(tables, indices, offsets, factors, modes, batch).to(dtype)
@@ -91,9 +92,12 @@ def _backward(
     found, first = [], 0
     for place, (weight, mode) in enumerate(zip(weights, modes, strict=True)):
         own, its, scales = _bags(indices, offsets, factors, place, batch)
+        # Those outside of the table add zero to their bags.
+        is_valid = (own >= 0) & (own < weight.shape[0])
+        own = torch.where(is_valid, own, 0)
         lengths = its.diff()
         bags = torch.repeat_interleave(torch.arange(batch, device=own.device), lengths)
-        terms = whole[:, first : first + weight.shape[1]].float()[bags]
+        terms = whole[:, first : first + weight.shape[1]].float()[bags] * is_valid[:, None]
         if mode == "weighted_sum" and scales is not None:
             terms = terms * scales.float()[:, None]
         if mode == "mean":
@@ -195,11 +199,18 @@ def _check(
 
 
 def _refusal(
-    weights: Sequence[torch.Tensor], indices: torch.Tensor, dtype: torch.dtype, group_name: str
+    weights: Sequence[torch.Tensor],
+    columns: Sequence[int],
+    indices: torch.Tensor,
+    dtype: torch.dtype,
+    group_name: str,
 ) -> str | None:
-    """Reason why the kernel does not apply on a rank; ranks with new tables exchange theirs."""
+    """Reason why the kernel does not apply on a rank; ranks exchange theirs once for each key.
+
+    The key is equal on all ranks: the columns of each rank, and the dtype of the result.
+    """
     group = group_of(group_name)
-    key = (dtype, *((tuple(each.shape), each.dtype) for each in weights))
+    key = (dtype, *columns)
     if key not in group.refusals:
         own = _own_refusal(weights, indices, dtype, group.is_on_one_host)
         every: list[Any] = [None] * group.ranks
@@ -226,6 +237,8 @@ def _own_refusal(
         return f"tables of {widths} columns"
     if not all(each.is_contiguous() and each.shape[0] for each in weights):
         return "strides of a table"
+    if any(each.data_ptr() % 16 for each in weights):
+        return "address of a table"
     return None
 
 

@@ -205,7 +205,9 @@ class Tables:
         self.mean_columns = round(2 ** (sum(logarithms) / len(logarithms)))
         self.is_weighted = kernels.WEIGHTED_SUM in self.modes
         self._first = self.layout.firsts[communicator.rank]
-        self._pieces: dict[tuple[int, ...], torch.Tensor] = {}
+        self._pieces: dict[tuple[object, ...], torch.Tensor] = {}
+        #: Those that captured kernels read.
+        self._captured: dict[tuple[object, ...], torch.Tensor] = {}
         self._gradients: torch.Tensor | None = None
         self._limits: torch.Tensor | None = None
 
@@ -231,12 +233,15 @@ class Tables:
             ConfigurationError: if they have to be made while a CUDA graph is captured.
         """
         addresses = [each.data_ptr() for each in weights]
-        key = (columns, *addresses)
+        key = (columns, *((each.data_ptr(), *each.shape) for each in weights))
         found = self._pieces.get(key)
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if found is not None:
+            if capturing:
+                self._captured[key] = found
             return found
         self.check(weights)
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if capturing:
             raise ConfigurationError(
                 "weft.fused.embedding_all_to_all: a table of addresses has to be made, which a "
                 "capture does not allow; make the same call once before the capture"

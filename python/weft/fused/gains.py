@@ -36,8 +36,8 @@ class Rule(NamedTuple):
 
 
 _MANY: Final = 1 << 30
-#: By operator. Rows are those from which no shape of docs/fused.md lost on two H200; other limits
-#: are estimates.
+#: By operator. Rows are between those of shapes in docs/fused.md that lost on two H200 and those of
+#: which none did; other limits are estimates.
 RULES: Final = {
     "gemv_all_reduce": Rule(1, MAX_GEMV_ROWS, 1, 512),
     "matmul_all_reduce": Rule(2048, _MANY, 1 << 20, 512),

@@ -333,12 +333,22 @@ def gemm_space(given: Operands, communicator: Communicator | None, data: int) ->
     )
 
 
-def symmetric_context(out: torch.Tensor) -> torch.Tensor | None:
-    """Context of an output in symmetric memory; `None` for other memory."""
+def symmetric_context(out: torch.Tensor, group: Communicator) -> torch.Tensor | None:
+    """Context of an output in symmetric memory; `None` for other memory.
+
+    Raises:
+        ConfigurationError: if the memory is of another communicator.
+    """
     try:
-        return context(out)
+        owner = symmetric.owner(out)
     except RegionError:
         return None
+    if not owner.is_of(group):
+        raise ConfigurationError(
+            "weft.fused: out is symmetric memory of another communicator: make it with "
+            "weft.symmetric_empty(..., communicator=) of the call's one"
+        )
+    return context(out)
 
 
 def gemm(

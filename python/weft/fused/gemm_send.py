@@ -162,7 +162,7 @@ def _send(
         return result
     landing_context = None
     if out is not None and operation != REDUCE_SCATTER:
-        landing_context = symmetric_context(out)
+        landing_context = symmetric_context(out, group)
     in_place = landing_context is not None
 
     tiles = -(-each // sizes.rows) * -(-columns // sizes.columns)

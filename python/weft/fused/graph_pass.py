@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from weft.fused.tables import Table
 
 __all__ = ["Pass"]
+
+logger = logging.getLogger("weft.fused")
 
 
 class Pass(CustomGraphPass):  # type: ignore[misc]
@@ -89,6 +92,7 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
             other = group_of(name).compare(values, self._timeout)
         if other is not None:
             tables.renew_salt()
+            logger.info("ranks do not agree on group %s; here: %s", name, "; ".join(listed))
         for match, own in zip(matches, reasons, strict=True):
             counts.add("matches", match.operator)
             reason = own or (None if other is None else f"ranks do not agree: {other}")

@@ -121,7 +121,7 @@ def _reduced(node: Node) -> Match | None:
 
 
 def _scattered(node: Node) -> Match | None:
-    source, axis = _unsplit(node.args[0])
+    source, axis = _unsplit(node.args[0], node.args[2])
     product = _product_before(source)
     if product is None:
         return None
@@ -313,8 +313,11 @@ def _views_before(product: Node, last: Node) -> list[Node]:
     return found
 
 
-def _unsplit(node: Any) -> tuple[Any, int]:
-    """Tensor and axis that a scatter of another axis than the first one splits and concatenates."""
+def _unsplit(node: Any, ranks: int) -> tuple[Any, int]:
+    """Tensor and axis that a scatter of another axis than the first one splits and concatenates.
+
+    Into a part for each rank.
+    """
     if not _is_call(node, (_ATEN.cat.default,)) or (len(node.args) > 1 and node.args[1] != 0):
         return node, 0
     parts = node.args[0]
@@ -324,6 +327,7 @@ def _unsplit(node: Any) -> tuple[Any, int]:
     source, length, axis = split.args
     sizes = _value(source).shape
     is_whole = isinstance(length, int) and sizes[axis] == length * len(parts)
+    is_whole &= len(parts) == ranks
     if not is_whole or not _are_parts(parts, split):
         return node, 0
     return source, axis % len(sizes)

@@ -145,10 +145,17 @@ def run(
     try:
         if tiling is not None:
             options["tiling"] = _tiling_of(operator, tiling)
-        result = kernel(x.contiguous(), weight, communicator=group.communicator, **options)
+        # Addresses differ between ranks, and a refusal may not.
+        given = _aligned(x.contiguous()), _aligned(weight)
+        result = kernel(*given, communicator=group.communicator, **options)
     except (ConfigurationError, ShapeError, NoRouteError) as error:
         return None, str(error)
     return result, None
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy if its address is no multiple of 16 bytes; strides are kept."""
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def _tiling_of(operator: str, fields: Mapping[str, Any]) -> Any:

@@ -97,6 +97,8 @@ _FORMER: Final[weakref.WeakKeyDictionary[Communicator, list[tuple[str, Space]]]]
 def set_timeout(timeout: float) -> None:
     """Set the limit of waits for peers in fused kernels, of operators first called after this.
 
+    The limit of a domain is the longest that any of its users has set, so that it falls for none.
+
     Args:
         timeout: in seconds (default 30).
     """

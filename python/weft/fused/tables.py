@@ -104,7 +104,9 @@ def _is_entry(found: object) -> bool:
     if not isinstance(found, dict) or not isinstance(found.get("choice"), str):
         return False
     tiling = found.get("tiling")
-    return tiling is None or isinstance(tiling, dict)
+    return tiling is None or (
+        isinstance(tiling, dict) and all(isinstance(value, int | None) for value in tiling.values())
+    )
 
 
 def tuning_file() -> Path:

@@ -16,7 +16,7 @@ import torch
 
 from weft._timeout import seconds
 from weft.cuda.device import place_of
-from weft.errors import ConfigurationError, OutOfRangeError, WaitTimeoutError, WeftError
+from weft.errors import ConfigurationError, OutOfRangeError, WaitTimeoutError
 from weft.region import Page
 from weft.triton import staged
 
@@ -136,8 +136,8 @@ class Proxy:
         self._theirs = communicator.share(self._regions[:3], [self._counter])
         self._next = 0
         self._waiting: list[deque[_Put]] = [deque() for _ in range(ranks)]
-        self._error: WeftError | None = None
-        self._stopping = False
+        self._error: Exception | None = None
+        self._stopping = self._has_raised = False
         self._thread = threading.Thread(target=self._run, name="weft proxy", daemon=True)
         self._thread.start()
 
@@ -150,8 +150,10 @@ class Proxy:
             GroupPoisonedError: and its kinds: a rank was lost, or the group has ended.
         """
         if self._error is not None:
+            self._has_raised = True
             raise self._error
         if self._record[0] != 0:
+            self._has_raised = True
             source, word, expected, seen = (int(each) for each in self._record[1:5])
             what = "a slot of its ring" if word < 0 else f"word {word}"
             error = WaitTimeoutError(
@@ -168,6 +170,7 @@ class Proxy:
 
         Raises:
             WaitTimeoutError: if puts, or other ranks, take longer than `timeout`.
+            WeftError: an error of `check`, which has not been called since.
         """
         until = time.monotonic() + seconds(timeout)
         try:
@@ -187,6 +190,8 @@ class Proxy:
                 for region in (*self._regions[:2], self._regions[3]):
                     _unpin(region.bytes)
                 self._pinned = False
+        if not self._has_raised:
+            self.check()
 
     def __enter__(self) -> Self:
         return self
@@ -220,7 +225,8 @@ class Proxy:
                 found |= self._receive()
                 if not found:
                     time.sleep(_NAP)
-        except WeftError as error:
+        except Exception as error:
+            # Of any kind: kernels would wait for their limits.
             self._error = error
             self._record[0] = 2
 

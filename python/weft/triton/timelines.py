@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -104,7 +105,8 @@ def align_clocks(
     words = symmetric.empty(layout.MAX_RANKS, torch.int32, device=device, communicator=group)
     times = torch.zeros((rounds, 2), dtype=torch.int64, device=words.device)
     failed = torch.zeros(1, dtype=torch.int32, device=words.device)
-    meetings[(1,)](words, context(words), times, failed, rounds)
+    with torch.cuda.device(words.device) if words.is_cuda else nullcontext():
+        meetings[(1,)](words, context(words), times, failed, rounds)
     has_failed = bool(failed.item())
     symmetric.owner(words).check()
     if has_failed:
