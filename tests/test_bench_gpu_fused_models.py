@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import weft.fused
 from weft import _native
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +20,8 @@ FIGURES = {"sides", "fused", "best_peer", "of_best_peer", "wrong"}
 pytestmark = pytest.mark.torch
 
 pytest.importorskip("triton")
+
+import weft.fused  # noqa: E402
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
