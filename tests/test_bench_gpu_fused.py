@@ -311,6 +311,7 @@ def test_tables_show_means_and_losses_and_stay_without_records(
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     page = modules("fused_page")
     monkeypatch.setattr(page, "RESULTS", tmp_path / "none.jsonl")
+    monkeypatch.setattr(page, "MODELS", tmp_path / "no models.jsonl")
     assert set(page.blocks().values()) == {page.NOT_MEASURED}
     ranks, cases = modules("fused_rank"), modules("fused_cases").choose("norm")
     lines = []
@@ -343,6 +344,7 @@ def test_ablations_have_a_table_and_a_picture_of_their_own(
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     page, ranks = modules("fused_page"), modules("fused_rank")
     monkeypatch.setattr(page, "RESULTS", tmp_path / "lines.jsonl")
+    monkeypatch.setattr(page, "MODELS", tmp_path / "no models.jsonl")
     monkeypatch.setattr(page, "PICTURE", tmp_path / "fused-ablation.svg")
     assert page.draw() == []
     lines = []
