@@ -21,8 +21,6 @@ pytestmark = pytest.mark.torch
 
 pytest.importorskip("triton")
 
-import weft.fused  # noqa: E402
-
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FOLDER / "fused_models.py"), "--device", "twin", *arguments]
@@ -60,17 +58,14 @@ def test_models_have_the_results_of_their_references(tmp_path: Path) -> None:
     if not hasattr(_native, "DeviceCollectives"):
         pytest.skip("needs a native module with DeviceCollectives; this one was built without")
     file = tmp_path / "lines.jsonl"
-    names = ["decode 4096 1", "compile decode 4096", "compile prefill 4096"]
-    has_bags = hasattr(weft.fused, "EmbeddingAllToAll")
-    names += ["dlrm train"] if has_bags else []
+    names = ["decode 4096 1", "compile decode 4096", "compile prefill 4096", "dlrm train"]
     done = run("--json", "--cases", ",".join(names), "--results", str(file))
     records = json.loads(done.stdout)["cases"]
     assert [json.loads(line) for line in file.read_text().splitlines()] == records
     found = {record["case"]: check(record) for record in records}
     assert done.returncode == 0, done.stdout + done.stderr
     passes = ["pass on", "pass off"]
-    if has_bags:
-        assert list(found.pop("dlrm train")) == ["weft fused", "weft", "gloo"]
+    assert list(found.pop("dlrm train")) == ["weft fused", "weft", "gloo"]
     assert {case: list(sides) for case, sides in found.items()} == {
         "decode 4096 1": ["weft fused", "weft fused product", "weft", "gloo"],
         "compile decode 4096": passes,

@@ -15,14 +15,14 @@ from torch import distributed
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.functional import embedding_bag
 
-import weft.fused
 from weft.errors import ShapeError
 from weft.fused import counts
+from weft.fused.embedding import embedding_all_to_all
 from weft.fused.groups import group_of
 from weft.fused.operators import DTYPES, interprets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["EMBEDDING"]
 
@@ -48,9 +48,8 @@ def _call(
     if reason is None:
         counts.add("fused_calls", _NAME)
         bags = (indices, offsets, factors) if tables else (None, None, None)
-        kernel: Callable[..., torch.Tensor] = getattr(weft.fused, _NAME)
         with torch.no_grad():
-            return kernel(
+            return embedding_all_to_all(
                 tables,
                 *bags,
                 modes=list(modes),
@@ -223,8 +222,6 @@ def _refusal(
 def _own_refusal(
     weights: Sequence[torch.Tensor], indices: torch.Tensor, dtype: torch.dtype, is_on_one_host: bool
 ) -> str | None:
-    if getattr(weft.fused, _NAME, None) is None:
-        return f"weft.fused.{_NAME} is missing"
     if indices.device.type == "cpu" and not interprets():
         return "CPU tensors without TRITON_INTERPRET=1"
     if not is_on_one_host:

@@ -11,20 +11,23 @@ sum of all ranks' losses, as of torch's functional collectives.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-import weft.fused
 from weft.errors import ConfigurationError, NoRouteError, ShapeError
 from weft.fused import counts, gains
+from weft.fused.gemm import Tiling
+from weft.fused.gemm_receive import all_gather_gemm, all_to_all_gemm
+from weft.fused.gemm_send import gemm_all_reduce, gemm_all_to_all, gemm_reduce_scatter
+from weft.fused.gemv import GemvTiling, gemv_all_reduce
 from weft.fused.groups import group_of
 from weft.fused.tables import UNFUSED, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+    from collections.abc import Mapping
 
     from weft.fused.groups import Group
 
@@ -42,17 +45,15 @@ __all__ = [
 #: Operators live as long as it.
 _LIBRARY: Final = torch.library.Library("weft_fused", "FRAGMENT")
 _COLLECTIVES: Final = torch.ops._c10d_functional
-#: Functions of `weft.fused` with the kernels, by operator.
-KERNELS: Final = {
-    "gemv_all_reduce": "gemv_all_reduce",
-    "matmul_all_reduce": "gemm_all_reduce",
-    "matmul_reduce_scatter": "gemm_reduce_scatter",
-    "matmul_all_to_all": "gemm_all_to_all",
-    "all_gather_matmul": "all_gather_gemm",
-    "all_to_all_matmul": "all_to_all_gemm",
+#: Functions with the kernels, by operator.
+KERNELS: Final[dict[str, Callable[..., Any]]] = {
+    "gemv_all_reduce": gemv_all_reduce,
+    "matmul_all_reduce": gemm_all_reduce,
+    "matmul_reduce_scatter": gemm_reduce_scatter,
+    "matmul_all_to_all": gemm_all_to_all,
+    "all_gather_matmul": all_gather_gemm,
+    "all_to_all_matmul": all_to_all_gemm,
 }
-#: Modules and names of the tilings, of products of matrices and of `gemv_all_reduce`.
-TILINGS: Final = (("weft.fused.gemm", "Tiling"), ("weft.fused.gemv", "GemvTiling"))
 #: Those whose rows are divided among ranks.
 _DIVIDED: Final = frozenset(("matmul_reduce_scatter", "matmul_all_to_all", "all_to_all_matmul"))
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
@@ -64,8 +65,6 @@ def refusal(
     operator: str, rows: int, columns: int, inner: int, dtype: torch.dtype, ranks: int, device: str
 ) -> str | None:
     """Reason why the kernel of an operator does not apply, from what is equal on all ranks."""
-    if getattr(weft.fused, KERNELS[operator], None) is None:
-        return f"weft.fused.{KERNELS[operator]} is missing"
     if dtype not in DTYPES:
         return f"dtype {str(dtype).removeprefix('torch.')}"
     if device == "cpu" and not interprets():
@@ -138,7 +137,7 @@ def run(
     **options: object,
 ) -> tuple[Any, str | None]:
     """Result of a fused kernel, or the reason of its refusal, which is the same on all ranks."""
-    kernel: Callable[..., Any] = getattr(weft.fused, KERNELS[operator])
+    kernel = KERNELS[operator]
     is_straight = weight.is_contiguous()
     if not (is_straight or (weight.t().is_contiguous() and operator != "gemv_all_reduce")):
         return None, "strides of the weight"
@@ -160,9 +159,9 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 def _tiling_of(operator: str, fields: Mapping[str, Any]) -> Any:
     """Tiling of an operator's kernel, from its fields."""
-    module, name = TILINGS[operator == "gemv_all_reduce"]
+    made = GemvTiling if operator == "gemv_all_reduce" else Tiling
     try:
-        return getattr(importlib.import_module(module), name)(**fields)
+        return made(**fields)
     except TypeError as error:
         raise ConfigurationError(f"tiling {dict(fields)}: {error}") from error
 
