@@ -1,3 +1,4 @@
+import importlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,14 @@ def alone() -> Iterator[Any]:
     (rank,) = group(1)
     yield rank
     rank.close()
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Modules of the benchmarks of GPUs by name."""
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks" / "gpu")
+    return importlib.import_module
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,17 +28,6 @@ pytest.importorskip("triton")
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FOLDER / "fused.py"), "--device", "twin", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-
-
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Modules of the benchmark by name."""
-    monkeypatch.syspath_prepend(FOLDER)
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return load
 
 
 @pytest.mark.timeout(60)

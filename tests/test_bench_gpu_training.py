@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,18 +117,6 @@ def test_cases_that_ranks_or_the_budget_exclude_are_recorded_as_skipped() -> Non
     assert (record["status"], record["reason"], record["result"]) == ("skipped", reason, None)
     (record,) = json.loads(run("--json", "--cases", "bert ddp", "--budget", "0.5").stdout)["cases"]
     assert (record["status"], record["reason"]) == ("skipped", "the budget was spent")
-
-
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Modules of the benchmark by name."""
-    pytest.importorskip("torch")
-    monkeypatch.syspath_prepend(FOLDER)
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return load
 
 
 class Steps:

@@ -43,6 +43,7 @@ def check(found: list[dict[str, Any]], count: int) -> None:
             assert set(each["spans"]) == OPERATORS[name], name
             assert each["ranks"] == list(range(count)), name
             assert each["dropped"] == 0, name
+            assert each["end"] > 0, name
 
 
 def test_other_tensors_and_devices_are_rejected() -> None:

@@ -45,6 +45,7 @@ def check_program(spans: list[list[Any]]) -> None:
     (_, _, _, begin, end), *parts = spans
     times = [begin, *(time for part in parts for time in part[3:]), end]
     assert times == sorted(times)
+    assert end > begin
 
 
 def test_a_wait_ends_after_the_put_that_it_waits_for(results: list[dict[str, Any]]) -> None:
@@ -62,13 +63,12 @@ def test_processes_of_a_host_have_one_clock_within_the_error(
 ) -> None:
     for result in results:
         assert result["ahead"][0] == result["error"][0] == 0
-        assert all(abs(ahead) <= error for ahead, error in zip(*clocks(result), strict=True))
+        assert all(
+            abs(ahead) <= error
+            for ahead, error in zip(result["ahead"], result["error"], strict=True)
+        )
         # One of 32 barriers is without an interruption by other processes.
         assert max(result["error"]) < 20_000_000
-
-
-def clocks(result: dict[str, Any]) -> tuple[list[int], list[int]]:
-    return result["ahead"], result["error"]
 
 
 def test_spans_beyond_a_trace_are_dropped(results: list[dict[str, Any]]) -> None:

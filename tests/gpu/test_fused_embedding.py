@@ -21,7 +21,10 @@ def results(request: pytest.FixtureRequest) -> list[Any]:
     if count > max(2, torch.cuda.device_count()):
         pytest.skip(f"needs {count} GPUs")
     call = "fused_embedding_calls.calls"
-    return ranks.run(call, count, timeout=390, quiet=False, device="cuda", scale=scale)
+    found = ranks.run(call, count, timeout=390, quiet=False, device="cuda", scale=scale)
+    expected = {*interpreted.ALL, "forward bfloat16", "graph"}
+    assert all(set(result) == expected for result in found)
+    return found
 
 
 def test_results_are_those_of_torch(results: list[Any]) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-import textwrap
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,6 +14,7 @@ import weft.fused
 from weft.cuda import symmetric
 from weft.fused.embedding_tables import Tiling
 from workers import device_native
+from workers.kernel_checks import program_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -471,11 +469,8 @@ def _graph() -> list[bool]:
 
 def _page(device: str) -> list[Any]:
     """Results of the program of docs/fused-embedding.md."""
-    text = Path(__file__).parents[2].joinpath("docs", "fused-embedding.md").read_text("utf-8")
-    block = re.search(r"(?:^    .*\n|^\n)+", text[text.index("    import torch") :], re.MULTILINE)
-    assert block is not None
     names: dict[str, Any] = {"device": device}
-    exec(textwrap.dedent(block[0]), names)
+    exec(program_of("fused-embedding.md"), names)
     shape = list(names["tables"].shape)
     # One for each sample and column of a mean.
     right = [abs(float(each.grad.sum()) - 128) < 1e-2 for each in names["bags"].weights]

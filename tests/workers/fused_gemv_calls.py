@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import random
-import re
-import textwrap
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +14,7 @@ import weft
 import weft.fused
 from weft.fused import GemvTiling, RmsNormTiling
 from workers import device_native
+from workers.kernel_checks import awaited_error, digest_of, program_of
 
 #: Bits of the significand, with the hidden one.
 BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
@@ -120,13 +116,6 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(torch.equal(one, other))
 
 
-def _digest(*tensors: torch.Tensor) -> str:
-    found = hashlib.sha256()
-    for each in tensors:
-        found.update(each.contiguous().view(torch.uint8).cpu().numpy().tobytes())
-    return found.hexdigest()
-
-
 #: On GPUs each product of these and of two classes of shapes is a kernel to compile, so they are
 #: few: dtype, float8, scales, algorithm, kind, tokens, `GemvTiling.dot`.
 GPU_PRODUCTS: tuple[tuple[Any, ...], ...] = (
@@ -179,7 +168,7 @@ def _random_product(place: Place, generator: random.Random, index: int) -> dict[
     return options
 
 
-def _product_call(place: Place, inputs: Product, options: dict[str, Any]) -> Any:
+def _product_call(inputs: Product, options: dict[str, Any]) -> Any:
     kind = options["kind"]
     tiling = options.get("tiling")
     return weft.fused.gemv_all_reduce(
@@ -197,8 +186,8 @@ def _product_call(place: Place, inputs: Product, options: dict[str, Any]) -> Any
 def _check_product(place: Place, seed: int, options: dict[str, Any]) -> tuple[list[str], str]:
     """Failed checks of a call, and a digest of its results."""
     inputs = Product(place, seed, options)
-    found = _product_call(place, inputs, options)
-    again = _product_call(place, inputs, options)
+    found = _product_call(inputs, options)
+    again = _product_call(inputs, options)
     kind = options["kind"]
     normed, rows = found if kind in ("norm", "both") else (None, found)
     wrong = []
@@ -212,7 +201,7 @@ def _check_product(place: Place, seed: int, options: dict[str, Any]) -> tuple[li
     if tuple(rows.shape) != shape or rows.dtype != options["dtype"]:
         wrong.append("shape")
     if kind in ("residual", "both"):
-        plain = _product_call(place, inputs, options | {"kind": "plain"})
+        plain = _product_call(inputs, options | {"kind": "plain"})
         if not _is_near(plain, *near):
             wrong.append("sum")
         if not _same(rows, (plain.float() + inputs.residual.float()).to(rows.dtype)):
@@ -225,7 +214,7 @@ def _check_product(place: Place, seed: int, options: dict[str, Any]) -> tuple[li
     others = again if normed is not None else (again,)
     if not all(_same(one, other) for one, other in zip(both, others, strict=True)):
         wrong.append("repeat")
-    return [f"{each}: {options}" for each in wrong], _digest(*both)
+    return [f"{each}: {options}" for each in wrong], digest_of(*both)
 
 
 def _check_norm(place: Place, seed: int, options: dict[str, Any]) -> tuple[list[str], str]:
@@ -258,7 +247,7 @@ def _check_norm(place: Place, seed: int, options: dict[str, Any]) -> tuple[list[
         wrong.append(f"norm: {options}")
     if out is not None and normed.data_ptr() != out.data_ptr():
         wrong.append(f"out: {options}")
-    return wrong, _digest(normed, summed)
+    return wrong, digest_of(normed, summed)
 
 
 def calls(cases: int, repeats: int, seed: int, device: str = "twin") -> dict[str, Any]:
@@ -320,7 +309,7 @@ def _alternating(place: Place, repeats: int) -> list[str]:
             options = {"tokens": tokens, "hidden": hidden, "inner": 64, "dtype": half}
             options |= {"algorithm": algorithm, "kind": kind}
             inputs = Product(place, len(runs), options)
-            runs.append((str(options), functools.partial(_product_call, place, inputs, options)))
+            runs.append((str(options), functools.partial(_product_call, inputs, options)))
     flags = RmsNormTiling("flags", 256, 4, 3)
     norms: tuple[tuple[Any, ...], ...] = (
         (1, 8, half, "one_shot", None),
@@ -425,7 +414,7 @@ def _graph(place: Place) -> list[str]:
             found += weft.fused.all_reduce_rms_norm(y, each.residual, each.norm_weight)
         return found
 
-    eager = run()
+    run()
     place.meet()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -434,9 +423,10 @@ def _graph(place: Place) -> list[str]:
     for number in range(30):
         for each in captured:
             each.fill_(-1)
+        for its in inputs:
+            its.x.mul_(-1 if number % 2 else 0.5)
         graph.replay()
-        if number % 7 == 0:
-            run()
+        eager = run()
         for index, (one, other) in enumerate(zip(eager, captured, strict=True)):
             if not torch.equal(one, other):
                 wrong.append(f"replay {number}, result {index}")
@@ -478,14 +468,8 @@ def missing(operator: str, device: str = "twin") -> dict[str, Any]:
             call()
         place.meet()
         if place.rank == 1:
-            # Until the other rank's error ends the group.
-            deadline = time.monotonic() + 40
-            while time.monotonic() < deadline:
-                error = device_native.named(weft.check)
-                if error[0] != "None":
-                    return {"error": error}
-                time.sleep(0.05)
-            return {"error": None}
+            # The other rank's error ends the group.
+            return {"error": awaited_error()}
         results = call()
         numbers = [int(each.isnan().sum()) for each in results]
         return {"nan": numbers, "error": device_native.named(weft.check)}
@@ -493,10 +477,7 @@ def missing(operator: str, device: str = "twin") -> dict[str, Any]:
 
 def _page(device: str) -> list[bool]:
     """Checks of the program of docs/fused-gemv.md."""
-    text = Path(__file__).parents[2].joinpath("docs", "fused-gemv.md").read_text(encoding="utf-8")
-    block = re.search(r"(?:^    .*\n|^\n)+", text[text.index("    import torch") :], re.MULTILINE)
-    assert block is not None
-    program = textwrap.dedent(block[0])
+    program = program_of("fused-gemv.md")
     if device == "twin":
         program = program.replace('"cuda"', '"cpu"').replace("torch.bfloat16", "torch.float16")
     names: dict[str, Any] = {}

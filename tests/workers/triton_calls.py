@@ -5,10 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import random
-import re
 import runpy
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from weft.cuda import symmetric
 from weft.triton import layout
 from workers import device_native
 from workers import triton_kernels as kernels
+from workers.kernel_checks import program_of
 
 #: Epochs before the first round: at zero, and before both places where int32 wraps around.
 FIRST = (0, 2**31 - 4, -4)
@@ -188,10 +187,7 @@ def _contexts(place: Place) -> dict[str, Any]:
 
 def page(folder: str) -> list[float]:
     """Values of `outputs` after the program of docs/triton.md, on the twin."""
-    text = Path(__file__).parents[2].joinpath("docs", "triton.md").read_text(encoding="utf-8")
-    block = re.search(r"(?:^    .*\n|^\n)+", text[text.index("    import torch") :], re.MULTILINE)
-    assert block is not None
-    kernel, found, program = textwrap.dedent(block[0]).partition("block = ")
+    kernel, found, program = program_of("triton.md").partition("block = ")
     with weft.init() as communicator:
         # Triton reads the source of a kernel from its file.
         file = Path(folder, f"shift{communicator.rank}.py")
