@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_collectives_page import where
+from gpu_collectives_page import time, where
 from speed_page import NOT_MEASURED, markdown, number
 
 if TYPE_CHECKING:
@@ -187,13 +187,6 @@ def losses(lines: Iterable[Line]) -> str:
         for line in found
     ]
     return markdown(["case", "faster side", "its time / fused"], rows)
-
-
-def time(side: Line | None) -> str:
-    """Median and p99 of a side in microseconds."""
-    if side is None or side["status"] != "ok":
-        return ""
-    return f"{number(side['time']['slowest_p50_us'])} / {number(side['time']['slowest_p99_us'])}"
 
 
 def microseconds(value: float | None) -> str:

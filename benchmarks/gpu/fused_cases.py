@@ -166,7 +166,7 @@ class Case:
         needed = min(self.calls, max(2, -(-APART // each)))
         return next(n for n in range(needed, self.calls + 1) if self.calls % n == 0)
 
-    def vector(self, ranks: int) -> int:
+    def vector(self) -> int:
         """Elements of the whole output of an all-gather, of a rank's input of other collectives."""
         shape = self.shape
         if self.computation == "embedding":
@@ -180,7 +180,7 @@ class Case:
         return Exchange(
             self.name,
             operation=self.collective,
-            bytes=2 * self.vector(ranks),
+            bytes=2 * self.vector(),
             calls=self.buffers,
             apart=1 << 60,
         )
@@ -219,11 +219,11 @@ class Case:
     def bytes(self, ranks: int) -> int:
         """Estimate of memory: weights, inputs, and results of several sides."""
         shape, buffers = self.shape, self.buffers
-        vectors = 8 * buffers * 2 * self.vector(ranks)
+        vectors = 8 * buffers * 2 * self.vector()
         if self.computation == "embedding":
             indices = 2 * 8 * shape["tables"] * shape["batch"] * shape["pooling"]
             table = 2 * shape["rows"] * shape["dim"]
-            references = 3 * 4 * self.vector(ranks)
+            references = 3 * 4 * self.vector()
             return vectors + references + buffers * indices + (shape["tables"] + 4) * table
         columns, inner = self.local(ranks)
         rows = shape.get("rows", shape.get("tokens", 0))
@@ -252,14 +252,14 @@ def timed(name: str, kind: str, operator: str, shape: dict[str, int]) -> Case:
     case = Case(name, kind, operator, shape)
     if kind == "embedding":
         rows = shape["tables"] * shape["batch"] * shape["pooling"]
-        microseconds = rows * shape["dim"] * 2 / 2.5e6 + case.vector(2) / 3e5
+        microseconds = rows * shape["dim"] * 2 / 2.5e6 + case.vector() / 3e5
     elif kind == "norm":
         microseconds = 10.0
     else:
         columns, inner = case.local(2)
         rows = shape.get("rows", shape.get("tokens", 0))
         microseconds = max(2 * rows * columns * inner / 6e8, 2 * columns * inner / 4e6)
-        microseconds += case.vector(2) / 3e5
+        microseconds += case.vector() / 3e5
     calls = 10 if microseconds < 2000 else 2
     replays = 20 if calls * microseconds < 10_000 else 8
     seconds = 4.0 + 12 * (replays + 4) * calls * microseconds / 1e6

@@ -165,7 +165,7 @@ class RankingSteps:
         self.data = data
         self.scores = torch.empty_like(data.expected[0])
         self.grad_error: float | None = None
-        pool = side.pool(data, data.is_trained)
+        pool = side.pool(data)
         self.step: Callable[[], None] = lambda: self.train(pool)
         if not data.is_trained:
             self.step = context.device.capture(lambda: self.forward(pool))

@@ -37,7 +37,7 @@ class Unfused(Group):
         """Product, all-reduce, and one kernel that adds and norms."""
         return added(self, data)
 
-    def pool(self, data: Ranking, train: bool) -> Callable[[], list[Any]]:
+    def pool(self, data: Ranking) -> Callable[[], list[Any]]:
         """Bags of all tables of this rank in one operator, and an all-to-all."""
         return lambda: list(Exchange.apply(data.pooled(), self.group).unbind(0))
 
@@ -119,7 +119,7 @@ class Fused(Side):
 
         return whole if self.is_normed else product
 
-    def pool(self, data: Ranking, train: bool) -> Callable[[], list[Any]]:
+    def pool(self, data: Ranking) -> Callable[[], list[Any]]:
         """Bags of all tables of this rank, fused with the all-to-all."""
         bags = self.fused.EmbeddingAllToAll(
             data.tables, communicator=self.communicator, sparse=True, out_dtype=data.whole.dtype

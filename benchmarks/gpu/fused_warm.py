@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import triton
 from fused_cases import SYMMETRIC, Case
 from fused_context import Context
 from fused_data import DATA
@@ -106,12 +105,10 @@ def compile_only() -> None:
 
 def work(directory: Path, task: dict[str, Any]) -> None:
     """Make the calls of every case, as one of the ranks."""
-    kind = "twin" if triton.knobs.runtime.interpret else "cuda"
-    if kind == "cuda":
-        compile_only()
+    compile_only()
     with weft.init() as communicator:
         local = int(os.environ.get("WEFT_LOCAL_RANK", communicator.rank))
-        device = open_device(kind, local)
+        device = open_device("cuda", local)
         context = Context(communicator, device, directory, [], task, {})
         for case in map(Case.from_json, task["cases"]):
             if case.computation == "embedding":
@@ -135,7 +132,7 @@ def call(context: Context, case: Case) -> None:
     for algorithm in case.algorithms:
         data.fused(0, algorithm=algorithm)
     if case.operator in SYMMETRIC:
-        size = case.vector(context.ranks)
+        size = case.vector()
         data.fused(0, weft.symmetric_empty(size, context.dtype, device=context.device.place))
     for library in data.computations:
         Computed(context, data, library).calls().run(0)
