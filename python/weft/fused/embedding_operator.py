@@ -18,6 +18,7 @@ from torch.nn.functional import embedding_bag
 from weft.errors import ShapeError
 from weft.fused import counts
 from weft.fused.embedding import embedding_all_to_all
+from weft.fused.embedding_tables import local_batch
 from weft.fused.groups import group_of
 from weft.fused.operators import DTYPES, interprets
 
@@ -160,8 +161,8 @@ def _exchanged(
 
 
 def _rows(batch: int, ranks: int) -> list[int]:
-    """Rows of each rank, as `torch.tensor_split` divides them."""
-    return [batch // ranks + (rank < batch % ranks) for rank in range(ranks)]
+    """Rows of each rank."""
+    return [local_batch(batch, rank, ranks)[1] for rank in range(ranks)]
 
 
 def _check(

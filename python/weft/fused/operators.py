@@ -26,8 +26,7 @@ from weft.fused.groups import group_of
 from weft.fused.tables import UNFUSED, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from weft.fused.groups import Group
 

@@ -7,6 +7,7 @@ needs more than it has. Former spaces are kept for the graphs that use them.
 from __future__ import annotations
 
 import weakref
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from weft._symmetric import symmetric_empty
 from weft._timeout import seconds
 from weft.cuda import symmetric
+from weft.cuda.launcher import _is_capturing
 from weft.cuda.order import ChannelOrder
 from weft.errors import ConfigurationError
 from weft.fused.kernels.rounds import STATE_WORDS
@@ -179,13 +181,9 @@ def launch(
         kernel[(programs,)](*values, **constants)
 
 
+@cache
 def programs_of(device: torch.device) -> int:
     """Number of programs of one for each multiprocessor of a GPU; few on the CPU."""
     if device.type == "cpu":
         return _TWIN_PROGRAMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def _is_capturing(stream: torch.cuda.Stream) -> bool:
-    with torch.cuda.stream(stream):
-        return bool(torch.cuda.is_current_stream_capturing())

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -72,6 +73,8 @@ class Table:
         self, operator: str, shape: Shape, dtype: torch.dtype, ranks: int, device: torch.device
     ) -> tuple[str, Mapping[str, Any] | None] | None:
         """Name and tiling chosen for a call; `None` if its class was not measured."""
+        if not self.entries:
+            return None
         found = self.entries.get(self.key(operator, shape, dtype, ranks, device_name(device)))
         return None if found is None else (str(found["choice"]), found.get("tiling"))
 
@@ -122,6 +125,7 @@ def own_table() -> Table:
         return Table()
 
 
+@cache
 def device_name(device: torch.device) -> str:
     """Name of a GPU; of the CPU its architecture, behind "twin"."""
     if device.type == "cuda":

@@ -197,7 +197,8 @@ def compare(cases: Sequence[Measured], constants: Constants) -> list[Comparison]
     for case in cases:
         results = simulate(scenario(case, constants))["results"]
         apart = case.pooling_s + case.exchange_s
-        found.append(Comparison(case.name, "not fused", apart, results["unfused_s"]))
+        name = f"{case.name}, {case.ranks} GPUs"
+        found.append(Comparison(name, "not fused", apart, results["unfused_s"]))
         if case.fused_s is not None:
-            found.append(Comparison(case.name, "fused", case.fused_s, results["fused_s"]))
+            found.append(Comparison(name, "fused", case.fused_s, results["fused_s"]))
     return found
