@@ -30,6 +30,14 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
+@pytest.fixture(scope="module")
+def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of Triton's of its own: kernels are compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A folder with an authority and its certificate for 127.0.0.1."""

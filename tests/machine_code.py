@@ -85,7 +85,7 @@ def _listed(code: bytes) -> dict[str, Kernel]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
         file.flush()
-        usage, listing = (_dump(option, file.name) for option in ("-res-usage", "-sass"))
+        usage, listing = (dump(option, file.name) for option in ("-res-usage", "-sass"))
     resources = {
         name: (int(registers), int(stack) + int(local))
         for name, registers, stack, local in re.findall(
@@ -142,7 +142,8 @@ def tools() -> Path | None:
     return folder if all((folder / name).exists() for name in ("cuobjdump", "nvdisasm")) else None
 
 
-def _dump(option: str, file: str) -> str:
+def dump(option: str, file: str) -> str:
+    """Output of cuobjdump for a file."""
     folder = tools()
     assert folder is not None
     # cuobjdump searches nvdisasm on the path.

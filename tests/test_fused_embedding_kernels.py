@@ -1,14 +1,14 @@
 """Compiled kernels of `weft.fused.embedding`: lint of their PTX, registers, widths of stores."""
 
 import re
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.torch
+import triton_code
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("triton_cache")]
 
 triton = pytest.importorskip("triton")
 
@@ -23,19 +23,12 @@ from weft.triton import lint  # noqa: E402
 #: Types of parameters that are not int32 or constants.
 TYPES = {
     **dict.fromkeys(("words", "state", "errors", "bags"), "*i32"),
-    **dict.fromkeys(("context", "table", "firsts", "keys", "trace"), "*i64"),
+    **dict.fromkeys(("context", "table", "firsts", "keys"), "*i64"),
     **dict.fromkeys(("sample_weights", "factors", "heads", "tails"), "*fp32"),
     "missing": "i64",
 }
 #: Tensors of the dtype of the tables.
 OF_TABLES = ("outputs", "inbox", "gradients")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
 
 
 def compiled(
@@ -48,27 +41,13 @@ def compiled(
     traced: bool = False,
 ) -> Any:
     """A kernel for sm_90a, as the operator launches it; `kind`: of indices and offsets."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    if "trace" in kernel.arg_names and not traced:
-        constants = {"trace": None} | constants
     types = TYPES | dict.fromkeys(OF_TABLES, f"*{dtype}")
     types |= dict.fromkeys(("indices", "offsets"), kind)
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "i32")
-        for name in kernel.arg_names
-    }
-    aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, each in enumerate(signature.values())
-        if each.startswith("*")
-    }
+    types |= {"trace": "*i64"} if traced else {}
     options: dict[str, Any] = {"num_warps": num_warps}
     if registers is not None:
         options["maxnreg"] = registers
-    source = ASTSource(kernel, signature, constants, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton_code.compiled(kernel, types, constants, **options)
 
 
 def pool(
@@ -85,11 +64,7 @@ def pool(
 
 def stack(made: Any, folder: Path) -> int:
     """Bytes of a thread's stack: registers that did not fit."""
-    file = folder / "kernel.cubin"
-    file.write_bytes(made.asm["cubin"])
-    command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(file)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return sum(map(int, re.findall(r"STACK:(\d+)", text)))
+    return triton_code.usage(made, folder, "STACK")
 
 
 def wide(made: Any, operation: str) -> int:

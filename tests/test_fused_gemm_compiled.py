@@ -1,15 +1,17 @@
 """Compiled kernels of fused products: lint of their PTX, instructions, registers, residency."""
 
-import os
 import re
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+import triton_code
+
+pytestmark = [
+    *(pytest.mark.torch, pytest.mark.timeout(180)),
+    pytest.mark.usefixtures("triton_cache"),
+]
 
 triton = pytest.importorskip("triton")
 
@@ -56,13 +58,6 @@ class Compiled(NamedTuple):
     shared: int
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
-
-
 def compiled(
     kernel: Any,
     tiling: Tiling,
@@ -76,9 +71,6 @@ def compiled(
     **constants: Any,
 ) -> Compiled:
     """A kernel for sm_90a, with columns and inner that are multiples of 16."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     size = 4 if dtype == "fp32" else 2
     constants |= {
         "block_rows": tiling.rows,
@@ -90,47 +82,28 @@ def compiled(
         "interpreted": False,
         "send_block": tiling.warps * (4096 if bulk else 512) // size,
     }
-    if not traced:
-        constants["trace"] = None
-    its = {name: value for name, value in constants.items() if name in kernel.arg_names}
     names = ("x", "weight", "matrix", "received", "out", "landing")
     types = dict.fromkeys(names, f"*{dtype}")
     types |= {"source_rows": f"*{dtype}", "inbox": f"*{dtype}", "partials": f"*{partials or dtype}"}
     types |= {"context": "*i64", "landing_context": "*i64", "words": "*i32", "state": "*i32"}
-    types |= {"parts": "*fp32", "counters": "*i32", "trace": "*i64"}
+    types |= {"parts": "*fp32", "counters": "*i32"} | ({"trace": "*i64"} if traced else {})
     if bulk:
         rows = f"tensordesc<{dtype}[{tiling.rows},{tiling.inner}]>"
         block = [tiling.inner, tiling.columns] if transposed else [tiling.columns, tiling.inner]
         weight = f"tensordesc<{dtype}[{block[0]},{block[1]}]>"
         types |= {"x": rows, "received": rows, "weight": weight}
-    signature = {
-        name: "constexpr" if name in its else types.get(name, "i32") for name in kernel.arg_names
-    }
-    aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, (name, of) in enumerate(signature.items())
-        if of.startswith("*") or (name in ("columns", "inner") and bulk)
-    }
-    made = triton.compile(
-        ASTSource(kernel, signature, its, aligned),
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": tiling.warps, "num_stages": tiling.stages},
+    its = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    made = triton_code.compiled(
+        kernel,
+        types,
+        its,
+        is_aligned=lambda name, of: of.startswith("*") or (name in ("columns", "inner") and bulk),
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
     )
-    file = folder / "kernel.cubin"
-    file.write_bytes(made.asm["cubin"])
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    if not os.access(tool, os.X_OK):
-        pytest.skip("triton has no cuobjdump")
-    texts = [
-        subprocess.run(
-            [str(tool), option, str(file)], capture_output=True, text=True, check=True
-        ).stdout
-        for option in ("-res-usage", "-sass")
-    ]
-    usage = re.search(r"REG:(\d+) STACK:(\d+)", texts[0])
-    assert usage is not None
+    registers, stack = (triton_code.usage(made, folder, name) for name in ("REG", "STACK"))
     shared = int(made.metadata.shared)
-    return Compiled(made.asm["ptx"], texts[1], int(usage[1]), int(usage[2]), shared)
+    return Compiled(made.asm["ptx"], triton_code.sass(made, folder), registers, stack, shared)
 
 
 def check(made: Compiled, tiling: Tiling) -> None:

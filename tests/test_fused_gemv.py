@@ -1,16 +1,18 @@
 """`gemv_all_reduce`, `all_reduce_rms_norm` under Triton's interpreter; their compiled kernels."""
 
 import re
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ranks
+import triton_code
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [
+    *(pytest.mark.torch, pytest.mark.timeout(180)),
+    pytest.mark.usefixtures("triton_cache"),
+]
 
 triton = pytest.importorskip("triton")
 
@@ -142,13 +144,6 @@ compiles = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
-
-
 def compiled(
     kernel: Any,
     types: dict[str, str],
@@ -156,44 +151,18 @@ def compiled(
     registers: int | None = None,
     **constants: Any,
 ) -> Any:
-    """A kernel for sm_90a without a violation of the lint, and bytes of its stack."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+    """A kernel for sm_90a without a violation of the lint."""
     from weft.triton import lint
 
-    if "trace" in kernel.arg_names and "trace" not in types:
-        constants = {"trace": None} | constants
-    signature = {
-        each: "constexpr" if each in constants else types.get(each, "i32")
-        for each in kernel.arg_names
-    }
-    aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, each in enumerate(signature.values())
-        if each.startswith("*")
-    }
-    source = ASTSource(kernel, signature, constants, aligned)
-    options = {"num_warps": num_warps, "maxnreg": registers}
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    options: dict[str, Any] = {"num_warps": num_warps, "maxnreg": registers}
+    made = triton_code.compiled(kernel, types, constants, **options)
     assert lint.check(made.asm["ptx"]) == []
     return made
 
 
 def stack(made: Any, folder: Path) -> int:
     """Bytes of local memory of a thread."""
-    return usage(made, folder, "STACK")
-
-
-def usage(made: Any, folder: Path, resource: str) -> int:
-    """A number of `cuobjdump -res-usage`, for a thread."""
-    cubin = folder / "kernel.cubin"
-    cubin.write_bytes(made.asm["cubin"])
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    done = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True)
-    found = re.search(rf"{resource}:(\d+)", done.stdout)
-    assert found is not None
-    return int(found[1])
+    return triton_code.usage(made, folder, "STACK")
 
 
 def _gemv(dtype: str, count: int, ranks: int, *, hidden: int = 8192, **options: Any) -> Any:

@@ -5,14 +5,15 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.torch
+import triton_code
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("triton_cache")]
 
 triton = pytest.importorskip("triton")
 
@@ -76,40 +77,17 @@ def example(name: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
-
-
 def compiled(name: str, num_warps: int = 4, **constants: Any) -> str:
     """PTX of a kernel for sm_90a; ptxas accepts it too."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     of_weft = {"meetings": spans.meetings}
     kernel = of_weft.get(name) or getattr(triton_kernels, name, None)
     kernel = kernel or getattr(example(name), name)
     options = KERNELS[name] | constants
     numbers = options.pop("numbers").split()
     types = TYPES | ({"outputs": "*fp16"} if name == "product" else {})
-    signature = {
-        each: "constexpr"
-        if each in options
-        else "i32"
-        if each in numbers
-        else types.get(each, "*i32")
-        for each in kernel.arg_names
-    }
-    aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, each in enumerate(signature.values())
-        if each != "constexpr"
-    }
-    source = ASTSource(kernel, signature, options, aligned)
-    made = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps}
+    types = dict.fromkeys(kernel.arg_names, "*i32") | types | dict.fromkeys(numbers, "i32")
+    made = triton_code.compiled(
+        kernel, types, options, is_aligned=lambda name, of: True, num_warps=num_warps
     )
     assert made.asm["cubin"]
     text: str = made.asm["ptx"]
