@@ -190,6 +190,24 @@ def test_a_sequence_parallel_decoder_is_fused_forward_and_backward(
         assert found["fused_calls"] == found["lines"] == 6
 
 
+def test_options_that_move_collectives_keep_one_order_on_all_ranks(
+    results: list[dict[str, Any]],
+) -> None:
+    for name, found in results[0]["options"].items():
+        for result in results:
+            own = result["options"][name]
+            assert own["close"] == [True] * 3, name
+            assert own["substitutions"] == {"all_gather_matmul": 1, "matmul_reduce_scatter": 1}
+            assert own["unfused_calls"] == [], name
+            assert own["order"] == found["order"], name
+        # A replayed graph calls no operators.
+        if name != "reduce-overhead":
+            fused = [each for each in found["order"] if each.startswith("weft_fused::")]
+            assert len(fused) == 2, name
+            assert len(found["order"]) >= 4, name
+            assert found["fused_calls"] == 6, name
+
+
 def test_a_decoder_of_transformers_is_fused(results: list[dict[str, Any]]) -> None:
     for result in results:
         if (found := result["llama"]) is None:

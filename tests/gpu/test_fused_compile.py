@@ -42,6 +42,10 @@ def test_ranks_agree_as_under_the_interpreter(results: list[Any]) -> None:
     interpreted.test_communicators_are_made_once_and_closed_with_their_groups(results)
 
 
+def test_options_of_the_compiler_keep_one_order(results: list[Any]) -> None:
+    interpreted.test_options_that_move_collectives_keep_one_order_on_all_ranks(results)
+
+
 def test_llama_is_fused(results: list[Any]) -> None:
     interpreted.test_a_decoder_of_transformers_is_fused(results)
 

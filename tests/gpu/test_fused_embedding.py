@@ -17,9 +17,9 @@ def results(request: pytest.FixtureRequest) -> list[Any]:
     import torch
 
     count, scale = request.param
-    # Two ranks may share a GPU.
-    if count > max(2, torch.cuda.device_count()):
-        pytest.skip(f"needs {count} GPUs")
+    # Up to four ranks may share a GPU: they take turns of milliseconds.
+    if count > 4 * torch.cuda.device_count():
+        pytest.skip(f"needs {-(-count // 4)} GPUs")
     call = "fused_embedding_calls.calls"
     found = ranks.run(call, count, timeout=390, quiet=False, device="cuda", scale=scale)
     expected = {*interpreted.ALL, "forward bfloat16", "graph"}

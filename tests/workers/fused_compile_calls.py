@@ -14,6 +14,7 @@ from workers.fused_compile_agreement import cache_keys, disagreement, groups
 from workers.fused_compile_graphs import dynamic, graphs
 from workers.fused_compile_models import decoder, llama
 from workers.fused_compile_operators import embedding, fallbacks, operator, replays
+from workers.fused_compile_options import options
 from workers.fused_compile_tuning import choices, choices_of_gpus
 
 
@@ -31,6 +32,7 @@ def calls(device: str = "cpu") -> dict[str, Any]:
         "uuid": cache_keys(),
         "decoder": decoder(sequence=False),
         "sequence": decoder(sequence=True),
+        "options": options(group),
         "llama": llama(),
         "tuning": choices(rank, group),
     }

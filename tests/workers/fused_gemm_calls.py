@@ -168,7 +168,7 @@ def _case(generator: random.Random, ranks: int, number: int) -> dict[str, Any]:
     }
 
 
-def _run_case(place: Place, case: dict[str, Any], seed: int) -> list[Any]:
+def run_case(place: Place, case: dict[str, Any], seed: int) -> list[Any]:
     """Correctness of a call, its case if it is wrong, and a digest of an all-reduce."""
     operator, (rows, inner, columns) = case["operator"], case["sizes"]
     xs, weights = place.operands(seed, rows, inner, columns, case["dtype"])
@@ -204,7 +204,7 @@ def calls(cases: int, repeats: int, device: str = "twin") -> dict[str, Any]:
         place = Place(communicator, device)
         generator = random.Random(7)
         found = [
-            _run_case(place, case, number)
+            run_case(place, case, number)
             for number, case in enumerate(_cases(generator, place, cases))
         ]
         result = {
@@ -218,6 +218,7 @@ def calls(cases: int, repeats: int, device: str = "twin") -> dict[str, Any]:
             result["refused"] = _refused()
         if device == "cuda":
             result["graph"] = [_graph(place, each) for each in OPERATORS]
+            result["streams"] = _streams(place)
         weft.check()
         communicator.barrier()
         return result
@@ -270,6 +271,24 @@ def _graph(place: Place, operator: str) -> bool:
         graph.replay()
         its = expected(operator, place.rank, xs, weights)
         right &= all(close(each, its) for each in found)
+    return right
+
+
+def _streams(place: Place) -> list[bool]:
+    """Calls of each operator, alternating between two streams, without a wait of the host."""
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    inputs = [place.operands(number, 512, 256, 384, torch.bfloat16) for number in range(4)]
+    torch.cuda.synchronize()
+    right = []
+    for operator in OPERATORS:
+        found = []
+        for number in range(40):
+            xs, weights = inputs[number % 4]
+            with torch.cuda.stream(streams[number % 2]):
+                found.append(_call(operator, xs[place.rank], weights[place.rank], tiling=LARGE))
+        torch.cuda.synchronize()
+        values = [expected(operator, place.rank, *each) for each in inputs]
+        right.append(all(close(each, values[number % 4]) for number, each in enumerate(found)))
     return right
 
 

@@ -134,7 +134,7 @@ GPU_NORMS: tuple[tuple[Any, ...], ...] = (
 )
 
 
-def _random_product(place: Place, generator: random.Random, index: int) -> dict[str, Any]:
+def random_product(place: Place, generator: random.Random, index: int) -> dict[str, Any]:
     if place.on_gpu:
         dtype, float8, scales, algorithm, kind, tokens, dot = GPU_PRODUCTS[
             index % len(GPU_PRODUCTS)
@@ -183,7 +183,7 @@ def _product_call(inputs: Product, options: dict[str, Any]) -> Any:
     )
 
 
-def _check_product(place: Place, seed: int, options: dict[str, Any]) -> tuple[list[str], str]:
+def check_product(place: Place, seed: int, options: dict[str, Any]) -> tuple[list[str], str]:
     """Failed checks of a call, and a digest of its results."""
     inputs = Product(place, seed, options)
     found = _product_call(inputs, options)
@@ -217,7 +217,7 @@ def _check_product(place: Place, seed: int, options: dict[str, Any]) -> tuple[li
     return [f"{each}: {options}" for each in wrong], digest_of(*both)
 
 
-def _check_norm(place: Place, seed: int, options: dict[str, Any]) -> tuple[list[str], str]:
+def check_norm(place: Place, seed: int, options: dict[str, Any]) -> tuple[list[str], str]:
     rows, hidden, dtype = options["rows"], options["hidden"], options["dtype"]
     algorithm, tiling = options["algorithm"], options["tiling"]
     generator = torch.Generator().manual_seed(seed)
@@ -258,12 +258,12 @@ def calls(cases: int, repeats: int, seed: int, device: str = "twin") -> dict[str
         wrong: list[str] = []
         digests: list[str] = []
         for index in range(cases):
-            failed, digest = _check_product(place, index, _random_product(place, generator, index))
+            failed, digest = check_product(place, index, random_product(place, generator, index))
             wrong += failed
             digests.append(digest)
             for number in (2 * index, 2 * index + 1):
-                options = _random_norm(place, generator, number)
-                failed, digest = _check_norm(place, number, options)
+                options = random_norm(place, generator, number)
+                failed, digest = check_norm(place, number, options)
                 wrong += failed
                 digests.append(digest)
         found: dict[str, Any] = {"wrong": wrong, "digests": digests, "local": _local(place)}
@@ -277,7 +277,7 @@ def calls(cases: int, repeats: int, seed: int, device: str = "twin") -> dict[str
         return found
 
 
-def _random_norm(place: Place, generator: random.Random, index: int) -> dict[str, Any]:
+def random_norm(place: Place, generator: random.Random, index: int) -> dict[str, Any]:
     if place.on_gpu:
         dtype, algorithm, tiling, rows, hidden = GPU_NORMS[index % len(GPU_NORMS)]
         return {
@@ -441,10 +441,10 @@ def _serving(place: Place) -> list[str]:
         options: dict[str, Any] = {"tokens": tokens, "hidden": hidden, "inner": inner}
         options |= {"dtype": torch.bfloat16, "float8": float8, "scales": 2 if float8 else 0}
         options |= {"algorithm": None, "kind": "both"}
-        wrong += _check_product(place, tokens, options)[0]
+        wrong += check_product(place, tokens, options)[0]
     for rows in (1, 16, 128):
         options = {"rows": rows, "hidden": 8192, "dtype": torch.bfloat16}
-        wrong += _check_norm(place, rows, options | {"algorithm": None, "tiling": None})[0]
+        wrong += check_norm(place, rows, options | {"algorithm": None, "tiling": None})[0]
     return wrong
 
 
