@@ -23,12 +23,12 @@ from weft.triton import lint  # noqa: E402
 #: Types of parameters that are not int32 or constants.
 TYPES = {
     **dict.fromkeys(("words", "state", "errors", "bags"), "*i32"),
-    **dict.fromkeys(("context", "table", "firsts", "keys"), "*i64"),
+    **dict.fromkeys(("context", "table", "firsts", "keys", "limits", "rows"), "*i64"),
     **dict.fromkeys(("sample_weights", "factors", "heads", "tails"), "*fp32"),
     "missing": "i64",
 }
 #: Tensors of the dtype of the tables.
-OF_TABLES = ("outputs", "inbox", "gradients")
+OF_TABLES = ("outputs", "inbox", "gradients", "values")
 
 
 def compiled(
@@ -156,6 +156,15 @@ def test_gradients_of_sample_weights_have_wide_loads(tmp_path: Path) -> None:
     made = compiled(sums.factor_gradients, "fp16", constants, 4)
     assert stack(made, tmp_path) == 0
     assert wide(made, "ld") >= 2
+
+
+@pytest.mark.parametrize("columns", [64, 1024])
+def test_entries_of_sparse_gradients_have_wide_stores(tmp_path: Path, columns: int) -> None:
+    constants = {"align": 16, "positions": 4096 // columns, "columns": columns}
+    made = compiled(sums.entries, "bf16", constants | {"weighted": False}, 4)
+    assert stack(made, tmp_path) == 0
+    assert wide(made, "ld") >= 2
+    assert wide(made, "st") >= 2
 
 
 @pytest.mark.parametrize("columns", [64, 1024])

@@ -13,6 +13,7 @@ from weft.cuda import symmetric
 from weft.errors import ClosedError, ConfigurationError, OutOfRangeError, ShapeError
 from weft.fused.embedding_gradient import (
     Bags,
+    Ends,
     dense_gradients,
     factor_gradients,
     sparse_gradients,
@@ -343,10 +344,12 @@ class EmbeddingAllToAll:
         )
         return inbox[:elements].view(bags.batch, tables.columns)
 
-    def _gradients(self, bags: Bags, returned: torch.Tensor) -> list[torch.Tensor]:
-        """Gradients of the tables, from those of the pooled rows."""
-        if self.sparse:
-            return sparse_gradients(self.tables, bags, returned)
+    def _gradients(
+        self, bags: Bags, returned: torch.Tensor, ends: Ends | None
+    ) -> list[torch.Tensor]:
+        """Gradients of the tables, from those of the pooled rows; sparse ones with `ends`."""
+        if ends is not None:
+            return sparse_gradients(self.tables, bags, returned, ends)
         return dense_gradients(self.tables, bags, returned, self._tiling(bags))
 
     def _space(self, name: str, data: int) -> Space:
@@ -458,6 +461,9 @@ class _Pooling(torch.autograd.Function):  # type: ignore[misc]
         ctx.operator, ctx.bags = operator, bags
         if ctx.needs_input_grad[4]:
             ctx.save_for_backward(*weights)
+        # Now, so that the backward pass does not wait for all work before it.
+        is_sparse = operator.sparse and any(ctx.needs_input_grad[5:])
+        ctx.ends = Ends(bags, len(operator.tables.shapes)) if is_sparse else None
         output = operator._exchange(weights, bags)
         return output.clone() if copy else output
 
@@ -471,7 +477,9 @@ class _Pooling(torch.autograd.Function):  # type: ignore[misc]
         factors = None
         if needs_factors:
             factors = factor_gradients(operator.tables, bags, returned, ctx.saved_tensors)
-        made = operator._gradients(bags, returned) if any(needs) else [None] * len(needs)
+        made: list[Any] = [None] * len(needs)
+        if any(needs):
+            made = operator._gradients(bags, returned, ctx.ends)
         own = (each if is_needed else None for each, is_needed in zip(made, needs, strict=True))
         return (None, None, None, None, factors, *own)
 

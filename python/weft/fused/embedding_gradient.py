@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from weft.fused.embedding_tables import ELEMENTS, MOST_COLUMNS
-from weft.fused.kernels import embedding, embedding_gradient
+from weft.fused.kernels import embedding_gradient
 from weft.fused.spaces import launch
 
 if TYPE_CHECKING:
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
     from weft.fused.embedding_tables import Tables, Tiling
 
-__all__ = ["Bags", "dense_gradients", "factor_gradients", "sparse_gradients"]
+__all__ = ["Bags", "Ends", "dense_gradients", "factor_gradients", "sparse_gradients"]
 
 #: Indices of a program for gradients of sample weights, and columns that it multiplies at a time.
 _POSITIONS: Final = 32
 _COLUMNS: Final = 64
+#: Elements of a program for entries of sparse gradients.
+_ENTRIES: Final = 4096
 #: Elements to whose multiples gradients of tables are aligned.
 _ALIGNMENT: Final = 16
 
@@ -58,11 +60,7 @@ def dense_gradients(
         gradients: of the pooled rows, `[batch, columns of this rank]`.
         tiling: sizes of tasks.
     """
-    firsts, bases = [0], [0]
-    for rows, columns in tables.shapes:
-        size = rows * columns
-        firsts.append(firsts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-        bases.append(bases[-1] + rows)
+    firsts, bases = _places(tables)
     device, dtype = gradients.device, tables.dtype
     outputs = torch.zeros(firsts[-1], dtype=dtype, device=device)
     total = bags.indices.numel()
@@ -105,85 +103,90 @@ def dense_gradients(
     ]
 
 
-def sparse_gradients(tables: Tables, bags: Bags, gradients: torch.Tensor) -> list[torch.Tensor]:
-    """Gradients of all tables as sparse tensors, not coalesced: an entry for each index.
+class Ends:
+    """Number of indices up to each table, on its way to the host.
 
-    The host waits for the number of indices of each table.
+    Args:
+        bags: of a call.
+        tables: number of tables.
     """
-    owners = bags.owners()
-    ends = bags.offsets[:: bags.batch].tolist() if bags.batch else [0] * (len(tables.shapes) + 1)
-    found: list[torch.Tensor] = []
-    column = 0
-    # Adjacent tables of equal width together.
-    for columns, run in groupby(tables.shapes, key=lambda shape: shape[1]):
-        rows = [count for count, _ in run]
-        numbers = range(len(found), len(found) + len(rows))
-        part = slice(ends[numbers.start], ends[numbers.stop])
-        ids = bags.indices[part].to(torch.int64)
-        is_valid = ids >= 0
-        parts = [
-            slice(ends[number] - part.start, ends[number + 1] - part.start) for number in numbers
-        ]
-        for its, count in zip(parts, rows, strict=True):
-            is_valid[its] &= ids[its] < count
-        its_columns = gradients[:, column : column + columns * len(rows)]
-        values = _entries(tables, bags, its_columns, numbers, owners[part], is_valid, part)
-        ids = torch.where(is_valid, ids, 0)
-        # As torch's own embeddings: without a check of the indices, which are in range here.
-        make = torch.ops.aten._sparse_coo_tensor_unsafe
-        found += [
-            make(ids[None, its], values[its], (count, columns))
-            for its, count in zip(parts, rows, strict=True)
-        ]
-        column += columns * len(rows)
-    return found
+
+    def __init__(self, bags: Bags, tables: int) -> None:
+        self._zeros = [0] * (tables + 1)
+        self._event: torch.cuda.Event | None = None
+        self._copy: torch.Tensor | None = None
+        if bags.batch == 0 or tables == 0:
+            return
+        ends = bags.offsets[:: bags.batch]
+        if ends.device.type == "cuda":
+            self._copy = torch.empty(ends.shape, dtype=ends.dtype, pin_memory=True)
+            self._copy.copy_(ends, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(ends.device))
+        else:
+            self._copy = ends.clone()
+
+    def wait(self) -> list[int]:
+        """The numbers, `[tables + 1]`."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._zeros if self._copy is None else self._copy.tolist()
 
 
-def _entries(
-    tables: Tables,
-    bags: Bags,
-    gradients: torch.Tensor,
-    numbers: range,
-    owners: torch.Tensor,
-    is_valid: torch.Tensor,
-    part: slice,
-) -> torch.Tensor:
-    """Gradient of each index of adjacent tables of equal width, zero if it is not valid.
+def sparse_gradients(
+    tables: Tables, bags: Bags, gradients: torch.Tensor, ends: Ends
+) -> list[torch.Tensor]:
+    """Gradients of all tables as sparse tensors, not coalesced: an entry for each index.
 
     Args:
         tables: of this rank.
         bags: of the call.
-        gradients: of the tables' pooled rows, `[batch, width * tables]`.
-        numbers: of the tables.
-        owners: number of the bag of each index.
-        is_valid: for each index.
-        part: of the indices of all tables.
+        gradients: of the pooled rows, `[batch, columns of this rank]`.
+        ends: of the bags; the host waits for them.
     """
-    count, batch = len(numbers), bags.batch
-    modes = [tables.modes[number] for number in numbers]
-    is_weighted = bags.factors is not None and embedding.WEIGHTED_SUM in modes
-    # By bag, with a row of zeros at the end.
-    columns = gradients.shape[1] // count
-    by_bag = gradients.reshape(batch, count, columns).transpose(0, 1)
-    rows = by_bag.new_zeros((count * batch + 1, columns))
-    if is_weighted:
-        rows = rows.float()
-    own = rows[:-1].view(count, batch, columns)
-    own.copy_(by_bag)
-    lengths = bags.offsets.diff()
-    for place, mode in enumerate(modes):
-        if mode == embedding.MEAN:
-            of_bags = lengths[numbers[place] * batch : (numbers[place] + 1) * batch]
-            own[place].copy_(by_bag[place].float() / of_bags.clamp(min=1)[:, None])
-    values = rows[torch.where(is_valid, owners - numbers.start * batch, count * batch)]
-    if is_weighted and bags.factors is not None:
-        factors = bags.factors[part].to(torch.float32)
-        for place, mode in enumerate(modes):
-            if mode != embedding.WEIGHTED_SUM:
-                first, last = numbers[place] * batch, (numbers[place] + 1) * batch
-                factors = torch.where((owners >= first) & (owners < last), 1.0, factors)
-        values *= factors[:, None]
-    return values.to(tables.dtype)
+    firsts, bases = _places(tables)
+    counts = ends.wait()
+    found: list[torch.Tensor] = []
+    # Adjacent tables of equal width together.
+    for columns, run in groupby(tables.shapes, key=lambda shape: shape[1]):
+        numbers = range(len(found), len(found) + sum(1 for _ in run))
+        first, end = counts[numbers.start], counts[numbers.stop]
+        values = gradients.new_empty((end - first, columns), dtype=tables.dtype)
+        rows = gradients.new_empty(end - first, dtype=torch.int64)
+        if end > first:
+            wide = 1 << (columns - 1).bit_length()
+            positions = max(1, _ENTRIES // wide)
+            align, every = tables.layout.align, len(tables.shapes) * bags.batch
+            launch(
+                embedding_gradient.entries,
+                -(-(end - first) // positions),
+                gradients.device,
+                *(values, rows, bags.indices, bags.offsets),
+                bags.offsets if bags.factors is None else bags.factors,
+                *(tables.gradient_table(firsts, bases), tables.limits(bases), gradients),
+                *(bags.batch, every, first, end, every.bit_length()),
+                *(columns // align, gradients.stride(0) // align),
+                align=align,
+                weighted=bags.factors is not None,
+                positions=positions,
+                columns=wide,
+            )
+        # As torch's own embeddings: without a check of the indices, which are in range here.
+        make = torch.ops.aten._sparse_coo_tensor_unsafe
+        for number in numbers:
+            its = slice(counts[number] - first, counts[number + 1] - first)
+            found.append(make(rows[None, its], values[its], tables.shapes[number]))
+    return found
+
+
+def _places(tables: Tables) -> tuple[list[int], list[int]]:
+    """First element of each table in dense gradients of all, and rows of the tables before it."""
+    firsts, bases = [0], [0]
+    for rows, columns in tables.shapes:
+        size = rows * columns
+        firsts.append(firsts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        bases.append(bases[-1] + rows)
+    return firsts, bases
 
 
 def factor_gradients(

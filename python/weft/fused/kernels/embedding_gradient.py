@@ -1,7 +1,7 @@
 """Kernels of gradients of embedding bags, from those of the pooled rows; without peers.
 
-`segment_sums` and `join_segments` make gradients of tables, in a fixed order of sums;
-`factor_gradients` makes those of sample weights.
+`segment_sums` and `join_segments` make dense gradients of tables, in a fixed order of sums;
+`entries` makes the entries of sparse ones, `factor_gradients` those of sample weights.
 """
 
 import triton
@@ -18,7 +18,7 @@ from weft.fused.kernels.embedding import (
     _WEIGHTED_SUM,
 )
 
-__all__ = ["GRADIENT_FIELDS", "factor_gradients", "join_segments", "segment_sums"]
+__all__ = ["GRADIENT_FIELDS", "entries", "factor_gradients", "join_segments", "segment_sums"]
 
 #: Fields of a table for gradients, int64: first element in the gradients of all tables, dim, first
 #: column among those of this rank, mode, first key.
@@ -240,6 +240,78 @@ def join_segments(
             sums += tl.load(heads + other * columns + place)
         number = tl.load(bags + first + chunk - 1) // batch
         _store_row(outputs, table, key, number, sums, missing, align, columns)
+
+
+@triton.jit(do_not_specialize=["batch", "first", "end", "searches"])
+def entries(
+    values,
+    rows,
+    indices,
+    offsets,
+    factors,
+    table,
+    limits,
+    gradients,
+    batch,
+    all_bags,
+    first,
+    end,
+    searches,
+    widths,
+    strides,
+    align: tl.constexpr,
+    weighted: tl.constexpr,
+    positions: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Row and gradient of each index of adjacent tables of equal width.
+
+    Parameters:
+        values: `[end - first, width]`: that of the index's bag, by its length or sample weight;
+            zero if the index is outside of its table.
+        rows: int64 of `[end - first]`: the index, or 0 if it is outside.
+        offsets: `[all_bags + 1]`, of the bags of all tables; `batch` of each.
+        factors: sample weights by index, if `weighted`.
+        table: int64 of `[tables, GRADIENT_FIELDS]`.
+        limits: int64 of `[tables + 1]`: rows of the tables before.
+        gradients: of the pooled rows, `[batch, stride]`; `strides` is in units of `align`, and so
+            is `widths`, the width of the tables.
+        first, end: indices of the tables.
+        searches: at least the bits of `all_bags`.
+        positions: indices of a program; `columns`: a power of 2 from the width on.
+    """
+    at = first + tl.program_id(0).to(tl.int64) * positions + tl.arange(0, positions)
+    some = at < end
+    # The last bag that begins at or before the index: of equal offsets, those before are empty.
+    bag, after = tl.zeros([positions], tl.int32), tl.zeros([positions], tl.int32) + all_bags
+    for _ in range(searches):
+        middle = (bag + after) // 2
+        begun = tl.load(offsets + middle).to(tl.int64) <= at
+        bag, after = tl.where(begun, middle, bag), tl.where(begun, after, middle)
+    number = bag // batch
+    its = table + number * _GRADIENT_FIELDS
+    index = tl.load(indices + at, mask=some, other=-1).to(tl.int64)
+    count = tl.load(limits + number + 1) - tl.load(limits + number)
+    is_valid = (index >= 0) & (index < count)
+    tl.store(rows + at - first, tl.where(is_valid, index, 0), mask=some)
+    mode = tl.load(its + _GRADIENT_MODE)
+    is_mean = mode == _MEAN
+    length = tl.load(offsets + bag + 1, mask=is_mean, other=1)
+    length -= tl.load(offsets + bag, mask=is_mean, other=0)
+    scale = 1.0 / tl.maximum(length, 1).to(tl.float32)
+    if weighted:
+        factor = tl.load(factors + at, mask=some, other=0.0).to(tl.float32)
+        scale *= tl.where(mode == _WEIGHTED_SUM, factor, 1.0)
+    width = widths * align
+    place = tl.arange(0, columns)
+    inside = (place < width)[None, :] & some[:, None]
+    column = tl.multiple_of(tl.load(its + _GRADIENT_COLUMN), align)
+    row = gradients + column + (bag - number * batch).to(tl.int64) * (strides * align)
+    mask = inside & is_valid[:, None]
+    found = tl.load(row[:, None] + place[None, :], mask=mask, other=0.0).to(tl.float32)
+    found *= scale[:, None]
+    to = values + (at - first)[:, None] * width + place[None, :]
+    tl.store(to, found.to(values.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["batch", "total", "widest"])
