@@ -1,0 +1,209 @@
+"""Nodes of compiled graphs: places for fused operators, and functions that read and make nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.fx import Node
+
+    from weft.fused.tables import Shape
+
+__all__ = [
+    "ATEN",
+    "COLLECTIVES",
+    "VIEWS",
+    "WAIT",
+    "Match",
+    "RefusedError",
+    "call",
+    "depends_on",
+    "erase",
+    "erase_unused",
+    "even_ranks",
+    "hint",
+    "is_call",
+    "only_wait",
+    "reshaped",
+    "root",
+    "static_shape",
+    "value_of",
+    "wait_of",
+]
+
+ATEN: Final = torch.ops.aten
+COLLECTIVES: Final = torch.ops._c10d_functional
+WAIT: Final = COLLECTIVES.wait_tensor.default
+VIEWS: Final = frozenset((ATEN.reshape.default, ATEN.view.default, ATEN._unsafe_view.default))
+
+
+@dataclass
+class Match:
+    """A place in a graph.
+
+    Attributes:
+        operator: fused operator, as of `torch.ops.weft_fused`.
+        group: name of the process group.
+        shape: of the product on this rank before the collective; rows are those of the trace if
+            they are dynamic.
+        ranks: of the group, as the graph has it; 0 if it does not.
+        dtype, device: of x.
+        reason: of a refusal by the form of the graph.
+        kernel: operator whose kernel runs the rows of the trace; by default `operator`.
+        substitute: puts the operator into the graph, with the name of the place.
+    """
+
+    operator: str
+    group: str
+    shape: Shape
+    ranks: int = 0
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    reason: str | None = None
+    substitute: Callable[[str], None] | None = None
+    kernel: str = ""
+
+    def text(self) -> str:
+        """Description for logs and for the comparison of ranks."""
+        sizes = "x".join(map(str, self.shape))
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{self.operator} {sizes} {name} group {self.group}"
+
+
+class RefusedError(Exception):
+    """A place whose form has no fused operator; its text is the reason."""
+
+
+def is_call(node: Any, targets: Any) -> bool:
+    """True of a call of one of some functions."""
+    return getattr(node, "op", None) == "call_function" and node.target in targets
+
+
+def value_of(node: Any) -> Any:
+    """Value of a node in the trace: a fake tensor, or several."""
+    return node.meta["val"]
+
+
+def static_shape(node: Any) -> tuple[int, ...]:
+    """Shape of a node's value.
+
+    Raises:
+        RefusedError: if a size is dynamic.
+    """
+    sizes = tuple(value_of(node).shape)
+    if not all(isinstance(size, int) for size in sizes):
+        raise RefusedError("dynamic shape, of an axis that is not the first")
+    return sizes
+
+
+def hint(size: Any) -> int:
+    """A size, or that of the trace if it is dynamic.
+
+    Raises:
+        RefusedError: if the trace has none.
+    """
+    if isinstance(size, int):
+        return size
+    if not size.node.has_hint():
+        raise RefusedError("dynamic shape, without a value in the trace")
+    return int(size.node.hint)
+
+
+def root(node: Any) -> Any:
+    """The node of which a node is a view in another shape."""
+    while is_call(node, VIEWS):
+        node = node.args[0]
+    return node
+
+
+def only_wait(node: Node) -> Node | None:
+    """The wait for a collective; `None` if it has other users."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].target is WAIT else None
+
+
+def wait_of(node: Node) -> Node:
+    """The wait for a collective.
+
+    Raises:
+        RefusedError: if it has other users.
+    """
+    wait = only_wait(node)
+    if wait is None:
+        raise RefusedError("the collective has other users than one wait")
+    return wait
+
+
+def even_ranks(node: Node) -> int:
+    """Number of ranks of an all-to-all of equal parts.
+
+    Raises:
+        RefusedError: of others.
+    """
+    sizes = [*node.args[1], *node.args[2]]
+    if not sizes or any(size is not sizes[0] and size != sizes[0] for size in sizes):
+        raise RefusedError("parts are not known to be equal")
+    return len(node.args[1])
+
+
+def depends_on(node: Any, other: Node) -> bool:
+    """True if a node is another one, or needs it."""
+    pending, seen = [node], set()
+    while pending:
+        node = pending.pop()
+        if node is other:
+            return True
+        if node not in seen:
+            seen.add(node)
+            pending += node.all_input_nodes
+    return False
+
+
+def call(target: Any, *args: Any) -> Node:
+    """A call at the graph's place of insertion, with the value that fakes give it."""
+    graph = next(arg.graph for arg in args if isinstance(arg, torch.fx.Node))
+    made = graph.call_function(target, args)
+    given = torch.fx.node.map_arg(args, value_of)
+    mode = next((its.fake_mode for its in _tensors(given) if hasattr(its, "fake_mode")), None)
+    if mode is None:
+        made.meta["val"] = target(*given)
+    else:
+        with mode:
+            made.meta["val"] = target(*given)
+    return made
+
+
+def _tensors(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+        elif isinstance(value, torch.Tensor):
+            yield value
+
+
+def reshaped(node: Any, sizes: Any) -> Any:
+    """A node in a shape; its first size is inferred, as the other ones have to be static."""
+    if all(isinstance(size, int) for size in sizes) and tuple(value_of(node).shape) == tuple(sizes):
+        return node
+    if not all(isinstance(size, int) for size in sizes[1:]):
+        raise AssertionError(f"static sizes are checked before: {sizes}")
+    return call(ATEN.reshape.default, node, [-1, *sizes[1:]])
+
+
+def erase(*nodes: Node) -> None:
+    """Erase nodes that have no user, one after the other."""
+    for node in nodes:
+        if not node.users:
+            node.graph.erase_node(node)
+
+
+def erase_unused(node: Node) -> None:
+    """Erase a node whose users have no use, with them."""
+    for user in list(node.users):
+        erase_unused(user)
+    erase(node)
