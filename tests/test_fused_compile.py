@@ -190,6 +190,23 @@ def test_a_sequence_parallel_decoder_is_fused_forward_and_backward(
         assert found["fused_calls"] == found["lines"] == 6
 
 
+def test_sums_with_norms_behind_become_sequence_parallel(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        found = result["prefill"]
+        assert all(its["close"] for its in found.values())
+        # Two sums of each layer; rows of the last one are gathered without a product.
+        assert found["even"]["substitutions"] == {
+            "sequence_parallel": 1,
+            "matmul_reduce_scatter": 4,
+            "all_gather_matmul": 3,
+        }
+        assert found["odd"]["substitutions"] == {"matmul_all_reduce": 4}
+        assert found["trained"]["substitutions"] == {"matmul_all_reduce": 4}
+        ((operator, reason, count),) = found["trained"]["refusals"]
+        assert (operator, count) == ("sequence_parallel", 1)
+        assert "all-gathers for 4 all-reduces" in reason
+
+
 def test_options_that_move_collectives_keep_one_order_on_all_ranks(
     results: list[dict[str, Any]],
 ) -> None:

@@ -32,6 +32,7 @@ def test_graphs_are_substituted_as_under_the_interpreter(results: list[Any]) -> 
     interpreted.test_refusals_are_counted_and_logged_with_their_reasons(results)
     interpreted.test_a_graph_of_dynamic_rows_is_compiled_once(results)
     interpreted.test_a_tensor_parallel_decoder_is_fused(results)
+    interpreted.test_sums_with_norms_behind_become_sequence_parallel(results)
     interpreted.test_a_sequence_parallel_decoder_is_fused_forward_and_backward(results)
 
 

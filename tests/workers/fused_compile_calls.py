@@ -12,7 +12,7 @@ from torch import distributed
 from weft.fused import operators
 from workers.fused_compile_agreement import cache_keys, disagreement, groups
 from workers.fused_compile_graphs import dynamic, graphs
-from workers.fused_compile_models import decoder, llama
+from workers.fused_compile_models import decoder, llama, prefill
 from workers.fused_compile_operators import embedding, fallbacks, operator, replays
 from workers.fused_compile_options import options
 from workers.fused_compile_tuning import choices, choices_of_gpus
@@ -32,6 +32,7 @@ def calls(device: str = "cpu") -> dict[str, Any]:
         "uuid": cache_keys(),
         "decoder": decoder(sequence=False),
         "sequence": decoder(sequence=True),
+        "prefill": prefill(),
         "options": options(group),
         "llama": llama(),
         "tuning": choices(rank, group),

@@ -19,6 +19,31 @@ from workers.fused_compile_common import compiled, counted, recorded
 WIDTH, HEADS, LENGTH, BATCH = 32, 4, 8, 2
 
 
+def prefill() -> dict[str, Any]:
+    """Two layers, tensor-parallel with rows on all ranks, of more rows than `gemv_all_reduce` has.
+
+    The number of rows of the second call is no multiple of the ranks; the third keeps what its
+    backward pass needs.
+    """
+    torch.manual_seed(9)
+    layers = nn.Sequential(Layer(), Layer())
+    parallel = copy.deepcopy(layers)
+    for layer in parallel:
+        _parallel(layer, sequence=False)
+    found: dict[str, Any] = {}
+    for name, rows in (("even", 40), ("odd", 35), ("trained", 40)):
+        x = torch.randn(1, rows, WIDTH, requires_grad=name == "trained")
+        weft.fused.enable(force=True)
+        weft.fused.reset_report()
+        with torch.set_grad_enabled(name == "trained"):
+            y = compiled(parallel)(x)
+        weft.fused.disable()
+        with torch.no_grad():
+            close = torch.allclose(y, layers(x), atol=1e-3)
+        found[name] = {"close": close, **counted()}
+    return found
+
+
 def decoder(*, sequence: bool) -> dict[str, Any]:
     """A layer, tensor-parallel, compiled with the pass; with gradients if rows are scattered.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,13 +65,14 @@ def _compiled(chosen: dict[str, Any], group: str, is_on_gpu: bool) -> dict[str, 
     weft.fused.reset_report()
     torch._dynamo.reset()
     run = torch.compile(mixed, fullgraph=True, options=chosen)
-    close, order = [], []
+    close: list[bool] = []
+    order: list[str] = []
     try:
         with torch.no_grad():
             # With CUDA graphs, the first calls run without one, and later ones replay it.
             for _ in range(3):
                 x = torch.randn(4 * ranks, 16)
-                found, order = _profiled(lambda x=x: run(x, w, v, group))
+                found, order = _profiled(partial(run, x, w, v, group))
                 expected = mixed(x, w, v, group)
                 pairs = zip(found, expected, strict=True)
                 close.append(all(torch.allclose(*pair, atol=1e-3) for pair in pairs))

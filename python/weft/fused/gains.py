@@ -43,6 +43,7 @@ RULES: Final = {
     "matmul_all_to_all": Rule(2048, 1 << 20, 512),
     "all_gather_matmul": Rule(1024, 1 << 20, 512),
     "all_to_all_matmul": Rule(2048, 1 << 20, 512),
+    "sequence_parallel": Rule(2048, 1 << 20, 512),
 }
 
 

@@ -164,17 +164,17 @@ def depends_on(node: Any, other: Node) -> bool:
     return False
 
 
-def call(target: Any, *args: Any) -> Node:
+def call(target: Any, *args: Any, **kwargs: Any) -> Node:
     """A call at the graph's place of insertion, with the value that fakes give it."""
     graph = next(arg.graph for arg in args if isinstance(arg, torch.fx.Node))
-    made = graph.call_function(target, args)
-    given = torch.fx.node.map_arg(args, value_of)
+    made = graph.call_function(target, args, kwargs)
+    given, named = torch.fx.node.map_arg((args, kwargs), value_of)
     mode = next((its.fake_mode for its in _tensors(given) if hasattr(its, "fake_mode")), None)
     if mode is None:
-        made.meta["val"] = target(*given)
+        made.meta["val"] = target(*given, **named)
     else:
         with mode:
-            made.meta["val"] = target(*given)
+            made.meta["val"] = target(*given, **named)
     return made
 
 

@@ -13,7 +13,7 @@ from torch import distributed
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.pattern_matcher import stable_topological_sort
 
-from weft.fused import counts, gains, tables
+from weft.fused import counts, gains, sequence, tables
 from weft.fused.groups import group_of
 from weft.fused.matches import Match, find
 from weft.fused.operators import refusal
@@ -50,13 +50,10 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
             self.previous(graph)
         if not (self.is_active and distributed.is_initialized()):
             return
-        by_group: dict[str, list[Match]] = {}
-        for match in find(graph):
-            by_group.setdefault(match.group, []).append(match)
-        for name, matches in by_group.items():
-            self._group(name, matches)
-        if by_group:
-            stable_topological_sort(graph)
+        if sequence.NAME in self._chosen:
+            ranks = {name: group_of(name).ranks for name in set(sequence.groups_of(graph))}
+            self._substitute(graph, sequence.find(graph, ranks))
+        self._substitute(graph, find(graph))
 
     def uuid(self) -> Any:
         """Key of Inductor's caches: sources of this module, ranks, device, flags, measurements.
@@ -78,6 +75,15 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         local = os.environ.get("LOCAL_WORLD_SIZE", "")
         flags = (self.is_active, sorted(self._chosen), self._force, self._table.digest())
         return repr((ranks, local, device, *flags))
+
+    def _substitute(self, graph: Graph, matches: list[Match]) -> None:
+        by_group: dict[str, list[Match]] = {}
+        for match in matches:
+            by_group.setdefault(match.group, []).append(match)
+        for name, its in by_group.items():
+            self._group(name, its)
+        if by_group:
+            stable_topological_sort(graph)
 
     def _group(self, name: str, matches: list[Match]) -> None:
         reasons = [self._refusal(match) for match in matches]

@@ -34,6 +34,7 @@ __all__ = [
     "DTYPES",
     "KERNELS",
     "OPERATORS",
+    "OWN_ROWS",
     "SITE_TIMEOUT",
     "interprets",
     "refusal",
@@ -361,6 +362,28 @@ def _define(
     return getattr(torch.ops.weft_fused, name).default
 
 
+def _own_rows(x: torch.Tensor, group_name: str) -> torch.Tensor:
+    group: Any = c10d._resolve_process_group(group_name)
+    rows = _divide(x.shape[0], group.size())
+    return x[group.rank() * rows : (group.rank() + 1) * rows].clone()
+
+
+def _define_own_rows() -> Any:
+    _LIBRARY.define(
+        "own_rows(Tensor x, str group_name) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+    )
+    for device in ("CPU", "CUDA"):
+        _LIBRARY.impl("own_rows", _own_rows, device)
+    torch.library.register_fake(
+        "weft_fused::own_rows",
+        lambda x, group_name: x.new_empty((_divide(x.shape[0], _size(group_name)), *x.shape[1:])),
+        lib=_LIBRARY,
+    )
+    return torch.ops.weft_fused.own_rows.default
+
+
+#: Copy of this rank's rows of x [rows, ...]. A graph with it is equal on all ranks.
+OWN_ROWS: Final = _define_own_rows()
 _SIMPLE: Final = {
     "gemv_all_reduce": (_fake_same, _reduced_backward),
     "matmul_all_reduce": (_fake_same, _reduced_backward),
