@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -119,6 +120,63 @@ def only_refused(found: list[Any]) -> str:
     ((_, reason, count),) = counts["refusals"]
     assert count == 1
     return str(reason)
+
+
+def test_places_are_substituted_where_all_ranks_have_them(results: list[dict[str, Any]]) -> None:
+    name = "matmul_reduce_scatter"
+    (close, first), (others, second) = (result["places"]["different"] for result in results)
+    assert close == others == [True] * 5
+    for found in (first, second):
+        assert found["substitutions"] == {name: 2}
+        assert found["fused_calls"] == 2
+        assert found["unfused_calls"] == []
+    unequal = f"rank 0 has {name} 4x24x16 float32, rank 1 {name} 4x24x24 float32"
+    assert first["refusals"] == [
+        [name, unequal, 1],
+        [name, "rank 1 has no such place", 1],
+        [name, "rank 1 refuses: the product has other users", 1],
+    ]
+    assert second["refusals"] == [[name, unequal, 1], [name, "the product has other users", 1]]
+
+
+def test_graphs_with_other_collectives_are_not_substituted(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert only_refused(result["places"]["longer"]) == (
+            "ranks do not agree: collectives of rank 1: not equal to rank 0's"
+        )
+
+
+def test_a_product_between_collectives_is_in_one_place(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        close, found = result["places"]["exchanged"]
+        assert close == [True]
+        assert found["substitutions"] == {"all_to_all_matmul": 1}
+        assert found["refusals"] == [["matmul_all_to_all", "the product is in another place", 1]]
+
+
+def test_places_in_another_order_are_refused() -> None:
+    from datetime import timedelta
+
+    from torch.distributed import HashStore
+
+    from weft.fused.agreement import Place, agree
+
+    kinds = ["zero", "one", "two", "three"]
+    # Positions and turns, in the order in which each rank would run the places.
+    orders = [[(0, 1), (1, 1), (2, 2), (3, 3)], [(1, 1), (0, 1), (2, 2), (3, 4)]]
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=20))
+
+    def verdict(rank: int) -> Any:
+        places = [Place(position, turn, kinds[position], None) for position, turn in orders[rank]]
+        return agree(store, rank, 2, "order", {"a": "b"}, places, 20.0)
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(verdict, range(2)))
+    assert found[0] == found[1]
+    reason = "rank 1 would run it in another order than rank 0"
+    assert found[0].reason is None
+    assert found[0].refusals == {0: reason, 1: reason, 3: reason}
 
 
 def test_a_rank_without_the_pass_has_the_others_substitute_nothing(

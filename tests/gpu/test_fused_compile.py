@@ -37,6 +37,9 @@ def test_graphs_are_substituted_as_under_the_interpreter(results: list[Any]) -> 
 
 
 def test_ranks_agree_as_under_the_interpreter(results: list[Any]) -> None:
+    interpreted.test_places_are_substituted_where_all_ranks_have_them(results)
+    interpreted.test_graphs_with_other_collectives_are_not_substituted(results)
+    interpreted.test_a_product_between_collectives_is_in_one_place(results)
     interpreted.test_a_rank_without_the_pass_has_the_others_substitute_nothing(results)
     interpreted.test_ranks_with_other_flags_substitute_nothing(results)
     interpreted.test_graphs_from_the_cache_run_fused_on_all_ranks_or_on_none(results)

@@ -15,6 +15,7 @@ from workers.fused_compile_graphs import dynamic, graphs
 from workers.fused_compile_models import decoder, llama, prefill
 from workers.fused_compile_operators import embedding, fallbacks, operator, replays
 from workers.fused_compile_options import options
+from workers.fused_compile_places import places
 from workers.fused_compile_tuning import choices, choices_of_gpus
 
 
@@ -28,6 +29,7 @@ def calls(device: str = "cpu") -> dict[str, Any]:
         "bags": [embedding(group, columns) for columns in (8, 6)],
         "graphs": graphs(group),
         "dynamic": dynamic(group),
+        "places": places(rank, group),
         "disagreement": disagreement(rank, group),
         "uuid": cache_keys(),
         "decoder": decoder(sequence=False),

@@ -2,39 +2,66 @@
 
 Ranks need not take part: those that come wait for the others a limited time. The first rank that
 has a verdict writes it, and all others read that one, so a rank that is late has it too.
+
+Ranks agree on values as a whole, and on each place of a compiled graph.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["Verdict", "agree"]
+__all__ = ["Place", "Verdict", "agree"]
 
 #: Seconds between looks at the store, at first and at most.
 _PAUSES: Final = (0.001, 0.05)
+
+
+class Place(NamedTuple):
+    """A place of a rank's graph for a fused operator.
+
+    Attributes:
+        position: of its collective among all collectives of the group in the graph.
+        turn: number of these collectives before the fused operator.
+        text: operator, shape and dtype.
+        reason: of the rank's refusal; `None` if it accepts the place.
+    """
+
+    position: int
+    turn: int
+    text: str
+    reason: str | None
 
 
 class Verdict(NamedTuple):
     """Result of a comparison, the same on all ranks that asked.
 
     Attributes:
-        reason: of a disagreement; `None` if all ranks have come with the same values.
+        reason: of a disagreement on all places; `None` if all ranks have come with the same values.
         is_late: some ranks had not come in time.
+        refusals: reasons of disagreements on one place, by position.
     """
 
     reason: str | None
     is_late: bool = False
+    refusals: Mapping[int, str] = MappingProxyType({})
 
 
 def agree(
-    store: Any, rank: int, ranks: int, key: str, values: Mapping[str, str], timeout: float
+    store: Any,
+    rank: int,
+    ranks: int,
+    key: str,
+    values: Mapping[str, str],
+    places: Sequence[Place],
+    timeout: float,
 ) -> Verdict:
-    """Compare values of all ranks.
+    """Compare values and places of all ranks.
 
     Args:
         store: a `torch.distributed.Store` of the group.
@@ -42,20 +69,26 @@ def agree(
         ranks: number of ranks.
         key: of this comparison; used once in the life of the store.
         values: to compare, by name; names are equal on all ranks.
+        places: to compare where values are equal, in the order in which the rank would run them.
         timeout: seconds to wait for the other ranks.
     """
     prefix = f"weft.fused/{key}"
     names = [f"{prefix}/{each}" for each in range(ranks)]
-    store.set(names[rank], json.dumps(dict(values)))
+    store.set(names[rank], json.dumps([dict(values), places]))
     if _come(store, names, timeout):
-        verdict = Verdict(_difference(store, names))
+        every = [json.loads(store.get(name)) for name in names]
+        reason = _difference([its for its, _ in every])
+        listed = [[Place(*place) for place in its] for _, its in every]
+        verdict = Verdict(reason, False, {} if reason is not None else _refusals(listed))
     else:
         late = [each for each, name in enumerate(names) if not store.check([name])]
         verdict = Verdict(f"{_ranks(late)} did not compile it within {timeout:g} s", True)
     # The first to count writes; `get` waits for it.
     if store.add(f"{prefix}/verdicts", 1) == 1:
-        store.set(f"{prefix}/verdict", json.dumps(verdict))
-    return Verdict(*json.loads(store.get(f"{prefix}/verdict")))
+        written = (verdict.reason, verdict.is_late, list(verdict.refusals.items()))
+        store.set(f"{prefix}/verdict", json.dumps(written))
+    reason, is_late, refusals = json.loads(store.get(f"{prefix}/verdict"))
+    return Verdict(reason, is_late, dict(refusals))
 
 
 def _come(store: Any, names: list[str], timeout: float) -> bool:
@@ -68,13 +101,49 @@ def _come(store: Any, names: list[str], timeout: float) -> bool:
     return True
 
 
-def _difference(store: Any, names: list[str]) -> str | None:
-    found = [json.loads(store.get(name)) for name in names]
+def _difference(found: list[dict[str, str]]) -> str | None:
     for name, first in found[0].items():
         others = [rank for rank, its in enumerate(found) if its.get(name) != first]
         if others:
             return f"{name} of {_ranks(others)}: not equal to rank 0's"
     return None
+
+
+def _refusals(every: list[list[Place]]) -> dict[int, str]:
+    """Reasons against places, by position, from the places of all ranks."""
+    found = [{place.position: place for place in its} for its in every]
+    refusals = {}
+    for position in sorted({each for its in found for each in its}):
+        reason = _refusal([its.get(position) for its in found])
+        if reason is not None:
+            refusals[position] = reason
+    orders = [[each.position for each in its if each.position not in refusals] for its in every]
+    for turn, position in enumerate(orders[0]):
+        others = [rank for rank, order in enumerate(orders) if order[turn] != position]
+        if others:
+            refusals[position] = _other_order(others)
+    return refusals
+
+
+def _refusal(places: list[Place | None]) -> str | None:
+    """Reason against a place, from that of each rank."""
+    missing = [rank for rank, place in enumerate(places) if place is None]
+    if missing:
+        return f"{_ranks(missing)} {'has' if len(missing) == 1 else 'have'} no such place"
+    present = [place for place in places if place is not None]
+    for rank, place in enumerate(present):
+        if place.reason is not None:
+            return f"rank {rank} refuses: {place.reason}"
+    first = present[0]
+    for rank, place in enumerate(present):
+        if place.text != first.text:
+            return f"rank 0 has {first.text}, rank {rank} {place.text}"
+    others = [rank for rank, place in enumerate(present) if place.turn != first.turn]
+    return _other_order(others) if others else None
+
+
+def _other_order(ranks: list[int]) -> str:
+    return f"{_ranks(ranks)} would run it in another order than rank 0"
 
 
 def _ranks(ranks: list[int]) -> str:

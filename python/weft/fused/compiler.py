@@ -29,7 +29,8 @@ def enable(
     """Have torch.compile substitute fused operators in graphs that it compiles from now on.
 
     All ranks call it with the same arguments, and compile the same graphs in the same order.
-    If ranks decide differently, or do not come, no rank substitutes.
+    Places that ranks decide differently, and graphs that some ranks do not compile in time, stay as
+    they are on all ranks.
 
     Args:
         operators: names as of `torch.ops.weft_fused`; by default all.

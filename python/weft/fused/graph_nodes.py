@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch.fx import Node
+    from torch.fx import Graph, Node
 
     from weft.fused.tables import Shape
 
@@ -22,10 +22,12 @@ __all__ = [
     "Match",
     "RefusedError",
     "call",
+    "collectives",
     "depends_on",
     "erase",
     "erase_unused",
     "even_ranks",
+    "group_of_call",
     "hint",
     "is_call",
     "only_wait",
@@ -53,9 +55,13 @@ class Match:
             they are dynamic.
         ranks: of the group, as the graph has it; 0 if it does not.
         dtype, device: of x.
-        reason: of a refusal by the form of the graph.
+        reason: of a refusal: by the form of the graph, or of the pass.
         kernel: operator whose kernel runs the rows of the trace; by default `operator`.
-        substitute: puts the operator into the graph, with the name of the place.
+        node: the collective.
+        before: node before which the operator is put; by default the collective.
+        product: product of the place, which is in one substituted place alone.
+        site: name of the graph for the agreement at its first call.
+        substitute: puts the operator into the graph, with the site.
     """
 
     operator: str
@@ -67,12 +73,20 @@ class Match:
     reason: str | None = None
     substitute: Callable[[str], None] | None = None
     kernel: str = ""
+    node: Node | None = None
+    before: Node | None = None
+    product: Node | None = None
+    site: str = ""
 
     def text(self) -> str:
-        """Description for logs and for the comparison of ranks."""
+        """Description for logs."""
+        return f"{self.kind()} group {self.group}"
+
+    def kind(self) -> str:
+        """Operator, sizes and dtype, which are equal on all ranks."""
         sizes = "x".join(map(str, self.shape))
         name = str(self.dtype).removeprefix("torch.")
-        return f"{self.operator} {sizes} {name} group {self.group}"
+        return f"{self.operator} {sizes} {name}"
 
 
 class RefusedError(Exception):
@@ -119,6 +133,28 @@ def root(node: Any) -> Any:
     while is_call(node, VIEWS):
         node = node.args[0]
     return node
+
+
+def collectives(graph: Graph) -> dict[str, list[Node]]:
+    """Collectives by process group, in the order of the graph."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        name = group_of_call(node)
+        if name is not None:
+            found.setdefault(name, []).append(node)
+    return found
+
+
+def group_of_call(node: Node) -> str | None:
+    """Argument `group_name` of a collective; `None` of other nodes, and if it is no text."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return None
+    for place, argument in enumerate(schema.arguments):
+        if argument.name == "group_name":
+            given: Any = (*node.args[place : place + 1], node.kwargs.get("group_name"))[0]
+            return given if isinstance(given, str) else None
+    return None
 
 
 def only_wait(node: Node) -> Node | None:

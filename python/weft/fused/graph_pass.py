@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,16 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch._inductor.pattern_matcher import stable_topological_sort
 
 from weft.fused import counts, gains, sequence, tables
+from weft.fused.agreement import Place
+from weft.fused.graph_nodes import collectives
 from weft.fused.groups import group_of
-from weft.fused.matches import Match, find
+from weft.fused.matches import SEARCHED, Match, find
 from weft.fused.operators import refusal
 
 if TYPE_CHECKING:
-    from torch.fx import Graph
+    from collections.abc import Iterable, Mapping
+
+    from torch.fx import Graph, Node
 
     from weft.fused.tables import Table
 
@@ -50,10 +55,10 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
             self.previous(graph)
         if not (self.is_active and distributed.is_initialized()):
             return
-        if sequence.NAME in self._chosen:
-            ranks = {name: group_of(name).ranks for name in set(sequence.groups_of(graph))}
-            self._substitute(graph, sequence.find(graph, ranks))
-        self._substitute(graph, find(graph))
+        ranks = {name: group_of(name).ranks for name in collectives(graph)}
+        regions = sequence.find(graph, ranks)
+        self._substitute(graph, regions, is_rewrite=True)
+        self._substitute(graph, find(graph), is_rewrite=False)
 
     def uuid(self) -> Any:
         """Key of Inductor's caches: sources of this module, ranks, device, flags, measurements.
@@ -76,37 +81,81 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         flags = (self.is_active, sorted(self._chosen), self._force, self._table.digest())
         return repr((ranks, local, device, *flags))
 
-    def _substitute(self, graph: Graph, matches: list[Match]) -> None:
-        by_group: dict[str, list[Match]] = {}
+    def _substitute(self, graph: Graph, matches: list[Match], *, is_rewrite: bool) -> None:
+        """Substitute at matches that all ranks accept.
+
+        Ranks compare each group with a collective that was searched, in the same order.
+        """
+        taken = set()
         for match in matches:
-            by_group.setdefault(match.group, []).append(match)
-        for name, its in by_group.items():
-            self._group(name, its)
-        if by_group:
+            match.reason = self._refusal(match)
+            if match.reason is None and match.product is not None:
+                if match.product in taken:
+                    match.reason = "the product is in another place"
+                taken.add(match.product)
+        order = {node: place for place, node in enumerate(graph.nodes)}
+        for name, nodes in sorted(collectives(graph).items()):
+            if any(node.target in SEARCHED for node in nodes):
+                its = [each for each in matches if each.group == name]
+                self._agree(name, nodes, its, order, is_rewrite)
+        for match in matches:
+            counts.add("matches", match.operator)
+            if match.reason is not None or match.substitute is None:
+                counts.add("refusals", match.operator, match.reason, match.text())
+                continue
+            match.substitute(match.site)
+            counts.add("substitutions", match.operator, place=match.text())
+        if matches:
             stable_topological_sort(graph)
 
-    def _group(self, name: str, matches: list[Match]) -> None:
-        reasons = [self._refusal(match) for match in matches]
-        listed = [
-            f"{match.text()}: {'refused' if reason else 'fused'}"
-            for match, reason in zip(matches, reasons, strict=True)
-        ]
-        digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:16]
-        other = None
-        if any(match.substitute is not None for match in matches):
-            values = {"settings": self.settings(), "sources": _sources(), "graph": digest}
-            other = group_of(name).compare(values, self._timeout)
-        if other is not None:
+    def _agree(
+        self,
+        name: str,
+        nodes: list[Node],
+        matches: list[Match],
+        order: Mapping[Any, int],
+        is_rewrite: bool,
+    ) -> None:
+        """Set reasons of matches that not all ranks accept, and sites of the others.
+
+        Args:
+            name: of the group.
+            nodes: collectives of the group.
+            matches: those of the group.
+            order: place of each node in the graph.
+            is_rewrite: the collectives are those before a rewrite.
+        """
+        position = {node: place for place, node in enumerate(nodes)}
+        places = {}
+        for match in sorted(matches, key=lambda match: order[match.before or match.node]):
+            at = position[match.node]
+            turn = sum(order[node] < order[match.before or match.node] for node in nodes)
+            places[at] = Place(at, turn, match.kind(), match.reason)
+        listed = [str(node.target) for node in nodes]
+        values = {
+            "settings": self.settings(),
+            "sources": _sources(),
+            "collectives": _digest(listed),
+        }
+        verdict = group_of(name).compare(
+            values, list(places.values()), self._timeout, is_rewrite=is_rewrite
+        )
+        if verdict.reason is not None:
             tables.renew_salt()
-            logger.info("ranks do not agree on group %s; here: %s", name, "; ".join(listed))
-        for match, own in zip(matches, reasons, strict=True):
-            counts.add("matches", match.operator)
-            reason = own or (None if other is None else f"ranks do not agree: {other}")
-            if reason is not None or match.substitute is None:
-                counts.add("refusals", match.operator, reason, match.text())
-                continue
-            match.substitute(digest)
-            counts.add("substitutions", match.operator, place=match.text())
+            logger.info(
+                "ranks do not agree on group %s; here are %s; %s",
+                name,
+                ", ".join(f"{count} {each}" for each, count in sorted(Counter(listed).items())),
+                "; ".join(f"{each.text}: {each.reason or 'accepted'}" for each in places.values()),
+            )
+        agreed = [f"{at} {each.text}" for at, each in places.items() if at not in verdict.refusals]
+        site = _digest([*listed, *agreed])
+        for match in matches:
+            match.site = site
+            if match.reason is None:
+                match.reason = verdict.refusals.get(position[match.node])
+                if verdict.reason is not None:
+                    match.reason = f"ranks do not agree: {verdict.reason}"
 
     def _refusal(self, match: Match) -> str | None:
         if match.reason is not None:
@@ -126,6 +175,10 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
             device,
             self._table,
         )
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _sources() -> str:

@@ -17,11 +17,13 @@ from torch.distributed import distributed_c10d as c10d
 from weft import _native
 from weft.communicator import Communicator
 from weft.errors import WeftError
-from weft.fused.agreement import agree
+from weft.fused.agreement import Verdict, agree
 from weft.fused.tables import Table, own_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from weft.fused.agreement import Place
 
 __all__ = ["Group", "communicator_of", "group_of"]
 
@@ -53,19 +55,27 @@ class Group:
         self._is_on_one_host = False
         self._lock = threading.RLock()
 
-    def compare(self, values: Mapping[str, str], timeout: float) -> str | None:
+    def compare(
+        self,
+        values: Mapping[str, str],
+        places: Sequence[Place],
+        timeout: float,
+        *,
+        is_rewrite: bool = False,
+    ) -> Verdict:
         """Agreement of the ranks on a compiled graph; ranks compare graphs in the same order.
 
         Args:
             values: to compare, by name.
+            places: of the graph, in the order in which this rank would run them.
             timeout: seconds to wait for the other ranks; at most 1 after they did not come.
-
-        Returns:
-            Reason of a disagreement.
+            is_rewrite: the comparison is of a rewrite, before that of the same graph.
         """
-        self._number += 1
+        if not is_rewrite:
+            self._number += 1
+        kind, number = ("rewrites", self._number + 1) if is_rewrite else ("graphs", self._number)
         own = {"host": _native.host_id(), **values}
-        return self._agree(f"graphs/{self._number}", own, timeout)
+        return self._agree(f"{kind}/{number}", own, places, timeout)
 
     def runs(self, site: str, timeout: float) -> str | None:
         """Agreement of the ranks to run a compiled graph fused; asked at its first call.
@@ -73,16 +83,18 @@ class Group:
         One rank may have loaded a graph that another one has compiled without the fused operator.
         """
         if site not in self._calls:
-            self._calls[site] = self._agree(f"calls/{site}", {}, timeout)
+            self._calls[site] = self._agree(f"calls/{site}", {}, (), timeout).reason
         return self._calls[site]
 
-    def _agree(self, key: str, values: Mapping[str, str], timeout: float) -> str | None:
+    def _agree(
+        self, key: str, values: Mapping[str, str], places: Sequence[Place], timeout: float
+    ) -> Verdict:
         # Without the pass, a rank comes to no comparison at all.
         limit = min(timeout, _LATE_TIMEOUT) if self._is_late else timeout
         whole = f"{self._prefix}/{key}"
-        verdict = agree(self._store, self.rank, self.ranks, whole, values, limit)
+        verdict = agree(self._store, self.rank, self.ranks, whole, values, places, limit)
         self._is_late = verdict.is_late
-        return verdict.reason
+        return verdict
 
     @property
     def communicator(self) -> Communicator:

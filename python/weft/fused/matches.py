@@ -22,6 +22,7 @@ from weft.fused.graph_nodes import (
     erase,
     erase_unused,
     even_ranks,
+    group_of_call,
     hint,
     is_call,
     only_wait,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from torch.fx import Graph, Node
 
-__all__ = ["Match", "find"]
+__all__ = ["SEARCHED", "Match", "find"]
 
 _BAGS: Final = frozenset((ATEN._embedding_bag.default, ATEN._embedding_bag_forward_only.default))
 
@@ -50,15 +51,9 @@ def find(graph: Graph) -> list[Match]:
 
 
 def _match(node: Node) -> Iterator[Match]:
-    finders = {
-        COLLECTIVES.all_reduce.default: (_reduced, "matmul_all_reduce", 2),
-        COLLECTIVES.reduce_scatter_tensor.default: (_scattered, "matmul_reduce_scatter", 3),
-        COLLECTIVES.all_to_all_single.default: (_exchanged, "matmul_all_to_all", 3),
-        COLLECTIVES.all_gather_into_tensor.default: (_gathered, "all_gather_matmul", 2),
-    }
-    if node.op != "call_function" or node.target not in finders:
+    if node.op != "call_function" or node.target not in _FINDERS:
         return
-    finder, name, place = finders[node.target]
+    finder, name, place = _FINDERS[node.target]
     group = node.args[place]
     try:
         found = finder(node)
@@ -67,7 +62,7 @@ def _match(node: Node) -> Iterator[Match]:
                 raise RefusedError("the group is not given by its name")
             yield found
     except RefusedError as refused:
-        yield Match(name, str(group), Shape(0, 0, 0), reason=str(refused))
+        yield Match(name, str(group), Shape(0, 0, 0), reason=str(refused), node=node)
 
 
 def _reduced(node: Node) -> Match | None:
@@ -92,7 +87,7 @@ def _reduced(node: Node) -> Match | None:
         erase(wait, node, product)
 
     made = _made(name, node, 2, product, shape, substitute)
-    made.kernel = kernel_of(name, shape, is_straight)
+    made.kernel, made.before = kernel_of(name, shape, is_straight), product
     return made
 
 
@@ -161,7 +156,9 @@ def _exchanged_before(node: Node) -> Match | None:
         product.replace_all_uses_with(y)
         erase(product, *_views_before(product, wait), wait, node)
 
-    return _made("all_to_all_matmul", node, 3, product, shape, substitute, ranks)
+    made = _made("all_to_all_matmul", node, 3, product, shape, substitute, ranks)
+    made.before = product
+    return made
 
 
 def _gathered(node: Node) -> Match | None:
@@ -181,6 +178,8 @@ def _gathered(node: Node) -> Match | None:
     is_only = _is_only_for(whole, product)
     if not is_only and depends_on(_operands(product)[1], wait):
         raise RefusedError("the weight depends on the gathered rows")
+    if not is_only and _has_collective_between(wait, product):
+        raise RefusedError("a collective before the product needs the gathered rows")
 
     def substitute(site: str) -> None:
         _, weight, bias = _operands(product)
@@ -204,7 +203,9 @@ def _gathered(node: Node) -> Match | None:
             erase_unused(wait)
             erase(node)
 
-    return _made("all_gather_matmul", node, 2, product, shape, substitute, ranks)
+    made = _made("all_gather_matmul", node, 2, product, shape, substitute, ranks)
+    made.before = product
+    return made
 
 
 def _made(
@@ -218,7 +219,15 @@ def _made(
 ) -> Match:
     value = value_of(product)
     return Match(
-        name, str(node.args[group]), shape, ranks, value.dtype, value.device, None, substitute
+        name,
+        str(node.args[group]),
+        shape,
+        ranks,
+        value.dtype,
+        value.device,
+        substitute=substitute,
+        node=node,
+        product=product,
     )
 
 
@@ -253,6 +262,16 @@ def _products_after(node: Node) -> list[Node]:
                 found.append(user)
     order = {each: place for place, each in enumerate(node.graph.nodes)}
     return sorted(dict.fromkeys(found), key=order.__getitem__)
+
+
+def _has_collective_between(wait: Node, product: Node) -> bool:
+    """True if a collective that needs a wait is before a product; it would be put behind it."""
+    node = wait.next
+    while node is not product:
+        if group_of_call(node) is not None and depends_on(node, wait):
+            return True
+        node = node.next
+    return False
 
 
 def _is_only_for(node: Node, product: Node) -> bool:
@@ -378,3 +397,15 @@ def _joined(y: Node, sizes: tuple[int, ...], axis: int, ranks: int) -> Node:
 
 def _biased(y: Any, bias: Any) -> Any:
     return y if bias is None else call(ATEN.add.Tensor, y, bias)
+
+
+#: Function that finds a place, operator of refused places, and argument with the group, by
+#: collective.
+_FINDERS: Final = {
+    COLLECTIVES.all_reduce.default: (_reduced, "matmul_all_reduce", 2),
+    COLLECTIVES.reduce_scatter_tensor.default: (_scattered, "matmul_reduce_scatter", 3),
+    COLLECTIVES.all_to_all_single.default: (_exchanged, "matmul_all_to_all", 3),
+    COLLECTIVES.all_gather_into_tensor.default: (_gathered, "all_gather_matmul", 2),
+}
+#: Collectives beside which places are searched.
+SEARCHED: Final = frozenset(_FINDERS)

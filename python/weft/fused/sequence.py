@@ -36,11 +36,11 @@ from weft.fused.operators import OWN_ROWS
 from weft.fused.tables import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from torch.fx import Graph
 
-__all__ = ["NAME", "find", "groups_of"]
+__all__ = ["NAME", "find"]
 
 #: Name of the rewrite among operators.
 NAME: Final = "sequence_parallel"
@@ -90,6 +90,7 @@ class _Region:
             )
         return Match(
             *(NAME, self.group, self.shape, self.ranks, value.dtype, value.device, reason),
+            node=self.sums[0].args[0],
             substitute=lambda _: self.rewrite(),
         )
 
@@ -186,13 +187,6 @@ def find(graph: Graph, ranks: Mapping[str, int]) -> list[Match]:
         each.nodes.sort(key=order.__getitem__)
     normed = [each for each in regions if any(is_call(node, _REDUCTIONS) for node in each.nodes)]
     return [each.match() for each in sorted(normed, key=lambda each: order[each.sums[0]])]
-
-
-def groups_of(graph: Graph) -> Iterator[str]:
-    """Names of groups of all-reduces."""
-    for node in graph.nodes:
-        if is_call(node, (_ALL_REDUCE,)) and isinstance(node.args[2], str):
-            yield node.args[2]
 
 
 def _begun(wait: Node, ranks: Mapping[str, int]) -> _Region | None:
