@@ -85,3 +85,19 @@ def check_missing(waiting: dict[str, Any], other: dict[str, Any]) -> None:
     assert (name, rank) == ("WaitTimeoutError", 1)
     assert message.startswith("rank 0 waited for rank 1 in a wait of a Triton kernel")
     assert other["error"][0] == "GroupPoisonedError"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_bulk_stores_give_the_same_products(count: int) -> None:
+    """With other numbers of ranks than 2, calls store as without them."""
+    cases = 12 if count == 2 else 2
+    found = run("bulk_stores", count, cases=cases)
+    check_bulk_stores(found, calls=3 * cases if count == 2 else 0)
+
+
+def check_bulk_stores(results: list[dict[str, Any]], calls: int) -> None:
+    """`calls`: of all, those that had bulk stores."""
+    for result in results:
+        assert result["wrong"] == []
+        assert result["differ"] == []
+        assert result["bulk"] >= calls

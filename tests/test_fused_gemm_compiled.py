@@ -22,7 +22,7 @@ import torch  # noqa: E402
 
 from weft.fused import Tiling, default_tiling  # noqa: E402
 from weft.fused.kernels import gemm, gemm_receive, gemm_send, gemm_stream  # noqa: E402
-from weft.triton import lint  # noqa: E402
+from weft.triton import lint, ptx  # noqa: E402
 
 #: Of a multiprocessor of the H100 and H200: shared memory with 1 KiB for each block, registers.
 SHARED, RESERVED, REGISTERS = 228 << 10, 1 << 10, 65536
@@ -36,6 +36,8 @@ WIDE = default_tiling(8192, 8192, 7168, torch.bfloat16, torch.float32)
 UNALIGNED = default_tiling(4096, 4097, 4097, torch.float16)
 SMALL = FEW_ROWS._replace(columns=64, stages=2)
 SINGLE = default_tiling(4096, 4096, 4096, torch.float32)
+BULK = LONG._replace(stages=3, bulk_stores=True)
+BULK_SHORT = SHORT._replace(stages=2, bulk_stores=True)
 
 SEND: dict[str, dict[str, Any]] = {
     "all_to_all": {"operation": gemm_send.ALL_TO_ALL, "in_place": False},
@@ -43,6 +45,12 @@ SEND: dict[str, dict[str, Any]] = {
     "reduce_scatter": {"operation": gemm_send.REDUCE_SCATTER, "in_place": False},
     "all_reduce": {"operation": gemm_send.ALL_REDUCE, "in_place": False},
     "all_reduce in place": {"operation": gemm_send.ALL_REDUCE, "in_place": True},
+}
+#: Descriptors for bulk stores, by operation.
+STORES: dict[str, tuple[str, ...]] = {
+    "all_to_all": ("peer_tiles", "own_tiles"),
+    "reduce_scatter": ("peer_tiles", "own_tiles"),
+    "all_reduce": ("peer_tiles", "own_tiles", "peer_sums"),
 }
 RECEIVE: dict[str, dict[str, Any]] = {
     "all_gather": {"scatter": False},
@@ -68,6 +76,7 @@ def compiled(
     bulk: bool = True,
     transposed: bool = False,
     traced: bool = False,
+    stores: tuple[str, ...] = (),
     **constants: Any,
 ) -> Compiled:
     """A kernel for sm_90a, with columns and inner that are multiples of 16."""
@@ -92,6 +101,10 @@ def compiled(
         block = [tiling.inner, tiling.columns] if transposed else [tiling.columns, tiling.inner]
         weight = f"tensordesc<{dtype}[{block[0]},{block[1]}]>"
         types |= {"x": rows, "received": rows, "weight": weight}
+    tile = f"[{tiling.rows},{tiling.columns}]>"
+    types |= dict.fromkeys(stores, f"tensordesc<{dtype}{tile}")
+    if stores and partials:
+        types["peer_tiles"] = f"tensordesc<{partials}{tile}"
     its = {name: value for name, value in constants.items() if name in kernel.arg_names}
     made = triton_code.compiled(
         kernel,
@@ -107,7 +120,7 @@ def compiled(
 
 
 def check(made: Compiled, tiling: Tiling) -> None:
-    """Memory order; tensor cores; no spills; wide stores; all programs resident."""
+    """Memory order; tensor cores; no spills; wide or bulk stores; all programs resident."""
     assert lint.check(made.ptx) == []
     assert "HGMMA" in made.sass
     # In flight before the loop are the loads of all stages but one, of two operands.
@@ -116,7 +129,7 @@ def check(made: Compiled, tiling: Tiling) -> None:
     stores = set(re.findall(r"\bst\.global\S*", made.ptx))
     # Single words are those of records of errors.
     assert stores <= {"st.global.v4.b32", "st.global.b32", "st.global.b64"}
-    assert "st.global.v4.b32" in stores
+    assert "st.global.v4.b32" in stores or tiling.bulk_stores
     assert tiling.programs * (made.shared + RESERVED) <= SHARED
     granted = -(-made.registers // 8) * 8 * tiling.warps * 32
     assert tiling.programs * granted <= REGISTERS
@@ -139,6 +152,56 @@ def test_the_product_alone(tiling: Tiling, transposed: bool, tmp_path: Path) -> 
 )
 def test_products_that_send(operation: str, tiling: Tiling, tmp_path: Path) -> None:
     check(compiled(gemm_send.multiply_send, tiling, tmp_path, **SEND[operation]), tiling)
+
+
+@pytest.mark.parametrize(
+    ("operation", "tiling", "options"),
+    [
+        ("all_to_all", BULK, {}),
+        ("all_to_all in place", BULK_SHORT, {"transposed": True}),
+        ("reduce_scatter", BULK, {"dtype": "bf16"}),
+        ("reduce_scatter", BULK_SHORT, {}),
+        ("all_reduce", BULK, {}),
+        ("all_reduce in place", BULK, {"dtype": "bf16", "traced": True}),
+        ("all_reduce in place", BULK_SHORT, {}),
+        ("all_reduce", WIDE._replace(columns=64, bulk_stores=True), {"partials": "fp32"}),
+    ],
+)
+def test_bulk_stores_overlap_the_main_loop(
+    operation: str, tiling: Tiling, options: dict[str, Any], tmp_path: Path
+) -> None:
+    stores = STORES[operation.removesuffix(" in place")]
+    options = SEND[operation] | options | {"stores": stores}
+    made = compiled(gemm_send.multiply_send, tiling, tmp_path, **options)
+    if options.get("traced"):
+        assert lint.check(made.ptx) == []
+    else:
+        check(made, tiling)
+    (function,) = ptx.functions(made.ptx)
+    code = function.instructions
+    sent = [at for at, each in enumerate(code) if lint._is_bulk_store(each)]
+    assert len(sent) == len(stores) == made.sass.count("UTMASTG")
+    waits = ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read")
+    for at in sent:
+        # The buffer is free again, and its values are visible to the copy engine.
+        before = set(function.before(at, lambda each: each.opcode in waits))
+        assert not before & {-1, *sent}
+        before = set(
+            function.before(at, lambda each: each.opcode == "fence.proxy.async.shared::cta")
+        )
+        assert not any(code[each].opcode.startswith("st.shared") for each in before)
+    # A path from the stores of step 1 to the main loop has no wait.
+    ahead = {
+        each
+        for at, instruction in enumerate(code)
+        if instruction.opcode.startswith("wgmma.mma_async")
+        for each in function.before(at, lambda each: each.opcode in waits)
+    }
+    assert ahead & set(sent)
+    # Completion, then the order of proxies, before the count of arrivals.
+    assert (
+        len(re.findall(r"cp.async.bulk.wait_group 0;\s*fence.proxy.async.global;", made.ptx)) >= 2
+    )
 
 
 @pytest.mark.parametrize(("operation", "tiling"), [("all_gather", LONG), ("all_to_all", SHORT)])

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+#: Parameters that kernels have for some calls.
+_OPTIONAL = ("trace", "peer_tiles", "own_tiles", "peer_sums")
+
+
 def compiled(
     kernel: Any,
     types: Mapping[str, str],
@@ -24,7 +28,7 @@ def compiled(
 
     Args:
         kernel: function of `triton.jit`.
-        types: of parameters by name; others are int32, and `trace` is None.
+        types: of parameters by name; others are int32, or None if they are optional.
         constants: of parameters by name.
         is_aligned: true for a name and a type of which 16 is a divisor, by default for pointers.
         options: of the compiler, such as `num_warps`.
@@ -34,9 +38,8 @@ def compiled(
     from triton.compiler import ASTSource
 
     assert set(constants) <= set(kernel.arg_names)
-    its = dict(constants)
-    if "trace" in kernel.arg_names and "trace" not in types:
-        its["trace"] = None
+    its = {name: None for name in _OPTIONAL if name in kernel.arg_names and name not in types}
+    its |= constants
     signature = {
         name: "constexpr" if name in its else types.get(name, "i32") for name in kernel.arg_names
     }

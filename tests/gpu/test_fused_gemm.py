@@ -49,6 +49,17 @@ def test_calls_on_two_streams_come_in_one_order(results: list[Any]) -> None:
         assert result["streams"] == [True] * len(interpreted.OPERATORS)
 
 
+def test_bulk_stores_give_the_same_products() -> None:
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    found = ranks.run(
+        "fused_gemm_calls.bulk_stores", 2, timeout=200, quiet=False, cases=8, device="cuda"
+    )
+    interpreted.check_bulk_stores(found, calls=24)
+
+
 @pytest.mark.parametrize("operator", ["gemm_all_reduce", "all_gather_gemm"])
 def test_a_rank_that_does_not_call_is_named(operator: str) -> None:
     import torch

@@ -11,7 +11,7 @@ import torch
 
 import weft
 import weft.fused
-from weft.fused import Tiling
+from weft.fused import Tiling, gemm_send
 from workers import device_native
 from workers.kernel_checks import awaited_error, digest_of
 
@@ -169,7 +169,7 @@ def _case(generator: random.Random, ranks: int, number: int) -> dict[str, Any]:
 
 
 def run_case(place: Place, case: dict[str, Any], seed: int) -> list[Any]:
-    """Correctness of a call, its case if it is wrong, and a digest of an all-reduce."""
+    """Correctness of a call, its case if it is wrong, and a digest of the result."""
     operator, (rows, inner, columns) = case["operator"], case["sizes"]
     xs, weights = place.operands(seed, rows, inner, columns, case["dtype"])
     x, weight = xs[place.rank].contiguous(), weights[place.rank].contiguous()
@@ -187,10 +187,7 @@ def run_case(place: Place, case: dict[str, Any], seed: int) -> list[Any]:
     right = close(found, expected(operator, place.rank, xs, weights))
     again = _call(operator, x, weight, **options) if seed % 3 == 0 else found
     right &= torch.equal(found, again)
-    digest = None
-    if operator == "gemm_all_reduce":
-        digest = digest_of(found)
-    return [right, str(case) if not right else None, digest]
+    return [right, str(case) if not right else None, digest_of(found)]
 
 
 def calls(cases: int, repeats: int, device: str = "twin") -> dict[str, Any]:
@@ -203,13 +200,15 @@ def calls(cases: int, repeats: int, device: str = "twin") -> dict[str, Any]:
     with weft.init() as communicator:
         place = Place(communicator, device)
         generator = random.Random(7)
-        found = [
-            run_case(place, case, number)
-            for number, case in enumerate(_cases(generator, place, cases))
-        ]
+        given = _cases(generator, place, cases)
+        found = [run_case(place, case, number) for number, case in enumerate(given)]
         result = {
             "wrong": [text for right, text, _ in found if not right],
-            "digests": [digest for *_, digest in found if digest is not None],
+            "digests": [
+                digest
+                for case, (*_, digest) in zip(given, found, strict=True)
+                if case["operator"] == "gemm_all_reduce"
+            ],
             "alternating": [_alternating(place, each, repeats) for each in OPERATORS],
             "gathered": _gathered(place),
             "alone": _alone(place) if place.rank == 0 else [],
@@ -357,3 +356,62 @@ def missing(operator: str, device: str = "twin") -> dict[str, Any]:
             found["nan"] = bool(second.isnan().any())
         found["error"] = awaited_error()
         return found
+
+
+def bulk_stores(cases: int, device: str = "twin") -> dict[str, Any]:
+    """Calls of products that send with bulk stores and without: wrong ones, and bits that differ.
+
+    Args:
+        cases: random sizes of each operator.
+        device: "cuda" or "twin".
+
+    Returns:
+        `wrong` and `differ`, cases; `bulk`, the number of launches with bulk stores.
+    """
+    weft.fused.set_timeout(120)
+    numpy.seterr(all="ignore")
+    launches = [0]
+    made = gemm_send._bulk_stores
+
+    def counted(*arguments: Any, **options: Any) -> dict[str, Any]:
+        stores = made(*arguments, **options)
+        launches[0] += bool(stores)
+        return stores
+
+    gemm_send._bulk_stores = counted  # type: ignore[assignment]
+    with weft.init() as communicator:
+        place = Place(communicator, device)
+        generator, wrong, differ = random.Random(11), [], []
+        for number in range(3 * cases):
+            case = _bulk_case(generator, place, OPERATORS[number % 3])
+            plain = case | {"tiling": case["tiling"]._replace(bulk_stores=False)}
+            found = [run_case(place, each, number) for each in (case, plain)]
+            wrong += [text for right, text, _ in found if not right]
+            differ += [] if found[0][2] == found[1][2] else [str(case)]
+        weft.check()
+        communicator.barrier()
+        return {"wrong": wrong, "differ": differ, "bulk": launches[0]}
+
+
+def _bulk_case(generator: random.Random, place: Place, operator: str) -> dict[str, Any]:
+    """A random call with bulk stores, of a product that sends."""
+    rows = generator.choice([1, 16, 40, generator.randint(1, 70)])
+    columns, inner = (8 * generator.randint(1, 12) for _ in range(2))
+    on_gpu = place.name == "cuda"
+    if on_gpu:
+        rows, columns, inner = rows * 16, columns * 32, inner * 8
+    if operator != "gemm_all_reduce":
+        rows *= place.ranks
+    base = LARGE._replace(stages=3) if on_gpu else SMALL
+    is_sum = operator != "gemm_all_to_all"
+    return {
+        "operator": operator,
+        "sizes": (rows, inner, columns),
+        "dtype": torch.bfloat16 if on_gpu else torch.float16,
+        "transposed": generator.random() < 0.3,
+        "tiling": base._replace(bulk_stores=True),
+        "symmetric": operator != "gemm_reduce_scatter" and generator.random() < 0.5,
+        # Two tiles of float32 do not fit a multiprocessor beside the stages.
+        "wide": is_sum and not on_gpu and generator.random() < 0.3,
+        "num_sms": generator.choice([None, 1, 2]),
+    }

@@ -22,6 +22,7 @@ __all__ = [
     "Operands",
     "Tiling",
     "default_tiling",
+    "descriptor",
     "gemm",
     "gemm_space",
     "output",
@@ -45,8 +46,12 @@ class Tiling(NamedTuple):
         senders: multiprocessors that send rows before they compute, for an all-gather or all-to-all
             before the product.
         stream_k: for few rows: the steps of all tiles are divided evenly among programs, tiles span
-            the rows of all ranks, and slices are not sent apart. group, slice_bytes and senders
-            have no effect.
+            the rows of all ranks, and slices are not sent apart. group, slice_bytes, senders and
+            bulk_stores have no effect.
+        bulk_stores: tiles are sent from shared memory by the bulk tensor copy engine, while the
+            main loop of the next tile runs; a buffer of a tile's size beside those of the stages.
+            For two ranks and products that send, whose operands and outputs have rows and addresses
+            of multiples of 16 bytes; other calls store as without it.
     """
 
     rows: int = 128
@@ -59,6 +64,7 @@ class Tiling(NamedTuple):
     slice_bytes: int = 256 << 10
     senders: int = 24
     stream_k: bool = False
+    bulk_stores: bool = False
 
 
 #: Rows of a product whose time is that of reading the weight.
@@ -195,13 +201,13 @@ class Operands(NamedTuple):
             matrix, block = self.weight.t(), [tiling.inner, tiling.columns]
         else:
             matrix, block = self.weight, [tiling.columns, tiling.inner]
-        return left, _descriptor(matrix, block)
+        return left, descriptor(matrix, block)
 
     def rows_of(self, matrix: torch.Tensor, tiling: Tiling) -> Any:
         """A contiguous [rows, inner] as kernels take it."""
         if not self.bulk:
             return matrix
-        return _descriptor(matrix, [tiling.rows, tiling.inner])
+        return descriptor(matrix, [tiling.rows, tiling.inner])
 
     def blocks(self, tiling: Tiling) -> dict[str, Any]:
         """Constants of kernels."""
@@ -403,7 +409,7 @@ def gemm(
     return result
 
 
-def _descriptor(matrix: torch.Tensor, block: list[int]) -> Any:
+def descriptor(matrix: torch.Tensor, block: list[int]) -> Any:
     """Descriptor of a contiguous matrix; the stride of a single row may be any number."""
     return TensorDescriptor(matrix, list(matrix.shape), [matrix.shape[1], 1], block)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from weft.cuda import symmetric
 from weft.errors import ConfigurationError, ShapeError
-from weft.fused.gemm import gemm_space, operands, output, symmetric_context
+from weft.fused.gemm import descriptor, gemm_space, operands, output, symmetric_context
 from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import MAX_SLICES
 from weft.fused.kernels.gemm_send import ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, multiply_send
@@ -18,10 +18,13 @@ from weft.fused.tracing import current_trace
 if TYPE_CHECKING:
     from weft.communicator import Communicator
     from weft.fused.gemm import Operands, Tiling
+    from weft.fused.spaces import Space
 
 __all__ = ["gemm_all_reduce", "gemm_all_to_all", "gemm_reduce_scatter"]
 
 _ALIGNED: Final = 128
+#: Of addresses and rows in bulk stores, in bytes.
+_BULK: Final = 16
 
 
 def gemm_all_to_all(
@@ -210,12 +213,51 @@ def _send(
         )
         return result
     slice_tiles = max(-(-sizes.slice_bytes // (size * sent.itemsize)), -(-tiles // MAX_SLICES))
+    inboxes = slice(0, partials), slice(partials, partials + landing)
     launch(
         multiply_send,
         programs,
         x.device,
         *(left, right, *arguments, *memory, *lengths, tiles, slice_tiles),
         trace=current_trace(x.device),
+        **_bulk_stores(given, sizes, operation, its, inboxes, sent, result, in_place=in_place),
         **constants,
     )
     return result
+
+
+def _bulk_stores(
+    given: Operands,
+    sizes: Tiling,
+    operation: int,
+    its: Space,
+    inboxes: tuple[slice, slice],
+    sent: torch.dtype,
+    result: torch.Tensor,
+    *,
+    in_place: bool,
+) -> dict[str, Any]:
+    """Descriptors for `multiply_send`; none without bulk stores.
+
+    `inboxes` are the parts of the space's data for partial sums, and for results.
+    """
+    aligned = (given.columns * result.itemsize | result.data_ptr()) % _BULK == 0
+    if not (sizes.bulk_stores and its.ranks == 2 and given.bulk and aligned):
+        return {}
+    peer, tile = 1 - its.rank, [sizes.rows, sizes.columns]
+    partials, landing = inboxes
+    if in_place:
+        there = symmetric.peer(result, peer)
+    elif operation != REDUCE_SCATTER:
+        there = its.data_of(peer)[landing].view(result.dtype).view(result.shape)
+    if operation == ALL_TO_ALL:
+        own, there = (each.view(its.ranks, -1, given.columns)[its.rank] for each in (result, there))
+        return {"peer_tiles": descriptor(there, tile), "own_tiles": descriptor(own, tile)}
+    parts = its.data_of(peer)[partials].view(sent).view(its.ranks, -1, sizes.columns)
+    stores = {
+        "peer_tiles": descriptor(parts[its.rank], tile),
+        "own_tiles": descriptor(result, tile),
+    }
+    if operation == ALL_REDUCE:
+        stores["peer_sums"] = descriptor(there, tile)
+    return stores

@@ -21,6 +21,7 @@ __all__ = [
     "add_step",
     "arrive",
     "block_barrier",
+    "complete_bulk_stores",
     "enter",
     "fence_bulk_loads",
     "inside",
@@ -222,6 +223,20 @@ def fence_bulk_loads(bulk: tl.constexpr, interpreted: tl.constexpr):
     if bulk and not interpreted:
         tl.inline_asm_elementwise(
             "fence.proxy.async.global; mov.u32 $0, $1;",
+            "=r,r",
+            [tl.program_id(0)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def complete_bulk_stores(interpreted: tl.constexpr):
+    """Waits for this program's bulk stores: complete, and ordered ahead of a later `arrive`."""
+    if not interpreted:
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.wait_group 0; fence.proxy.async.global; mov.u32 $0, $1;",
             "=r,r",
             [tl.program_id(0)],
             dtype=tl.int32,

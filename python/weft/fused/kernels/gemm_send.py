@@ -4,6 +4,10 @@ Each destination gets `tiles` tiles. Those of the next rank come first, those of
 tile is stored to its destination at once, and the program that stores the last tile of a slice (a
 run of `slice_tiles` tiles) sets the slice's flag there.
 
+With bulk stores, a tile is on its way while the next one is computed, and is counted near the end
+of that one's main loop; step 1 then also computes the first own tile of each program. Ranks may
+differ in the way of storing.
+
 1. Tiles of other ranks: computed and sent.
 2. Own tiles: for sums, added in float32 to those that the other ranks have sent, in rank order; for
    all-reduce, sent to all ranks.
@@ -25,6 +29,7 @@ from weft.fused.kernels.gemm import (
     MAX_SLICES,
     add_step,
     arrive,
+    complete_bulk_stores,
     enter,
     fence_bulk_loads,
     inside,
@@ -43,11 +48,57 @@ ALL_TO_ALL = 1
 REDUCE_SCATTER = 2
 ALL_REDUCE = 3
 
+#: Steps of the main loop between the count of the last tile's arrival and the next tile's store.
+_AHEAD = tl.constexpr(6)
 _SLICES = tl.constexpr(MAX_SLICES)
 _ARRIVALS = tl.constexpr(ARRIVALS)
 _ALL_TO_ALL = tl.constexpr(ALL_TO_ALL)
 _REDUCE_SCATTER = tl.constexpr(REDUCE_SCATTER)
 _ALL_REDUCE = tl.constexpr(ALL_REDUCE)
+
+
+@triton.jit
+def _arrive_sent(
+    context,
+    flags,
+    counters,
+    index,
+    tiles,
+    slice_tiles,
+    rank,
+    ranks,
+    epoch,
+    fine,
+    interpreted: tl.constexpr,
+):
+    """Counts a tile that was sent in step 1; the last of a slice sets its flag at the peer."""
+    to, part = wt.destination_at(index // tiles, rank, ranks), index % tiles // slice_tiles
+    parts = tl.minimum(tiles - part * slice_tiles, slice_tiles)
+    if arrive(counters + to * _SLICES + part, parts, fine, interpreted):
+        signal(context, flags + rank * _SLICES + part, epoch, to, interpreted)
+
+
+@triton.jit
+def _arrive_sums(
+    context,
+    results,
+    counters,
+    tile,
+    tiles,
+    slice_tiles,
+    rank,
+    ranks,
+    epoch,
+    fine,
+    interpreted: tl.constexpr,
+):
+    """Counts a tile of sums that was sent; the last of a slice sets its flag at all peers."""
+    part = tile // slice_tiles
+    parts = tl.minimum(tiles - part * slice_tiles, slice_tiles)
+    if arrive(counters + part, parts, fine, interpreted):
+        for other in range(ranks - 1):
+            to = wt.destination_at(other, rank, ranks)
+            wt.signal(context, results + rank * _SLICES + part, epoch, to)
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "slice_tiles"])
@@ -76,6 +127,9 @@ def multiply_send(
     transposed: tl.constexpr,
     bulk: tl.constexpr,
     trace=None,
+    peer_tiles=None,
+    own_tiles=None,
+    peer_sums=None,
 ):
     """One call of a rank.
 
@@ -98,6 +152,11 @@ def multiply_send(
     - `block_rows`, `block_columns`, `block_inner`, `group`, `transposed`, `bulk`: as in
       `weft.fused.kernels.gemm`.
     - `trace`: of spans, or None.
+    - `peer_tiles`, `own_tiles`, `peer_sums`: for bulk stores, or None; tensor descriptors with
+      blocks of a tile. `peer_tiles` is the part of this rank in the peer's `partials`, as
+      [tiles * block_rows, block_columns], or in its `landing`, [rows // ranks, columns].
+      `own_tiles` is `out`, or that part of it (all-to-all). `peer_sums` is the peer's `landing`
+      (all-reduce).
     """
     rank, ranks = wt.rank(context), wt.world_size(context)
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -130,17 +189,28 @@ def multiply_send(
     fence_bulk_loads(bulk, interpreted)
     others = (ranks - 1) * tiles
     until = ranks * tiles if operation == _ALL_TO_ALL else others
+    bulk_stores: tl.constexpr = peer_tiles is not None
+    # The tiles of step 2. The stride of programs goes on from step 1.
+    begin, stride = (program - others % programs + programs) % programs, programs
+    if interpreted:
+        begin, stride = tl.where(program == programs - 1, 0, tiles), 1
+    # The main loop of the first own tile hides the last bulk stores.
+    more = 0
+    if bulk_stores and operation != _ALL_TO_ALL:
+        more = (begin < tiles).to(tl.int32)
     steps = tl.maximum(tl.cdiv(inner, block_inner), 1)
     index = program - programs
     step, down_at, along_at, above = -1, 0, 0, 0
     total = tl.zeros([block_rows, block_columns], tl.float32)
     began = wt.span_begin(trace, meet=False)
-    for _ in tl.range(0, tl.cdiv(until - program, programs) * steps):
+    for _ in tl.range(0, (tl.cdiv(until - program, programs) + more) * steps):
         step = tl.where(step == steps - 1, 0, step + 1)
         if step == 0:
             index += programs
-            to = wt.destination_at(index // tiles, rank, ranks)
-            down_at, along_at = place_of(to * first + index % tiles, down, along, group)
+            to, tile = wt.destination_at(index // tiles, rank, ranks), index % tiles
+            if bulk_stores and operation != _ALL_TO_ALL:
+                to, tile = tl.where(index < others, to, rank), tl.where(index < others, tile, begin)
+            down_at, along_at = place_of(to * first + tile, down, along, group)
             above = 0 if operation == _ALL_REDUCE else to * block
         # Multiples of constants: the compiler derives the alignment of stores from them.
         row, column = down_at * block_rows, along_at * block_columns
@@ -158,14 +228,45 @@ def multiply_send(
             transposed,
             bulk,
         )
-        if step == steps - 1:
+        if bulk_stores:
+            # The last tile: its buffer is needed soon, and so is its flag at the peer.
+            late = step == tl.maximum(steps - _AHEAD, 0)
+            if late & (index >= programs) & (index - programs < others):
+                complete_bulk_stores(interpreted)
+                sent = index - programs
+                _arrive_sent(
+                    context,
+                    flags,
+                    counters,
+                    sent,
+                    tiles,
+                    slice_tiles,
+                    rank,
+                    ranks,
+                    epoch,
+                    fine,
+                    interpreted,
+                )
+                fence_bulk_loads(bulk, interpreted)
+        is_stored = step == steps - 1
+        if bulk_stores and operation != _ALL_TO_ALL:
+            is_stored &= index < others
+        if is_stored:
             spans = wt.span_end(trace, spans, COMPUTE, began, meet=False)
             began = wt.span_begin(trace, meet=False)
             to, tile = wt.destination_at(index // tiles, rank, ranks), index % tiles
-            part = tile // slice_tiles
-            parts = tl.minimum(tiles - part * slice_tiles, slice_tiles)
             # Tiles are not stored to ranks that have not entered.
-            if operation == _ALL_TO_ALL:
+            if bulk_stores:
+                values = total.to(peer_tiles.dtype)
+                if operation == _ALL_TO_ALL:
+                    if index < others:
+                        peer_tiles.store([tl.where(fine, row, block), column], values)
+                    else:
+                        own_tiles.store([row, column], values)
+                else:
+                    place = tl.where(fine, tile, tiles) * block_rows
+                    peer_tiles.store([place, 0], values)
+            elif operation == _ALL_TO_ALL:
                 at = out
                 if index < others:
                     at = wt.peer(landing_context, landing, to)
@@ -177,40 +278,83 @@ def multiply_send(
                 at += (tl.cast(rank, tl.int64) * tiles + tile) * size
                 values = total.to(partials.dtype.element_ty)
                 store_tile(at, values, 0, 0, tl.where(fine, block_rows, 0), block_columns)
-            if index < others:
-                if arrive(counters + to * _SLICES + part, parts, fine, interpreted):
-                    signal(context, flags + rank * _SLICES + part, epoch, to, interpreted)
+            if not bulk_stores and index < others:
+                _arrive_sent(
+                    context,
+                    flags,
+                    counters,
+                    index,
+                    tiles,
+                    slice_tiles,
+                    rank,
+                    ranks,
+                    epoch,
+                    fine,
+                    interpreted,
+                )
                 fence_bulk_loads(bulk, interpreted)
             spans = wt.span_end(trace, spans, SEND, began, meet=False)
             began = wt.span_begin(trace, meet=False)
             total = tl.zeros([block_rows, block_columns], tl.float32)
 
-    # Step 2. The stride of programs goes on from step 1.
+    if bulk_stores:
+        complete_bulk_stores(interpreted)
+        if (index >= 0) & (index < others):
+            _arrive_sent(
+                context,
+                flags,
+                counters,
+                index,
+                tiles,
+                slice_tiles,
+                rank,
+                ranks,
+                epoch,
+                fine,
+                interpreted,
+            )
+
+    # Step 2.
     if operation != _ALL_TO_ALL:
-        begin, stride = (program - others % programs + programs) % programs, programs
-        if interpreted:
-            begin, stride = tl.where(program == programs - 1, 0, tiles), 1
+        sent = -1
         for tile in range(begin, tiles, stride):
             down_at, along_at = place_of(rank * first + tile, down, along, group)
             row, column = down_at * block_rows, along_at * block_columns
             above = 0 if operation == _ALL_REDUCE else rank * block
             fence_bulk_loads(bulk, interpreted)
             began = wt.span_begin(trace)
-            total = product(
-                x,
-                weight,
-                above + row,
-                column,
-                rows,
-                columns,
-                inner,
-                block_rows,
-                block_columns,
-                block_inner,
-                transposed,
-                bulk,
-            )
+            if not bulk_stores or tile != begin:
+                total = product(
+                    x,
+                    weight,
+                    above + row,
+                    column,
+                    rows,
+                    columns,
+                    inner,
+                    block_rows,
+                    block_columns,
+                    block_inner,
+                    transposed,
+                    bulk,
+                )
             spans = wt.span_end(trace, spans, COMPUTE, began)
+            if bulk_stores:
+                complete_bulk_stores(interpreted)
+                if (operation == _ALL_REDUCE) & (sent >= 0):
+                    _arrive_sums(
+                        context,
+                        results,
+                        result_counters,
+                        sent,
+                        tiles,
+                        slice_tiles,
+                        rank,
+                        ranks,
+                        epoch,
+                        fine,
+                        interpreted,
+                    )
             part = tile // slice_tiles
             fine = rank >= 0
             began = wt.span_begin(trace)
@@ -225,19 +369,50 @@ def multiply_send(
                 at = partials + (tl.cast(source, tl.int64) * tiles + tile) * size + packed
                 total += tl.load(at).to(tl.float32)
             values = tl.where(fine, total, float("nan")).to(dtype)
-            store_tile(out, values, row, column, block, columns)
+            if bulk_stores:
+                own_tiles.store([row, column], values)
+            else:
+                store_tile(out, values, row, column, block, columns)
             if operation == _ALL_REDUCE:
                 present = tl.where(fine, block, 0)
-                for other in range(ranks - 1):
-                    to = wt.destination_at(other, rank, ranks)
-                    at = wt.peer(landing_context, landing, to)
-                    store_tile(at, values, row, column, present, columns)
-                parts = tl.minimum(tiles - part * slice_tiles, slice_tiles)
-                if arrive(result_counters + part, parts, fine, interpreted):
+                if bulk_stores:
+                    peer_sums.store([tl.where(fine, row, block), column], values)
+                    sent = tile
+                else:
                     for other in range(ranks - 1):
                         to = wt.destination_at(other, rank, ranks)
-                        wt.signal(context, results + rank * _SLICES + part, epoch, to)
+                        at = wt.peer(landing_context, landing, to)
+                        store_tile(at, values, row, column, present, columns)
+                    _arrive_sums(
+                        context,
+                        results,
+                        result_counters,
+                        tile,
+                        tiles,
+                        slice_tiles,
+                        rank,
+                        ranks,
+                        epoch,
+                        fine,
+                        interpreted,
+                    )
             spans = wt.span_end(trace, spans, FINISH, began)
+        if bulk_stores:
+            complete_bulk_stores(interpreted)
+            if (operation == _ALL_REDUCE) & (sent >= 0):
+                _arrive_sums(
+                    context,
+                    results,
+                    result_counters,
+                    sent,
+                    tiles,
+                    slice_tiles,
+                    rank,
+                    ranks,
+                    epoch,
+                    fine,
+                    interpreted,
+                )
 
     # Step 3.
     if operation != _REDUCE_SCATTER:
