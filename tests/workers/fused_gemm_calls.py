@@ -378,7 +378,7 @@ def bulk_stores(cases: int, device: str = "twin") -> dict[str, Any]:
         launches[0] += bool(stores)
         return stores
 
-    gemm_send._bulk_stores = counted  # type: ignore[assignment]
+    gemm_send._bulk_stores = counted
     with weft.init() as communicator:
         place = Place(communicator, device)
         generator, wrong, differ = random.Random(11), [], []

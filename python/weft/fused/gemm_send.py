@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from weft.cuda import symmetric
 from weft.errors import ConfigurationError, ShapeError
@@ -244,20 +245,42 @@ def _bulk_stores(
     aligned = (given.columns * result.itemsize | result.data_ptr()) % _BULK == 0
     if not (sizes.bulk_stores and its.ranks == 2 and given.bulk and aligned):
         return {}
-    peer, tile = 1 - its.rank, [sizes.rows, sizes.columns]
-    partials, landing = inboxes
-    if in_place:
-        there = symmetric.peer(result, peer)
-    elif operation != REDUCE_SCATTER:
-        there = its.data_of(peer)[landing].view(result.dtype).view(result.shape)
+    tile, partials, landing = [sizes.rows, sizes.columns], *inboxes
+    sums = result if in_place else its.data[landing].view(result.dtype)
     if operation == ALL_TO_ALL:
-        own, there = (each.view(its.ranks, -1, given.columns)[its.rank] for each in (result, there))
-        return {"peer_tiles": descriptor(there, tile), "own_tiles": descriptor(own, tile)}
-    parts = its.data_of(peer)[partials].view(sent).view(its.ranks, -1, sizes.columns)
+        block = its.ranks, -1, given.columns
+        return {
+            "peer_tiles": _peer_descriptor(sums.view(block)[its.rank], tile),
+            "own_tiles": descriptor(result.view(block)[its.rank], tile),
+        }
+    parts = its.data[partials].view(sent).view(its.ranks, -1, sizes.columns)
     stores = {
-        "peer_tiles": descriptor(parts[its.rank], tile),
+        "peer_tiles": _peer_descriptor(parts[its.rank], tile),
         "own_tiles": descriptor(result, tile),
     }
     if operation == ALL_REDUCE:
-        stores["peer_sums"] = descriptor(there, tile)
+        stores["peer_sums"] = _peer_descriptor(sums.view(result.shape), tile)
     return stores
+
+
+class _Place(NamedTuple):
+    """Base of a descriptor of a peer's GPU; torch would copy what it finds to be on another GPU."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        """The address here."""
+        return self.address
+
+
+def _peer_descriptor(own: torch.Tensor, block: list[int]) -> TensorDescriptor:
+    """Descriptor of the place at the other of two ranks that corresponds to a symmetric matrix."""
+    its = symmetric.owner(own)
+    peer = 1 - its.rank
+    shift = its.addresses[peer] - its.addresses[its.rank]
+    base: Any = _Place(own.data_ptr() + shift, own.dtype)
+    if own.device.type == "cpu":
+        # The interpreter needs a tensor.
+        base = symmetric.peer(own, peer)
+    return TensorDescriptor(base, list(own.shape), [own.shape[1], 1], block)

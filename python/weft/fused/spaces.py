@@ -58,13 +58,6 @@ class Space:
         self.rank, self.ranks = group.rank, group.world_size
         self._owner = symmetric.owner(block)
         self._order = order
-        self._data = {self.rank: self.data}
-
-    def data_of(self, rank: int) -> torch.Tensor:
-        """`data` of a rank, as mapped here."""
-        if rank not in self._data:
-            self._data[rank] = symmetric.peer(self.data, rank)
-        return self._data[rank]
 
     def enter(self) -> None:
         """Begin a call: raise what the device recorded, order this stream behind the last call's.
