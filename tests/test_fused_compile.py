@@ -271,12 +271,16 @@ def test_options_that_move_collectives_keep_one_order_on_all_ranks(
     for name, found in results[0]["options"].items():
         for result in results:
             own = result["options"][name]
+            if "torch" in found:
+                # A pass of torch ends the compilation without Weft's, too.
+                assert "torch" in own
+                continue
             assert own["close"] == [True] * 3, name
             assert own["substitutions"] == {"all_gather_matmul": 1, "matmul_reduce_scatter": 1}
             assert own["unfused_calls"] == [], name
             assert own["order"] == found["order"], name
         # A replayed graph calls no operators.
-        if name != "reduce-overhead":
+        if name != "reduce-overhead" and "torch" not in found:
             fused = [each for each in found["order"] if each.startswith("weft_fused::")]
             assert len(fused) == 2, name
             assert len(found["order"]) >= 4, name

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed._functional_collectives as functional
 from torch import distributed
+from torch._inductor.exc import InductorError
 from torch.nn.functional import linear
 
 import weft.fused
@@ -61,6 +62,8 @@ def _compiled(chosen: dict[str, Any], group: str, is_on_gpu: bool) -> dict[str, 
     if not is_on_gpu:
         # C++ of pointwise operators is slow to compile.
         chosen = {"fallback_by_default": True, **chosen}
+    if is_on_gpu and (error := _error_of_torch(chosen, w, v, group)) is not None:
+        return {"torch": error}
     weft.fused.enable(force=True, timeout=20)
     weft.fused.reset_report()
     torch._dynamo.reset()
@@ -79,6 +82,18 @@ def _compiled(chosen: dict[str, Any], group: str, is_on_gpu: bool) -> dict[str, 
     finally:
         weft.fused.disable()
     return {"close": close, "order": order, **counted()}
+
+
+def _error_of_torch(chosen: dict[str, Any], w: Any, v: Any, group: str) -> str | None:
+    """Error of a compilation without the pass, such as of a pass of torch; `None` without one."""
+    torch._dynamo.reset()
+    x = torch.randn(4 * distributed.get_world_size(), 16)
+    try:
+        with torch.no_grad():
+            torch.compile(mixed, fullgraph=True, options=chosen)(x, w, v, group)
+    except InductorError as error:
+        return str(error)[:300] or "InductorError"
+    return None
 
 
 def _profiled(call: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[str]]:
