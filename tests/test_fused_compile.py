@@ -26,6 +26,8 @@ MATRIX_OPERATORS = {
     "all_to_all_matmul",
 }
 
+BAGS = "embedding_all_to_all"
+
 
 @pytest.fixture(scope="module")
 def results() -> list[dict[str, Any]]:
@@ -81,8 +83,9 @@ def test_products_beside_collectives_are_substituted_with_equal_results(
             "all_gather_matmul": 4,
             "matmul_all_to_all": 1,
             "all_to_all_matmul": 1,
+            "embedding_all_to_all": 1,
         }
-        assert found["fused_calls"] == 10
+        assert found["fused_calls"] == 11
         assert found["unfused_calls"] == []
 
 
@@ -94,14 +97,58 @@ def test_refusals_are_counted_and_logged_with_their_reasons(results: list[dict[s
             ["matmul_all_reduce", "a bias is added before the collective", 1],
             ["matmul_all_reduce", "reduction avg; expected sum", 1],
             ["matmul_all_reduce", "the product has other users", 1],
-            [
-                "matmul_all_to_all",
-                "embedding bags; use weft.fused.embedding_all_to_all instead",
-                1,
-            ],
             ["matmul_all_to_all", "parts are not known to be equal", 1],
             ["matmul_reduce_scatter", "columns are scattered; expected rows", 1],
         ]
+
+
+def test_a_ranking_model_is_fused(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        close, fixed, dynamic = result["bag_places"]["model"]
+        assert close == [True] * 3
+        for found, calls in ((fixed, 1), (dynamic, 2)):
+            assert found["substitutions"] == {BAGS: 1}
+            assert found["fused_calls"] == calls
+            assert found["unfused_calls"] == []
+
+
+def test_a_loaded_ranking_model_runs_unfused_beside_one_without_the_pass(
+    results: list[dict[str, Any]],
+) -> None:
+    (close, loaded), other = (result["bag_places"]["loaded"] for result in results)
+    assert close
+    assert other[0]
+    assert loaded["fused_calls"] == other[1]["matches"] == 0
+    assert loaded["unfused_calls"] == [[BAGS, "rank 1 did not compile it within 1 s", 1]]
+
+
+def test_exchanges_of_bags_are_substituted_or_refused(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        found = result["bag_places"]["forms"]
+        assert all(found["close"].values()), found["close"]
+        assert found["substitutions"] == {BAGS: 4}
+        assert found["fused_calls"] == 4
+        assert found["matches"] == found["lines"] == 12
+        assert found["refusals"] == [
+            [BAGS, reason, 1]
+            for reason in (
+                "clone.default between bags and exchange; expected rows side by side",
+                "mode max; expected sum or mean",
+                "padding_idx is given",
+                "parts are not known to be equal",
+                "rows other than those of bags are sent",
+                "tables of [6] columns; expected multiples of 4 up to 1024",
+                "tables of float16, float32; expected one dtype",
+                "the pooled rows have other users",
+            )
+        ]
+
+
+def test_bags_with_gradients_are_refused(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert only_refused(result["bag_places"]["training"]) == (
+            "gradients of tables; use weft.fused.EmbeddingBags"
+        )
 
 
 def test_a_graph_of_dynamic_rows_is_compiled_once(results: list[dict[str, Any]]) -> None:

@@ -30,6 +30,10 @@ def test_operators_run_as_under_the_interpreter(results: list[Any]) -> None:
 def test_graphs_are_substituted_as_under_the_interpreter(results: list[Any]) -> None:
     interpreted.test_products_beside_collectives_are_substituted_with_equal_results(results)
     interpreted.test_refusals_are_counted_and_logged_with_their_reasons(results)
+    interpreted.test_a_ranking_model_is_fused(results)
+    interpreted.test_a_loaded_ranking_model_runs_unfused_beside_one_without_the_pass(results)
+    interpreted.test_exchanges_of_bags_are_substituted_or_refused(results)
+    interpreted.test_bags_with_gradients_are_refused(results)
     interpreted.test_a_graph_of_dynamic_rows_is_compiled_once(results)
     interpreted.test_a_tensor_parallel_decoder_is_fused(results)
     interpreted.test_sums_with_norms_behind_become_sequence_parallel(results)

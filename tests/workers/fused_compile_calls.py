@@ -11,6 +11,7 @@ from torch import distributed
 
 from weft.fused import operators
 from workers.fused_compile_agreement import cache_keys, disagreement, groups
+from workers.fused_compile_bags import bags
 from workers.fused_compile_graphs import dynamic, graphs
 from workers.fused_compile_models import decoder, llama, prefill
 from workers.fused_compile_operators import embedding, fallbacks, operator, replays
@@ -29,6 +30,7 @@ def calls(device: str = "cpu") -> dict[str, Any]:
         "bags": [embedding(group, columns) for columns in (8, 6)],
         "graphs": graphs(group),
         "dynamic": dynamic(group),
+        "bag_places": bags(rank, group),
         "places": places(rank, group),
         "disagreement": disagreement(rank, group),
         "uuid": cache_keys(),

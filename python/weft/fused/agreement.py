@@ -8,6 +8,7 @@ Ranks agree on values as a whole, and on each place of a compiled graph.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from types import MappingProxyType
@@ -30,12 +31,14 @@ class Place(NamedTuple):
         turn: number of these collectives before the fused operator.
         text: operator, shape and dtype.
         reason: of the rank's refusal; `None` if it accepts the place.
+        detail: of the rank, which may differ; distinguishes graphs.
     """
 
     position: int
     turn: int
     text: str
     reason: str | None
+    detail: str = ""
 
 
 class Verdict(NamedTuple):
@@ -45,11 +48,13 @@ class Verdict(NamedTuple):
         reason: of a disagreement on all places; `None` if all ranks have come with the same values.
         is_late: some ranks had not come in time.
         refusals: reasons of disagreements on one place, by position.
+        digest: of the places of all ranks, if they have come.
     """
 
     reason: str | None
     is_late: bool = False
     refusals: Mapping[int, str] = MappingProxyType({})
+    digest: str = ""
 
 
 def agree(
@@ -79,16 +84,18 @@ def agree(
         every = [json.loads(store.get(name)) for name in names]
         reason = _difference([its for its, _ in every])
         listed = [[Place(*place) for place in its] for _, its in every]
-        verdict = Verdict(reason, False, {} if reason is not None else _refusals(listed))
+        refusals = {} if reason is not None else _refusals(listed)
+        digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]
+        verdict = Verdict(reason, False, refusals, digest)
     else:
         late = [each for each, name in enumerate(names) if not store.check([name])]
         verdict = Verdict(f"{_ranks(late)} did not compile it within {timeout:g} s", True)
     # The first to count writes; `get` waits for it.
     if store.add(f"{prefix}/verdicts", 1) == 1:
-        written = (verdict.reason, verdict.is_late, list(verdict.refusals.items()))
+        written = (verdict.reason, verdict.is_late, list(verdict.refusals.items()), verdict.digest)
         store.set(f"{prefix}/verdict", json.dumps(written))
-    reason, is_late, refusals = json.loads(store.get(f"{prefix}/verdict"))
-    return Verdict(reason, is_late, dict(refusals))
+    reason, is_late, pairs, digest = json.loads(store.get(f"{prefix}/verdict"))
+    return Verdict(reason, is_late, dict(pairs), digest)
 
 
 def _come(store: Any, names: list[str], timeout: float) -> bool:

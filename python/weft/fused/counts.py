@@ -18,7 +18,8 @@ class Report:
     """Counts since the start of the process, or since `reset_report`.
 
     Attributes:
-        matches: by operator: places in compiled graphs with a product beside a collective.
+        matches: by operator: places in compiled graphs with a product or embedding bags beside a
+            collective.
         substitutions: by operator: those of `matches` that became a fused operator.
         refusals: by operator and reason: the other ones.
         fused_calls: by operator: calls of the operators of torch that ran a fused kernel.

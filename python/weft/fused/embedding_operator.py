@@ -3,7 +3,7 @@
 Each rank has tables; it pools bags of the global batch, and gets the rows of its samples from all
 ranks. Where the kernel does not apply on a rank, all ranks run `torch.nn.functional.embedding_bag`
 and an all-to-all of the process group. The gradient is an all-to-all back, and that of
-`embedding_bag`.
+`embedding_bag`. `site` names a place of a compiled graph, as of `weft.fused.operators`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.fused import counts
 from weft.fused.embedding import embedding_all_to_all
 from weft.fused.embedding_tables import local_batch
 from weft.fused.groups import group_of
-from weft.fused.operators import DTYPES, interprets
+from weft.fused.operators import DTYPES, SITE_TIMEOUT, interprets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,10 +42,13 @@ def _call(
     batch: int,
     dtype: torch.dtype,
     group_name: str,
+    site: str = "",
 ) -> torch.Tensor:
     rank = _check(weights, modes, columns, offsets, batch, group_name)
     tables = [each.detach() for each in weights]
-    reason = _refusal(tables, columns, indices, dtype, group_name)
+    reason = group_of(group_name).runs(site, SITE_TIMEOUT[0]) if site else None
+    if reason is None:
+        reason = _refusal(tables, columns, indices, dtype, group_name, site)
     if reason is None:
         counts.add("fused_calls", _NAME)
         bags = (indices, offsets, factors) if tables else (None, None, None)
@@ -58,7 +61,7 @@ def _call(
                 communicator=group_of(group_name).communicator,
                 out_dtype=dtype,
                 device=indices.device,
-                name=str(list(columns)),
+                name=f"{list(columns)} {site}",
             )
     counts.add("unfused_calls", _NAME, reason)
     pooled = _pooled(tables, indices, offsets, factors, modes, batch).to(dtype)
@@ -204,13 +207,15 @@ def _refusal(
     indices: torch.Tensor,
     dtype: torch.dtype,
     group_name: str,
+    site: str,
 ) -> str | None:
     """Reason why the kernel does not apply on a rank; ranks exchange theirs once for each key.
 
-    The key is equal on all ranks: the columns of each rank, and the dtype of the result.
+    The key is equal on all ranks: the place in a compiled graph, the columns of each rank, and the
+    dtype of the result.
     """
     group = group_of(group_name)
-    key = (dtype, *columns)
+    key = (site, dtype, *columns)
     if key not in group.refusals:
         own = _own_refusal(weights, indices, dtype, group.is_on_one_host)
         every: list[Any] = [None] * group.ranks
@@ -250,13 +255,14 @@ def _fake(
     batch: int,
     dtype: torch.dtype,
     group_name: str,
+    site: str = "",
 ) -> torch.Tensor:
     rank = _check(weights, modes, columns, offsets, batch, group_name)
     return indices.new_empty((_rows(batch, len(columns))[rank], sum(columns)), dtype=dtype)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    weights, indices, offsets, factors, modes, columns, batch, _, group_name = inputs
+    weights, indices, offsets, factors, modes, columns, batch, _, group_name, *_ = inputs
     ctx.count = len(weights)
     ctx.save_for_backward(*weights, indices, offsets, factors)
     ctx.rest = (modes, columns, batch, group_name)
@@ -267,16 +273,18 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     found = torch.ops.weft_fused.embedding_all_to_all_backward(
         grad, weights, indices, offsets, factors, *ctx.rest
     )
-    return found, *[None] * 8
+    # One for each argument of the call; arguments at their defaults are none.
+    return found, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
 def _define() -> Any:
     bags = "Tensor[] weights, Tensor indices, Tensor offsets, Tensor? per_sample_weights"
     sizes = "str[] modes, int[] columns, int batch"
+    result = 'ScalarType dtype, str group_name, str site=""'
     backward = f"{_NAME}_backward"
     tags = (torch.Tag.pt2_compliant_tag,)
     for name, schema, call in (
-        (_NAME, f"({bags}, {sizes}, ScalarType dtype, str group_name) -> Tensor", _call),
+        (_NAME, f"({bags}, {sizes}, {result}) -> Tensor", _call),
         (backward, f"(Tensor grad, {bags}, {sizes}, str group_name) -> Tensor[]", _backward),
     ):
         _LIBRARY.define(f"{name}{schema}", tags=tags)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,7 @@ __all__ = [
     "WAIT",
     "Match",
     "RefusedError",
+    "are_parts",
     "call",
     "collectives",
     "depends_on",
@@ -32,6 +34,7 @@ __all__ = [
     "is_call",
     "only_wait",
     "reshaped",
+    "resplit",
     "root",
     "static_shape",
     "value_of",
@@ -52,7 +55,7 @@ class Match:
         operator: fused operator, as of `torch.ops.weft_fused`.
         group: name of the process group.
         shape: of the product on this rank before the collective; rows are those of the trace if
-            they are dynamic.
+            they are dynamic. Of embedding bags: batch, columns of the rank's tables, 1.
         ranks: of the group, as the graph has it; 0 if it does not.
         dtype, device: of x.
         reason: of a refusal: by the form of the graph, or of the pass.
@@ -60,7 +63,8 @@ class Match:
         node: the collective.
         before: node before which the operator is put; by default the collective.
         product: product of the place, which is in one substituted place alone.
-        site: name of the graph for the agreement at its first call.
+        detail: of this rank alone, which distinguishes graphs.
+        site: name of the place, GRAPH/POSITION, for the agreement at the first call.
         substitute: puts the operator into the graph, with the site.
     """
 
@@ -76,6 +80,7 @@ class Match:
     node: Node | None = None
     before: Node | None = None
     product: Node | None = None
+    detail: str = ""
     site: str = ""
 
     def text(self) -> str:
@@ -200,12 +205,17 @@ def depends_on(node: Any, other: Node) -> bool:
     return False
 
 
-def call(target: Any, *args: Any, **kwargs: Any) -> Node:
-    """A call at the graph's place of insertion, with the value that fakes give it."""
-    graph = next(arg.graph for arg in args if isinstance(arg, torch.fx.Node))
-    made = graph.call_function(target, args, kwargs)
-    given, named = torch.fx.node.map_arg((args, kwargs), value_of)
-    mode = next((its.fake_mode for its in _tensors(given) if hasattr(its, "fake_mode")), None)
+def call(target: Any, *args: Any, like: Node | None = None, **options: Any) -> Node:
+    """A call at the graph's place of insertion, with the value that fakes give it.
+
+    `like` is a node of the graph, for calls without nodes.
+    """
+    leaves = (*_leaves(args), *_leaves(options.values()), like)
+    nodes = [each for each in leaves if isinstance(each, torch.fx.Node)]
+    made = nodes[0].graph.call_function(target, args, options)
+    given, named = torch.fx.node.map_arg((args, options), value_of)
+    values = (*_leaves(given), *map(value_of, nodes))
+    mode = next((its.fake_mode for its in values if hasattr(its, "fake_mode")), None)
     if mode is None:
         made.meta["val"] = target(*given, **named)
     else:
@@ -214,11 +224,12 @@ def call(target: Any, *args: Any, **kwargs: Any) -> Node:
     return made
 
 
-def _tensors(values: Any) -> Iterator[Any]:
+def _leaves(values: Any) -> Iterator[Any]:
+    """Elements of lists in lists."""
     for value in values:
         if isinstance(value, (tuple, list)):
-            yield from _tensors(value)
-        elif isinstance(value, torch.Tensor):
+            yield from _leaves(value)
+        else:
             yield value
 
 
@@ -229,6 +240,30 @@ def reshaped(node: Any, sizes: Any) -> Any:
     if not all(isinstance(size, int) for size in sizes[1:]):
         raise AssertionError(f"static sizes are checked before: {sizes}")
     return call(ATEN.reshape.default, node, [-1, *sizes[1:]])
+
+
+def resplit(wait: Node, ranks: int) -> tuple[Node, int]:
+    """Node and axis of a gather of another axis than the first one, which follows a wait."""
+    users = list(wait.users)
+    if len(users) != 1 or not is_call(users[0], (ATEN.split.Tensor,)):
+        return wait, 0
+    split = users[0]
+    if len(split.args) > 2 and split.args[2] != 0:
+        return wait, 0
+    cats = {user for part in split.users for user in part.users}
+    if len(cats) != 1 or not is_call(cat := cats.pop(), (ATEN.cat.default,)):
+        return wait, 0
+    if len(cat.args) < 2 or len(cat.args[0]) != ranks or not are_parts(cat.args[0], split):
+        return wait, 0
+    return cat, cat.args[1] % len(value_of(cat).shape)
+
+
+def are_parts(parts: Any, split: Node) -> bool:
+    """True if nodes are all parts of a split, in order, each once."""
+    return len(parts) == len(split.users) and all(
+        is_call(part, (operator.getitem,)) and part.args == (split, place)
+        for place, part in enumerate(parts)
+    )
 
 
 def erase(*nodes: Node) -> None:

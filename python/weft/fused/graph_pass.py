@@ -1,4 +1,4 @@
-"""Pass of torch.compile that substitutes fused operators for products beside collectives."""
+"""Pass of torch.compile that substitutes fused operators beside collectives."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         for match in sorted(matches, key=lambda match: order[match.before or match.node]):
             at = position[match.node]
             turn = sum(order[node] < order[match.before or match.node] for node in nodes)
-            places[at] = Place(at, turn, match.kind(), match.reason)
+            places[at] = Place(at, turn, match.kind(), match.reason, match.detail)
         listed = [str(node.target) for node in nodes]
         values = {
             "settings": self.settings(),
@@ -148,10 +148,9 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
                 ", ".join(f"{count} {each}" for each, count in sorted(Counter(listed).items())),
                 "; ".join(f"{each.text}: {each.reason or 'accepted'}" for each in places.values()),
             )
-        agreed = [f"{at} {each.text}" for at, each in places.items() if at not in verdict.refusals]
-        site = _digest([*listed, *agreed])
+        site = _digest([*listed, verdict.digest])
         for match in matches:
-            match.site = site
+            match.site = f"{site}/{position[match.node]}"
             if match.reason is None:
                 match.reason = verdict.refusals.get(position[match.node])
                 if verdict.reason is not None:

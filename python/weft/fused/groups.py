@@ -81,10 +81,15 @@ class Group:
         """Agreement of the ranks to run a compiled graph fused; asked at its first call.
 
         One rank may have loaded a graph that another one has compiled without the fused operator.
+
+        Args:
+            site: GRAPH/POSITION, of which the graph counts.
+            timeout: seconds to wait for the other ranks.
         """
-        if site not in self._calls:
-            self._calls[site] = self._agree(f"calls/{site}", {}, (), timeout).reason
-        return self._calls[site]
+        graph = site.partition("/")[0]
+        if graph not in self._calls:
+            self._calls[graph] = self._agree(f"calls/{graph}", {}, (), timeout).reason
+        return self._calls[graph]
 
     def _agree(
         self, key: str, values: Mapping[str, str], places: Sequence[Place], timeout: float

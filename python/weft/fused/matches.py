@@ -1,4 +1,6 @@
-"""Places in compiled graphs with a product beside a collective, and their fused operators.
+"""Places in compiled graphs beside a collective, and their fused operators.
+
+Products of matrices are found here, embedding bags in `bag_matches`.
 
 Graphs are those of Inductor after the split into forward and backward: collectives are functional
 (`_c10d_functional`), each with its `wait_tensor`.
@@ -10,6 +12,7 @@ import operator
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
+from weft.fused.bag_matches import exchanged_bags
 from weft.fused.gains import MAX_GEMV_ROWS, kernel_of
 from weft.fused.graph_nodes import (
     ATEN,
@@ -17,6 +20,7 @@ from weft.fused.graph_nodes import (
     VIEWS,
     Match,
     RefusedError,
+    are_parts,
     call,
     depends_on,
     erase,
@@ -27,6 +31,7 @@ from weft.fused.graph_nodes import (
     is_call,
     only_wait,
     reshaped,
+    resplit,
     root,
     static_shape,
     value_of,
@@ -41,8 +46,6 @@ if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
 __all__ = ["SEARCHED", "Match", "find"]
-
-_BAGS: Final = frozenset((ATEN._embedding_bag.default, ATEN._embedding_bag_forward_only.default))
 
 
 def find(graph: Graph) -> list[Match]:
@@ -120,9 +123,7 @@ def _exchanged(node: Node) -> Match | None:
     source = node.args[0]
     product = _product_before(source)
     if product is None:
-        if _has_bag_before(source):
-            raise RefusedError("embedding bags; use weft.fused.embedding_all_to_all instead")
-        return _exchanged_before(node)
+        return exchanged_bags(node) or _exchanged_before(node)
     wait, ranks = wait_of(node), even_ranks(node)
     shape = _shape_of(product)
 
@@ -165,7 +166,7 @@ def _gathered(node: Node) -> Match | None:
     if (wait := only_wait(node)) is None:
         return None
     ranks = int(node.args[1])
-    whole, axis = _resplit(wait, ranks)
+    whole, axis = resplit(wait, ranks)
     products = _products_after(whole)
     if not products:
         return None
@@ -315,49 +316,9 @@ def _unsplit(node: Any, ranks: int) -> tuple[Any, int]:
     sizes = value_of(source).shape
     is_whole = isinstance(length, int) and sizes[axis] == length * len(parts)
     is_whole &= len(parts) == ranks
-    if not is_whole or not _are_parts(parts, split):
+    if not is_whole or not are_parts(parts, split):
         return node, 0
     return source, axis % len(sizes)
-
-
-def _resplit(wait: Node, ranks: int) -> tuple[Node, int]:
-    """Node and axis of a gather of another axis than the first one, which follows a wait."""
-    users = list(wait.users)
-    if len(users) != 1 or not is_call(users[0], (ATEN.split.Tensor,)):
-        return wait, 0
-    split = users[0]
-    if len(split.args) > 2 and split.args[2] != 0:
-        return wait, 0
-    cats = {user for part in split.users for user in part.users}
-    if len(cats) != 1 or not is_call(cat := cats.pop(), (ATEN.cat.default,)):
-        return wait, 0
-    if len(cat.args) < 2 or len(cat.args[0]) != ranks or not _are_parts(cat.args[0], split):
-        return wait, 0
-    return cat, cat.args[1] % len(value_of(cat).shape)
-
-
-def _are_parts(parts: Any, split: Node) -> bool:
-    """True if nodes are all parts of a split, in order, each once."""
-    return len(parts) == len(split.users) and all(
-        is_call(part, (operator.getitem,)) and part.args == (split, place)
-        for place, part in enumerate(parts)
-    )
-
-
-def _has_bag_before(node: Any) -> bool:
-    """True if an embedding bag is before a node, with views, concatenations and copies between."""
-    between = (*VIEWS, ATEN.cat.default, ATEN.clone.default, ATEN.permute.default)
-    pending, seen = [node], set()
-    while pending:
-        node = pending.pop()
-        if node in seen or not hasattr(node, "all_input_nodes"):
-            continue
-        seen.add(node)
-        if is_call(node, _BAGS):
-            return True
-        if is_call(node, (*between, operator.getitem)):
-            pending += node.all_input_nodes
-    return False
 
 
 def _shape_of(product: Node) -> Shape:
