@@ -110,6 +110,13 @@ def _gather_linears(x: Any, w: Any, v: Any, group: str) -> Any:
     return linear(whole, w, v[:24, 0]) + linear(whole, v) + whole.sum()
 
 
+def _gather_with_reduction(x: Any, w: Any, v: Any, group: str) -> Any:
+    """A collective between gather and product, which needs the gathered rows."""
+    whole = functional.all_gather_tensor(x.relu(), 0, group)
+    total = functional.all_reduce(whole.sum(0), "sum", group)
+    return linear(whole, w) * total.sum()
+
+
 def _gathered_lengths(x: Any, group: str) -> Any:
     """Two sequences, of which each rank has a part; as functional collectives gather them."""
     whole = functional.all_gather_tensor(x.view(2, -1, x.shape[1]), 0, group)
@@ -164,6 +171,7 @@ GRAPHS = {
     "scatter_of_columns": _scatter_of_columns,
     "gather_linear": _gather_linear,
     "gather_linears": _gather_linears,
+    "gather_with_reduction": _gather_with_reduction,
     "gather_of_axis": _gather_of_axis,
     "gather_of_axis_once": _gather_of_axis_once,
     "linear_all_to_all": _linear_all_to_all,
