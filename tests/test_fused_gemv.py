@@ -72,6 +72,7 @@ ERRORS = {
     "algorithm": ("ConfigurationError", "gemv_all_reduce: algorithm 'ring': expected 'one_shot'"),
     "block": ("ConfigurationError", "gemv_all_reduce: tiling.block_n 24: expected a power of 2"),
     "halves": ("ConfigurationError", "gemv_all_reduce: tiling.halves True with torch.float32"),
+    "fused": ("ConfigurationError", "gemv_all_reduce: fused False with hidden 24: expected norm_w"),
     "dot": ("ConfigurationError", "gemv_all_reduce: tiling.dot False with 2 tokens: expected 1"),
     "rows": ("ShapeError", "all_reduce_rms_norm: residual [1, 16]: expected [2, 16]"),
     "norm_weight": ("ShapeError", "all_reduce_rms_norm: norm_weight [8]: expected [16]"),
@@ -270,6 +271,20 @@ def test_packets_are_stored_and_loaded_by_two_and_weights_in_16_bytes() -> None:
     assert len(re.findall(r"st\.global\.v2\.b64", ptx)) == 2 * 2
     assert "ld.volatile.global.v2.b64" in ptx
     assert "ld.volatile.global.b64" not in ptx
+
+
+@compiles
+@pytest.mark.parametrize(("dtype", "block"), [("bf16", 8192), ("fp16", 32768), ("fp32", 4096)])
+def test_rows_of_a_norm_alone_are_in_registers(tmp_path: Path, dtype: str, block: int) -> None:
+    from weft.fused.kernels.norm import norm_kernel
+
+    pointers = dict.fromkeys(("x", "norm_weight", "output"), f"*{dtype}")
+    made = compiled(
+        norm_kernel, pointers | {"eps": "fp32"}, 8 if block <= 8192 else 16, block=block
+    )
+    assert stack(made, tmp_path) <= SPILL
+    assert "ld.global.v4.b32" in made.asm["ptx"]
+    assert "st.global.v4.b32" in made.asm["ptx"]
 
 
 def _norm(kernel: str, dtype: str, block: int, num_warps: int, **options: Any) -> Any:

@@ -106,7 +106,7 @@ class Fused(Side):
     def add(self, data: Normed) -> Add:
         """One operator for product, all-reduce, residual and norm, or for the first two."""
         gemv = self.fused.gemv_all_reduce
-        options = {"communicator": self.communicator}
+        options: Any = {"communicator": self.communicator, "fused": True}
 
         def whole(_number: int, given: Any, weights: Any, residual: Any) -> tuple[Any, Any]:
             made: tuple[Any, Any] = gemv(

@@ -180,6 +180,7 @@ def _product_call(inputs: Product, options: dict[str, Any]) -> Any:
         eps=1e-5,
         algorithm=options["algorithm"],
         tiling=None if tiling is None else GemvTiling(*tiling),
+        fused=options.get("fused", True),
     )
 
 
@@ -208,8 +209,12 @@ def check_product(place: Place, seed: int, options: dict[str, Any]) -> tuple[lis
             wrong.append("residual")
     elif not _is_near(rows, *near):
         wrong.append("sum")
-    if normed is not None and not _is_normed(normed, rows, inputs.norm_weight, 1e-5):
-        wrong.append("norm")
+    if normed is not None:
+        apart = _product_call(inputs, options | {"fused": False})
+        if not _is_normed(normed, rows, inputs.norm_weight, 1e-5):
+            wrong.append("norm")
+        if not _same(apart[1], rows) or not _is_normed(apart[0], rows, inputs.norm_weight, 1e-5):
+            wrong.append("norm in a kernel of its own")
     both = found if normed is not None else (found,)
     others = again if normed is not None else (again,)
     if not all(_same(one, other) for one, other in zip(both, others, strict=True)):
@@ -379,6 +384,7 @@ def _errors(place: Place) -> dict[str, Any]:
         "block": lambda: gemv(x, weight, tiling=GemvTiling(24, 64)),
         "halves": lambda: gemv(x.float(), weight.float(), tiling=GemvTiling(32, 64, halves=True)),
         "dot": lambda: gemv(x, weight, tiling=GemvTiling(32, 64, dot=False)),
+        "fused": lambda: gemv(x, weight, fused=False),
         "rows": lambda: norm(x, x[:1], x[0]),
         "norm_weight": lambda: norm(x, x, x[0, :8]),
         "wide": lambda: norm(wide, wide, wide[0]),
@@ -407,10 +413,15 @@ def _graph(place: Place) -> list[str]:
         for each in inputs:
             y = weft.fused.gemv_all_reduce(each.x, each.weight)
             assert isinstance(y, torch.Tensor)
-            normed = weft.fused.gemv_all_reduce(
-                each.x, each.weight, residual=each.residual, norm_weight=each.norm_weight
-            )
-            found += [y, *normed]
+            found.append(y)
+            for fused in (True, False):
+                found += weft.fused.gemv_all_reduce(
+                    each.x,
+                    each.weight,
+                    residual=each.residual,
+                    norm_weight=each.norm_weight,
+                    fused=fused,
+                )
             found += weft.fused.all_reduce_rms_norm(y, each.residual, each.norm_weight)
         return found
 

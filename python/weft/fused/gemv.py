@@ -10,6 +10,7 @@ from triton import cdiv, next_power_of_2
 from weft.errors import ConfigurationError, ShapeError
 from weft.fused import arguments
 from weft.fused.kernels.gemv import LOCAL, ONE_SHOT, TWO_SHOT, gemv_kernel
+from weft.fused.kernels.norm import norm_kernel
 from weft.fused.kernels.packets import MAX_PROGRAMS
 from weft.fused.spaces import launch, programs_of
 from weft.fused.tracing import current_trace
@@ -25,6 +26,11 @@ MAX_TOKENS: Final = 32
 _STAGE_BYTES: Final = 16384
 #: Tokens whose partial sums are sent in float32, at most.
 _FLOAT_TOKENS: Final = 4
+#: Tokens whose rows the kernel of the product norms, at most: of more it takes longer than a kernel
+#: of the norm after it.
+_NORMED_TOKENS: Final = 8
+#: Elements of a row at most, of a kernel of the norm alone.
+_MAX_NORM: Final = 32768
 #: Packets of squares that a program reads at a time, at most.
 _CHUNK: Final = 2048
 
@@ -110,6 +116,7 @@ def gemv_all_reduce(
     communicator: Communicator | None = None,
     algorithm: str | None = None,
     tiling: GemvTiling | None = None,
+    fused: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Sum over the ranks of x W^T, with the residual added and the rows normed if wanted.
 
@@ -135,6 +142,9 @@ def gemv_all_reduce(
         algorithm: "one_shot" (partial sums to all ranks), "two_shot" (to an owner, which sends the
             sum to all), or None: the faster one by size.
         tiling: constants of the kernel.
+        fused: True: one kernel; False: with `norm_weight` and a hidden size of at most 32768, the
+            norm in a kernel of its own, with the same sums and roundings. None: by the number of
+            tokens, the faster one; True for tensors of the CPU.
 
     Returns:
         [tokens, hidden], dtype of x; with `norm_weight`, normed rows and the rows before.
@@ -154,8 +164,14 @@ def gemv_all_reduce(
     output = call.output("out", out)
     summed = None if norm_weight is None else call.output("summed", None)
     two_shot = arguments.is_two_shot(call.operator, algorithm, call.packets, communicator)
+    mode = TWO_SHOT if two_shot else ONE_SHOT
+    is_fused = call.is_fused(fused, norm_weight is not None)
+    if norm_weight is not None and summed is not None and not is_fused:
+        call.launch(mode, summed, residual=residual, communicator=communicator)
+        _norm(summed, norm_weight, eps, output)
+        return output, summed
     call.launch(
-        TWO_SHOT if two_shot else ONE_SHOT,
+        mode,
         output,
         summed=summed,
         residual=residual,
@@ -193,6 +209,23 @@ class _Call:
         wanted = multiprocessors if self.tiling.programs is None else self.tiling.programs
         self.tiles = cdiv(self.hidden, self.tiling.block_n)
         self.programs = min(self.tiles, wanted)
+
+    def is_fused(self, fused: bool | None, is_normed: bool) -> bool:
+        """True if one kernel does all, by the argument or by the number of tokens.
+
+        Raises:
+            ConfigurationError: if the call has no norm that a kernel of its own can do.
+        """
+        is_able = is_normed and self.hidden <= _MAX_NORM
+        if fused is False and not is_able:
+            raise ConfigurationError(
+                f"{self.operator}: fused False with hidden {self.hidden}: expected norm_weight and "
+                f"hidden of at most {_MAX_NORM}"
+            )
+        if fused is None:
+            on_gpu = self.x.device.type == "cuda"
+            fused = not (is_able and on_gpu and self.tokens > _NORMED_TOKENS)
+        return fused
 
     def output(self, name: str, given: torch.Tensor | None) -> torch.Tensor:
         """The tensor [tokens, hidden] that is given, or a new one."""
@@ -347,6 +380,16 @@ class _Call:
             raise ConfigurationError(
                 f"{self.operator}: tiling.dot False with {self.tokens} tokens: expected 1 token"
             )
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float, output: torch.Tensor) -> None:
+    """RMS norm of the rows of x, on this GPU."""
+    tokens, hidden = x.shape
+    block = next_power_of_2(hidden)
+    if tokens:
+        warps = 8 if block <= 8192 else 16
+        values = (x, weight, output, hidden // 8, eps)
+        launch(norm_kernel, tokens, x.device, *values, block=block, num_warps=warps)
 
 
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> Any:
