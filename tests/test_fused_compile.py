@@ -348,12 +348,16 @@ def test_the_choice_is_the_fastest_of_the_slowest_ranks(results: list[dict[str, 
     for result in results:
         found, chosen = result["tuning"], ["columns=64,rows=32", {"rows": 32, "columns": 64}]
         # The last candidate is no tiling.
-        assert found["timed"] == 4
+        assert found["timed"] == 5
         assert found["fused"] == 1
         assert found["choice"] == found["stored"] == found["class"] == chosen
         assert found["other"] is None
         assert found["slow"] == ["unfused", None]
-        assert found["unfused"] == [["matmul_all_to_all", "unfused is faster by measurement", 1]]
+        assert found["composed"] == [["composed", None], True]
+        assert found["unfused"] == [
+            ["all_gather_matmul", "composed is faster by measurement", 1],
+            ["matmul_all_to_all", "unfused is faster by measurement", 1],
+        ]
         assert found["doubts"] == [
             None,
             "no gain: measured",

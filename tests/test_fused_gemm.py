@@ -52,6 +52,11 @@ def test_the_gathered_rows_are_those_of_all_ranks(results: list[dict[str, Any]])
         assert result["gathered"]
 
 
+def test_a_product_and_a_collective_give_the_same_results(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert result["unfused"] == []
+
+
 def test_the_product_alone_is_that_of_torch(results: list[dict[str, Any]]) -> None:
     assert results[0]["alone"] == []
 
@@ -66,7 +71,12 @@ def test_arguments_that_do_not_fit_are_refused_before_the_launch(
             *("ShapeError", "ShapeError", "ConfigurationError", "ConfigurationError"),
             *("ShapeError", "ShapeError", "ShapeError", "ShapeError"),
             *("ConfigurationError", "ConfigurationError", "ConfigurationError"),
+            *("ConfigurationError", "ConfigurationError"),
         ]
+        assert found[11][1] == (
+            "weft.fused.gemm_all_reduce: fused=False with tiling, num_sms: these are options of "
+            "the kernel; pass only one"
+        )
         assert found[5][1] == (
             "weft.fused.gemm_all_to_all: x has 5 rows: a multiple of the number of ranks, "
             f"{len(results)}, is needed"

@@ -305,6 +305,8 @@ class Product(Data):
 
     def fused(self, slot: int, out: Any = None, **options: Any) -> Any:
         operator = getattr(self.context.fused, self.case.operator)
+        # By the kernel, unless a side leaves the choice to the call.
+        options.setdefault("fused", True)
         return operator(
             self.inputs[slot],
             self.weights[slot],

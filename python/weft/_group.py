@@ -18,7 +18,10 @@ from weft.route import Route, Statistics
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import torch
+
     from weft import _native
+    from weft.cuda import Collectives
     from weft.cuda.registered import Registered
     from weft.moe import AllToAll
 
@@ -35,6 +38,8 @@ class Group:
         self._native = native
         self._process = os.getpid()
         self._all_to_alls: weakref.WeakSet[AllToAll] = weakref.WeakSet()
+        #: Of the functions of `weft.fused`, by device; made by their first call that needs them.
+        self._collectives: dict[torch.device, Collectives] = {}
         #: Peers may write to these, so they live until they are closed.
         self._registered: set[Registered] = set()
         OPEN.add(self)

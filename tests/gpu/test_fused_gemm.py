@@ -35,6 +35,7 @@ def test_all_calls_are_right(results: list[Any]) -> None:
     interpreted.test_random_calls_give_the_products_of_torch(results)
     interpreted.test_an_all_reduce_has_the_same_bits_on_all_ranks(results)
     interpreted.test_large_and_tiny_calls_in_turn_reuse_the_inbox(results)
+    interpreted.test_a_product_and_a_collective_give_the_same_results(results)
     interpreted.test_the_product_alone_is_that_of_torch(results)
     interpreted.test_the_gathered_rows_are_those_of_all_ranks(results)
 

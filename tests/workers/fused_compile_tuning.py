@@ -21,7 +21,7 @@ def choices(rank: int, group: str) -> dict[str, Any]:
     renew(group)
     shape, device = tuning.Shape(40, 24, 16), torch.get_default_device()
     # The second tiling is the fastest on rank 0, and the slowest on rank 1.
-    times = iter([40.0, 30.0, 20.0, 25.0] if rank == 0 else [40.0, 31.0, 90.0, 26.0])
+    times = iter([40.0, 33.0, 30.0, 20.0, 25.0] if rank == 0 else [40.0, 33.0, 31.0, 90.0, 26.0])
     candidates = [None, {"rows": 16, "columns": 64}, {"rows": 32, "columns": 64}, {"lines": 3}]
     called: list[Any] = []
 
@@ -39,19 +39,28 @@ def choices(rank: int, group: str) -> dict[str, Any]:
 
     choice = tuned("matmul_all_reduce", 40)
     timed = len(called)
-    times = iter([1.0, 2.0, 3.0, 4.0])
+    times = iter([1.0, 2.0, 3.0, 4.0, 5.0])
     slow = tuned("matmul_all_to_all", 40)
+    times = iter([3.0, 1.0, 2.0, 4.0, 5.0])
+    composed = tuned("all_gather_matmul", 40)
     distributed.barrier()
     weft.fused.reset_report()
     OPS.matmul_all_reduce(torch.randn(37, 16), w, group)
     fused = counted()["fused_calls"]
     OPS.matmul_all_to_all(torch.randn(36, 16), w, group)
+    x = torch.randn(36, 16)
+    product, gathered = OPS.all_gather_matmul(x, w, group, True)
+    parts = [torch.empty_like(x) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, x)
+    right = torch.equal(gathered, torch.cat(parts))
+    right &= torch.allclose(product, torch.cat(parts) @ w.t(), atol=1e-5)
     unfused = counted()["unfused_calls"]
     table = tuning.own_table()
     ranks = distributed.get_world_size()
     found = {
         "choice": choice,
         "slow": slow,
+        "composed": [composed, right],
         "timed": timed,
         "fused": fused,
         "unfused": unfused,

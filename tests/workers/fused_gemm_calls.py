@@ -11,7 +11,7 @@ import torch
 
 import weft
 import weft.fused
-from weft.fused import Tiling, gemm_send
+from weft.fused import Tiling, composed, gemm_send
 from workers import device_native
 from workers.kernel_checks import awaited_error, digest_of
 
@@ -211,6 +211,7 @@ def calls(cases: int, repeats: int, device: str = "twin") -> dict[str, Any]:
             ],
             "alternating": [_alternating(place, each, repeats) for each in OPERATORS],
             "gathered": _gathered(place),
+            "unfused": _unfused(place),
             "alone": _alone(place) if place.rank == 0 else [],
         }
         if device == "twin":
@@ -251,17 +252,48 @@ def _gathered(place: Place) -> bool:
     return right and close(found, expected("all_gather_gemm", place.rank, xs, weights))
 
 
+def _unfused(place: Place) -> list[str]:
+    """Wrong calls of a product and a collective: short ones, and ones through symmetric memory."""
+    wrong, device = [], "cuda" if place.name == "cuda" else "twin"
+    # Limits for tests, in bytes.
+    composed._STAGED_REDUCTION = composed._STAGED_EXCHANGE = 1024  # type: ignore[misc]
+    cases = [(operator, sizes) for operator in OPERATORS for sizes in ((8, 16, 24), (16, 8, 64))]
+    # A direct call, and a product of zeros.
+    cases += [("gemm_all_reduce", (64, 8, 5200)), ("gemm_all_reduce", (4, 0, 8))]
+    for number, (operator, (rows, inner, columns)) in enumerate(cases):
+        xs, weights = place.operands(number, rows, inner, columns, torch.float16)
+        x, weight = xs[place.rank], weights[place.rank]
+        right = expected(operator, place.rank, xs, weights)
+        # A call may leave its memory to the next one.
+        found = [_call(operator, x, weight, fused=False) for _ in range(2)]
+        if operator in ("gemm_all_to_all", "gemm_all_reduce"):
+            out = weft.symmetric_empty((rows, columns), torch.float16, device=device)
+            found.append(_call(operator, x, weight, fused=False, out=out))
+        if not all(close(each, right) and torch.equal(each, found[0]) for each in found):
+            wrong.append(f"{operator} {rows}x{columns}")
+        if operator == "all_gather_gemm":
+            product, gathered = weft.fused.all_gather_gemm(
+                x, weight, return_gathered=True, fused=False
+            )
+            if not torch.equal(product, found[0]) or not torch.equal(gathered, xs.view(-1, inner)):
+                wrong.append("gathered rows")
+        if operator == "gemm_all_reduce":
+            digests = place.communicator.all_gather(str(digest_of(found[0])).encode())
+            wrong += ["bits of ranks"] if len(set(digests)) > 1 else []
+    return wrong
+
+
 def _graph(place: Place, operator: str) -> bool:
-    """Replays of a graph of two captured calls with new values."""
+    """Replays of a graph of captured calls with new values, also without the kernel."""
     xs, weights = place.operands(0, 512, 256, 384, torch.bfloat16)
     x, weight = xs[place.rank].clone(), weights[place.rank].clone()
-    tilings = (LARGE, FEW_ROWS)
-    for tiling in tilings:
-        _call(operator, x, weight, tiling=tiling)
+    options: list[dict[str, Any]] = [{"tiling": LARGE}, {"tiling": FEW_ROWS}, {"fused": False}]
+    for each in options:
+        _call(operator, x, weight, **each)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = [_call(operator, x, weight, tiling=tiling) for tiling in tilings]
+        found = [_call(operator, x, weight, **each) for each in options]
     right = True
     for number in range(1, 6):
         xs, weights = place.operands(number, 512, 256, 384, torch.bfloat16)
@@ -283,8 +315,10 @@ def _streams(place: Place) -> list[bool]:
         found = []
         for number in range(40):
             xs, weights = inputs[number % 4]
+            # Every third one without the kernel.
+            options: dict[str, Any] = {"tiling": LARGE} if number % 3 else {"fused": False}
             with torch.cuda.stream(streams[number % 2]):
-                found.append(_call(operator, xs[place.rank], weights[place.rank], tiling=LARGE))
+                found.append(_call(operator, xs[place.rank], weights[place.rank], **options))
         torch.cuda.synchronize()
         values = [expected(operator, place.rank, *each) for each in inputs]
         right.append(all(close(each, values[number % 4]) for number, each in enumerate(found)))
@@ -333,6 +367,8 @@ def _refused() -> list[tuple[str, str]]:
             lambda: fused.gemm_all_reduce(x, weight, num_sms=0),
             lambda: fused.gemm_all_reduce(x, weight, tiling=Tiling(rows=48)),
             lambda: fused.gemm_reduce_scatter(x, weight, partial_dtype=torch.bfloat16),
+            lambda: fused.gemm_all_reduce(x, weight, fused=False, num_sms=1, tiling=SMALL),
+            lambda: fused.gemm_all_reduce(x, weight, fused=False, partial_dtype=torch.float32),
         )
     ]
     return [(name, message) for name, _, message in errors]

@@ -40,9 +40,9 @@ def operators(place: Place) -> dict[str, Callable[[], torch.Tensor]]:
     return {
         "gemv_all_reduce": lambda: fused.gemv_all_reduce(x, weight),
         "gemv_all_reduce with norm": lambda: fused.gemv_all_reduce(x, weight, norm_weight=norm)[0],
-        "gemm_reduce_scatter": lambda: fused.gemm_reduce_scatter(rows, weight),
-        "gemm_all_reduce": lambda: fused.gemm_all_reduce(rows, weight),
-        "all_gather_gemm": lambda: fused.all_gather_gemm(rows, weight),
+        "gemm_reduce_scatter": lambda: fused.gemm_reduce_scatter(rows, weight, fused=True),
+        "gemm_all_reduce": lambda: fused.gemm_all_reduce(rows, weight, fused=True),
+        "all_gather_gemm": lambda: fused.all_gather_gemm(rows, weight, fused=True),
         "embedding_all_to_all": lambda: fused.embedding_all_to_all(tables, indices, offsets),
     }
 

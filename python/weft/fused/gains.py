@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import torch
+
 from weft.fused.tables import UNFUSED
 
 if TYPE_CHECKING:
-    import torch
-
     from weft.fused.tables import Shape, Table
 
 __all__ = ["MAX_GEMV_ROWS", "RULES", "Rule", "doubt", "kernel_of"]
@@ -24,25 +24,31 @@ class Rule(NamedTuple):
     """Shapes for which a gain is expected.
 
     Attributes:
-        min_rows: of the product on each rank.
+        min_rows: of x on each rank.
         min_bytes: of the tensor that the collective moves.
         min_inner: of the product: a short one is over before its collective has begun.
+        few_rows: enough for a long product.
+        min_work: multiply-adds of a long product, on each rank.
     """
 
     min_rows: int
     min_bytes: int
     min_inner: int
+    few_rows: int = 1
+    min_work: float = 0.0
 
 
 #: By operator. Rows are between those of shapes in docs/fused.md that lost on two H200 and those of
-#: which none did; other limits are estimates. Of embedding bags none lost.
+#: which none did. `few_rows` are those of the shapes of which some lost, and `min_work` is between
+#: the work of these and of the others. Other limits are estimates. Of embedding
+#: bags none lost.
 RULES: Final = {
     "gemv_all_reduce": Rule(1, 1, 512),
-    "matmul_all_reduce": Rule(2048, 1 << 20, 512),
-    "matmul_reduce_scatter": Rule(2048, 1 << 20, 512),
-    "matmul_all_to_all": Rule(2048, 1 << 20, 512),
-    "all_gather_matmul": Rule(1024, 1 << 20, 512),
-    "all_to_all_matmul": Rule(2048, 1 << 20, 512),
+    "matmul_all_reduce": Rule(2048, 1 << 20, 512, 1024, 60e9),
+    "matmul_reduce_scatter": Rule(2048, 1 << 20, 512, 1024, 60e9),
+    "matmul_all_to_all": Rule(2048, 1 << 20, 512, 1024, 15e9),
+    "all_gather_matmul": Rule(1024, 1 << 20, 512, 512, 100e9),
+    "all_to_all_matmul": Rule(2048, 1 << 20, 512, 1024, 100e9),
     "sequence_parallel": Rule(2048, 1 << 20, 512),
     "embedding_all_to_all": Rule(1, 1, 1),
 }
@@ -86,12 +92,23 @@ def doubt(
     if measured is not None:
         return "no gain: measured" if measured[0] == UNFUSED else None
     rule = RULES[operator]
-    if shape.rows < rule.min_rows:
-        return f"no gain: {shape.rows} rows; expected {rule.min_rows} or more"
+    rows = shape.rows * ranks if operator == "all_gather_matmul" else shape.rows
+    work = rows * shape.columns * shape.inner
+    if shape.rows < (rule.few_rows if work >= rule.min_work else rule.min_rows):
+        least = f"expected {rule.min_rows} or more"
+        if shape.rows < rule.few_rows:
+            return f"no gain: {shape.rows} rows; {least}"
+        return f"no gain: {shape.rows} rows of {work:.2g} multiply-adds; {least}, or more work"
     moved = shape.inner if operator in ("all_gather_matmul", "all_to_all_matmul") else shape.columns
     count = shape.rows * moved * dtype.itemsize
     if count < rule.min_bytes:
         return f"no gain: {count} bytes; expected {rule.min_bytes} or more"
     if shape.inner < rule.min_inner:
         return f"no gain: inner size {shape.inner}; expected {rule.min_inner} or more"
+    if operator == "gemv_all_reduce":
+        return None
+    if dtype == torch.float32:
+        return "no gain: float32 was not measured"
+    if shape.columns % 8 or shape.inner % 8:
+        return "no gain: sizes of the weight are not multiples of 8"
     return None

@@ -8,6 +8,8 @@ import torch
 
 from weft.cuda import symmetric
 from weft.errors import ShapeError
+from weft.fused import composed
+from weft.fused.choices import choose
 from weft.fused.gemm import gemm_space, operands, output
 from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import MAX_SLICES
@@ -39,6 +41,7 @@ def all_gather_gemm(
     out: torch.Tensor | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
+    fused: bool | None = None,
     communicator: Communicator | None = None,
 ) -> torch.Tensor: ...
 @overload
@@ -50,6 +53,7 @@ def all_gather_gemm(
     out: torch.Tensor | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
+    fused: bool | None = None,
     communicator: Communicator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def all_gather_gemm(
@@ -60,6 +64,7 @@ def all_gather_gemm(
     out: torch.Tensor | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
+    fused: bool | None = None,
     communicator: Communicator | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Product of the rows of all ranks and weight.T.
@@ -69,8 +74,11 @@ def all_gather_gemm(
         weight: [columns, inner]; it or its transpose is contiguous.
         return_gathered: return the rows of all ranks too, which are copied after the product.
         out: [ranks * rows, columns], contiguous; by default a new tensor.
-        num_sms: multiprocessors to use; by default all.
+        num_sms: multiprocessors that the kernel uses (default: all); given on all ranks or none.
         tiling: by default `default_tiling` for the rows of a rank; equal on all ranks.
+        fused: True: by the kernel; False: by torch's product and Weft's collective. None: by the
+            kernel if `tiling` or `num_sms` is given, else the one that is expected to be faster,
+            equally on all ranks.
         communicator: that of the ranks; by default the only one that is open.
 
     Returns:
@@ -83,7 +91,10 @@ def all_gather_gemm(
     """
     given = operands("all_gather_gemm", x, weight)
     group = symmetric.only_open() if communicator is None else communicator
-    result, its = _receive(given, given.rows, False, out, num_sms, tiling, group)
+    choice = choose(given, group, fused, tiling, num_sms=num_sms)
+    if not choice.fused:
+        return _gathered(given, out, group, return_gathered)
+    result, its = _receive(given, given.rows, False, out, num_sms, choice.tiling, group)
     if not return_gathered:
         return result
     rows = torch.empty((group.world_size, *x.shape), dtype=x.dtype, device=x.device)
@@ -101,6 +112,7 @@ def all_to_all_gemm(
     out: torch.Tensor | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
+    fused: bool | None = None,
     communicator: Communicator | None = None,
 ) -> torch.Tensor:
     """Row block r of x goes to rank r; product of the received rows and weight.T.
@@ -110,8 +122,11 @@ def all_to_all_gemm(
             divides rows.
         weight: [columns, inner]; it or its transpose is contiguous.
         out: [rows, columns], contiguous; by default a new tensor.
-        num_sms: multiprocessors to use; by default all.
+        num_sms: multiprocessors that the kernel uses (default: all); given on all ranks or none.
         tiling: by default `default_tiling` for a row block; equal on all ranks.
+        fused: True: by the kernel; False: by torch's product and Weft's collective. None: by the
+            kernel if `tiling` or `num_sms` is given, else the one that is expected to be faster,
+            equally on all ranks.
         communicator: that of the ranks; by default the only one that is open.
 
     Returns:
@@ -128,8 +143,28 @@ def all_to_all_gemm(
             f"weft.fused.all_to_all_gemm: x has {given.rows} rows: a multiple of the number of "
             f"ranks, {group.world_size}, is needed"
         )
+    choice = choose(given, group, fused, tiling, num_sms=num_sms)
+    if not choice.fused:
+        result = output(given, out, given.rows)
+        return composed.receive(given, True, result, group)[0] if result.numel() else result
     rows = given.rows // group.world_size
-    return _receive(given, rows, True, out, num_sms, tiling, group)[0]
+    return _receive(given, rows, True, out, num_sms, choice.tiling, group)[0]
+
+
+def _gathered(
+    given: Operands, out: torch.Tensor | None, group: Communicator, return_gathered: bool
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The composed `all_gather_gemm`."""
+    rows = group.world_size * given.rows
+    result = output(given, out, rows)
+    received = given.x.new_empty(0, given.inner)
+    # Without columns, the kernel gathers no rows either.
+    if result.numel():
+        result, received = composed.receive(given, False, result, group)
+    if not return_gathered:
+        return result
+    gathered = given.x.new_empty(rows, given.inner)
+    return result, gathered.copy_(received) if result.numel() else gathered
 
 
 def _inbox(its: Space, elements: int, dtype: torch.dtype) -> torch.Tensor:

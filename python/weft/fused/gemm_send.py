@@ -9,6 +9,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from weft.cuda import symmetric
 from weft.errors import ConfigurationError, ShapeError
+from weft.fused import composed
+from weft.fused.choices import choose
 from weft.fused.gemm import descriptor, gemm_space, operands, output, symmetric_context
 from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import MAX_SLICES
@@ -35,6 +37,7 @@ def gemm_all_to_all(
     out: torch.Tensor | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
+    fused: bool | None = None,
     communicator: Communicator | None = None,
 ) -> torch.Tensor:
     """Product x @ weight.T, of which row block r goes to rank r.
@@ -46,8 +49,11 @@ def gemm_all_to_all(
         out: [rows, columns], contiguous; by default a new tensor. If it is of
             `weft.symmetric_empty`, at the same place of one allocation on all ranks, peers store
             into it, without copies. Symmetric on all ranks or on none.
-        num_sms: multiprocessors to use; by default all.
+        num_sms: multiprocessors that the kernel uses (default: all); given on all ranks or none.
         tiling: by default `default_tiling` for a row block; equal on all ranks.
+        fused: True: by the kernel; False: by torch's product and Weft's collective. None: by the
+            kernel if `tiling` or `num_sms` is given, else the one that is expected to be faster,
+            equally on all ranks.
         communicator: that of the ranks; by default the only one that is open.
 
     Returns:
@@ -58,7 +64,7 @@ def gemm_all_to_all(
         WaitTimeoutError, PeerLostError: of earlier calls.
     """
     given = operands("gemm_all_to_all", x, weight)
-    return _send(given, ALL_TO_ALL, out, None, num_sms, tiling, communicator)
+    return _send(given, ALL_TO_ALL, out, None, num_sms, tiling, fused, communicator)
 
 
 def gemm_reduce_scatter(
@@ -69,13 +75,14 @@ def gemm_reduce_scatter(
     partial_dtype: torch.dtype | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
+    fused: bool | None = None,
     communicator: Communicator | None = None,
 ) -> torch.Tensor:
     """Sum over ranks of row block `rank` of x @ weight.T.
 
     The sum is in float32: the own product, unrounded, then those of the other ranks in rank order,
-    which are sent in `partial_dtype`. With `stream_k`, all in rank order and in `partial_dtype`.
-    Results of the same inputs have the same bits.
+    which are sent in `partial_dtype`. With `stream_k`, and unfused, all in rank order and in
+    `partial_dtype`. Results of the same inputs have the same bits, if fused alike.
 
     Args:
         x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU. The number of ranks
@@ -83,8 +90,11 @@ def gemm_reduce_scatter(
         weight: [columns, inner]; it or its transpose is contiguous.
         out: [rows / ranks, columns], contiguous; by default a new tensor.
         partial_dtype: x's dtype (default) or float32.
-        num_sms: multiprocessors to use; by default all.
+        num_sms: multiprocessors that the kernel uses (default: all); given on all ranks or none.
         tiling: by default `default_tiling` for a row block; equal on all ranks.
+        fused: True: by the kernel; False: by torch's product and Weft's collective. None: by the
+            kernel if `tiling`, `num_sms` or a wider `partial_dtype` is given, else the one that is
+            expected to be faster, equally on all ranks.
         communicator: that of the ranks; by default the only one that is open.
 
     Returns:
@@ -95,7 +105,7 @@ def gemm_reduce_scatter(
         WaitTimeoutError, PeerLostError: of earlier calls.
     """
     given = operands("gemm_reduce_scatter", x, weight)
-    return _send(given, REDUCE_SCATTER, out, partial_dtype, num_sms, tiling, communicator)
+    return _send(given, REDUCE_SCATTER, out, partial_dtype, num_sms, tiling, fused, communicator)
 
 
 def gemm_all_reduce(
@@ -106,21 +116,25 @@ def gemm_all_reduce(
     partial_dtype: torch.dtype | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
+    fused: bool | None = None,
     communicator: Communicator | None = None,
 ) -> torch.Tensor:
     """Sum over ranks of x @ weight.T, with the same bits on all ranks.
 
     Each tile has an owner, which adds it as `gemm_reduce_scatter` does and sends the sum to all
     ranks. Tiles, or rows with `stream_k`, are divided among owners in runs, so rows may have
-    any number.
+    any number. Unfused, products in x's dtype are added in rank order in float32.
 
     Args:
         x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU.
         weight: [columns, inner]; it or its transpose is contiguous.
         out: [rows, columns], as in `gemm_all_to_all`.
         partial_dtype: x's dtype (default) or float32.
-        num_sms: multiprocessors to use; by default all.
+        num_sms: multiprocessors that the kernel uses (default: all); given on all ranks or none.
         tiling: by default `default_tiling`; equal on all ranks.
+        fused: True: by the kernel; False: by torch's product and Weft's collective. None: by the
+            kernel if `tiling`, `num_sms` or a wider `partial_dtype` is given, else the one that is
+            expected to be faster, equally on all ranks.
         communicator: that of the ranks; by default the only one that is open.
 
     Returns:
@@ -131,7 +145,7 @@ def gemm_all_reduce(
         WaitTimeoutError, PeerLostError: of earlier calls.
     """
     given = operands("gemm_all_reduce", x, weight)
-    return _send(given, ALL_REDUCE, out, partial_dtype, num_sms, tiling, communicator)
+    return _send(given, ALL_REDUCE, out, partial_dtype, num_sms, tiling, fused, communicator)
 
 
 def _send(
@@ -141,9 +155,10 @@ def _send(
     partial_dtype: torch.dtype | None,
     num_sms: int | None,
     tiling: Tiling | None,
+    fused: bool | None,
     communicator: Communicator | None,
 ) -> torch.Tensor:
-    """Check the call, and launch its kernel."""
+    """Check the call, and launch its kernel, or compose it."""
     group = symmetric.only_open() if communicator is None else communicator
     ranks, x, columns = group.world_size, given.x, given.columns
     name = f"weft.fused.{given.operator}"
@@ -159,7 +174,9 @@ def _send(
         )
     each = given.rows if operation == ALL_REDUCE else given.rows // ranks
     blocks = 1 if operation == ALL_REDUCE else ranks
-    sizes = given.tiling(tiling, each, sent, blocks=blocks)
+    wider = None if sent == x.dtype else sent
+    choice = choose(given, group, fused, tiling, num_sms=num_sms, partial_dtype=wider)
+    sizes = given.tiling(choice.tiling, each, sent, blocks=blocks)
     programs = given.programs(sizes, num_sms)
     result = output(given, out, each if operation == REDUCE_SCATTER else given.rows)
     if given.rows == 0 or columns == 0:
@@ -168,6 +185,8 @@ def _send(
     if out is not None and operation != REDUCE_SCATTER:
         landing_context = symmetric_context(out, group)
     in_place = landing_context is not None
+    if not choice.fused:
+        return composed.send(given, operation, result, in_place, group)
 
     tiles = -(-each // sizes.rows) * -(-columns // sizes.columns)
     if operation == ALL_REDUCE:

@@ -11,19 +11,19 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from torch import distributed
 from torch.distributed import distributed_c10d as c10d
 
 from weft import _native
 from weft.communicator import Communicator
 from weft.errors import WeftError
 from weft.fused.agreement import Verdict, agree
-from weft.fused.tables import Table, own_table
+from weft.fused.tables import learn, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weft.fused.agreement import Place
+    from weft.fused.tables import Table
 
 __all__ = ["Group", "communicator_of", "group_of"]
 
@@ -51,7 +51,7 @@ class Group:
         self._number = 0
         self._calls: dict[str, str | None] = {}
         self._is_late = False
-        self._made: tuple[Communicator, Table] | None = None
+        self._made: Communicator | None = None
         self._is_on_one_host = False
         self._lock = threading.RLock()
 
@@ -104,7 +104,7 @@ class Group:
     @property
     def communicator(self) -> Communicator:
         """That of the ranks, with their numbers; the first use is a collective call."""
-        return self._make()[0]
+        return self._make()
 
     @property
     def is_on_one_host(self) -> bool:
@@ -114,22 +114,21 @@ class Group:
     @property
     def table(self) -> Table:
         """Measured choices: those of rank 0; the first use is a collective call."""
-        return self._make()[1]
+        return table_of(self._make())
 
     def learn(self, table: Table) -> None:
         """Replace the measured choices; all ranks pass the same."""
-        self._made = (self.communicator, table)
+        learn(self.communicator, table)
 
-    def _make(self) -> tuple[Communicator, Table]:
+    def _make(self) -> Communicator:
         with self._lock:
             if self._made is None:
                 group = self._group()
                 made = Communicator.from_group(group)
                 weakref.finalize(group, _close, made).atexit = False
-                listed = [own_table().text() if self.rank == 0 else ""]
-                distributed.broadcast_object_list(listed, group=group, group_src=0)
+                table_of(made)
                 self._is_on_one_host = len(set(made.hosts)) == 1
-                self._made = made, Table.parse(listed[0])
+                self._made = made
             return self._made
 
 

@@ -23,7 +23,7 @@ from weft.fused.gemm_receive import all_gather_gemm, all_to_all_gemm
 from weft.fused.gemm_send import gemm_all_reduce, gemm_all_to_all, gemm_reduce_scatter
 from weft.fused.gemv import GemvTiling, gemv_all_reduce
 from weft.fused.groups import group_of
-from weft.fused.tables import UNFUSED, Shape
+from weft.fused.tables import COMPOSED, UNFUSED, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -93,8 +93,8 @@ def interprets() -> bool:
 def _fused(
     operator: str, x: torch.Tensor, weight: torch.Tensor, name: str, site: str, **options: object
 ) -> Any:
-    """Result of the fused kernel; `None` if the operators of torch have to run."""
-    group = group_of(name)
+    """Result of the fused kernel, or composed; `None` if the operators of torch have to run."""
+    group, result = group_of(name), None
     shape = Shape(x.shape[0], *weight.shape)
     reason = refusal(operator, *shape, x.dtype, group.ranks, x.device.type)
     if reason is None and x.dtype != weight.dtype:
@@ -107,7 +107,7 @@ def _fused(
         counts.add("fused_calls", operator)
         return result
     counts.add("unfused_calls", operator, reason)
-    return None
+    return result
 
 
 def _call(
@@ -124,6 +124,9 @@ def _call(
     chosen = group.table.choice(operator, shape, x.dtype, group.ranks, x.device)
     if chosen is not None and chosen[0] == UNFUSED:
         return None, "unfused is faster by measurement"
+    if chosen is not None and chosen[0] == COMPOSED:
+        result, reason = run(operator, group, x, weight, None, fused=False, **options)
+        return result, reason or "composed is faster by measurement"
     tiling = None if chosen is None else chosen[1]
     return run(operator, group, x, weight, tiling, **options)
 
@@ -144,6 +147,8 @@ def run(
     try:
         if tiling is not None:
             options["tiling"] = _tiling_of(operator, tiling)
+        # Operators of torch have their own way without the kernel.
+        options.setdefault("fused", True)
         # Addresses differ between ranks, and a refusal may not.
         given = _aligned(x.contiguous()), _aligned(weight)
         result = kernel(*given, communicator=group.communicator, **options)

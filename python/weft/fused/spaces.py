@@ -24,7 +24,7 @@ from weft.triton.contexts import context
 if TYPE_CHECKING:
     from weft.communicator import Communicator
 
-__all__ = ["Space", "drop", "launch", "programs_of", "set_timeout", "space"]
+__all__ = ["Space", "drop", "launch", "programs_of", "set_timeout", "space", "timeout"]
 
 #: Bytes to whose multiples the data of a space are aligned: a line of the L2.
 _LINE: Final = 128
@@ -105,6 +105,11 @@ def set_timeout(timeout: float) -> None:
         timeout: in seconds (default 30).
     """
     _TIMEOUT[0] = seconds(timeout)
+
+
+def timeout() -> float:
+    """Limit of waits of kernels in seconds, for what is made from now on."""
+    return _TIMEOUT[0]
 
 
 def space(

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import weakref
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -22,21 +23,30 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from weft.communicator import Communicator
+
 __all__ = [
+    "COMPOSED",
     "UNFUSED",
     "Shape",
     "Table",
     "device_name",
+    "learn",
     "own_table",
     "renew_salt",
     "salt",
+    "table_of",
     "tuning_file",
     "write",
 ]
 
 #: Name of the choice to run the operators of torch.
 UNFUSED: Final = "unfused"
+#: Name of the choice of a product of torch and a collective of Weft: `fused=False` of functions.
+COMPOSED: Final = "composed"
 _FORMAT: Final = "weft-fused-tuning-1"
+#: Seconds to wait for the ranks that agree on a table.
+_AGREE_TIMEOUT: Final = 60.0
 
 
 class Shape(NamedTuple):
@@ -123,6 +133,25 @@ def own_table() -> Table:
         return Table.parse(tuning_file().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return Table()
+
+
+#: By communicator: the table that its ranks share.
+_SHARED: Final[weakref.WeakKeyDictionary[Communicator, Table]] = weakref.WeakKeyDictionary()
+
+
+def table_of(communicator: Communicator) -> Table:
+    """Choices of rank 0's file, for all ranks; the first use is a collective call."""
+    found = _SHARED.get(communicator)
+    if found is None:
+        own = own_table().text() if communicator.rank == 0 else ""
+        texts = communicator.all_gather(own.encode(), timeout=_AGREE_TIMEOUT)
+        found = _SHARED[communicator] = Table.parse(texts[0].decode())
+    return found
+
+
+def learn(communicator: Communicator, table: Table) -> None:
+    """Replace the choices of a communicator; all ranks pass the same."""
+    _SHARED[communicator] = table
 
 
 @cache

@@ -14,14 +14,32 @@ from weft.errors import ConfigurationError
 from weft.fused import operators
 from weft.fused.gains import kernel_of
 from weft.fused.groups import group_of
-from weft.fused.tables import UNFUSED, Shape, Table, device_name, own_table, tuning_file, write
+from weft.fused.tables import (
+    COMPOSED,
+    UNFUSED,
+    Shape,
+    Table,
+    device_name,
+    own_table,
+    tuning_file,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weft.fused.groups import Group
 
-__all__ = ["CANDIDATES", "UNFUSED", "Shape", "Table", "own_table", "tune", "tuning_file"]
+__all__ = [
+    "CANDIDATES",
+    "COMPOSED",
+    "UNFUSED",
+    "Shape",
+    "Table",
+    "own_table",
+    "tune",
+    "tuning_file",
+]
 
 #: Calls before the timed ones; on a GPU, calls in a graph; times, of which the median counts.
 _WARM: Final = 3
@@ -54,7 +72,10 @@ def tune(
     *,
     timer: Callable[[Callable[[], object]], float] | None = None,
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """Time an operator with each tiling and without fusion, and keep the fastest.
+    """Time an operator with each tiling, without fusion and composed, and keep the fastest.
+
+    Unfused it is a product and a collective of the group, composed a product and one of
+    `weft.cuda.Collectives`, as `fused=False` of the functions; `gemv_all_reduce` is not composed.
 
     All ranks of the group call it with the same shapes, dtypes and candidates. A candidate's time
     is that of the slowest rank; one that the kernel refuses is left out. Later calls of the group
@@ -72,7 +93,7 @@ def tune(
             of calls in a replayed graph.
 
     Returns:
-        Name of the choice ("unfused", "default" or the tiling's fields) and the tiling.
+        Name of the choice ("unfused", "composed", "default" or the tiling's fields) and the tiling.
 
     Raises:
         ConfigurationError: of an unknown operator.
@@ -88,6 +109,10 @@ def tune(
         candidates = CANDIDATES[operator == "gemv_all_reduce"]
     named = {_name_of(each): each for each in candidates}
     own = {UNFUSED: measure(lambda: operators.unfused(operator, x, weight, group_name))}
+    if operator != "gemv_all_reduce" and _takes(operator, place, x, weight, None, fused=False):
+        own[COMPOSED] = measure(
+            lambda: operators.run(operator, place, x, weight, None, fused=False)
+        )
     for name, tiling in named.items():
         if _takes(operator, place, x, weight, tiling):
             own[name] = measure(
@@ -110,10 +135,11 @@ def _takes(
     x: torch.Tensor,
     weight: torch.Tensor,
     tiling: Mapping[str, Any] | None,
+    **options: object,
 ) -> bool:
     """True if a tiling fits the call and the device."""
     try:
-        return operators.run(operator, place, x, weight, tiling)[1] is None
+        return operators.run(operator, place, x, weight, tiling, **options)[1] is None
     except OutOfResources:
         return False
 

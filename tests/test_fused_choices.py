@@ -1,0 +1,149 @@
+"""Choice between fused kernels and their compositions, by rule and by measurement."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+pytest.importorskip("triton")
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "gpu_fused.jsonl"
+#: Least time of the other side over that of the chosen one, of a measured shape.
+LEAST = 0.98
+
+
+def given(operator: str, rows: int, columns: int, inner: int, dtype: Any = None) -> Any:
+    """Operands on a GPU, without their tensors."""
+    import torch
+
+    from weft.fused.gemm import Operands
+
+    x: Any = SimpleNamespace(dtype=dtype or torch.bfloat16, device=torch.device("cuda", 0))
+    return Operands(operator, x, x, rows, columns, inner, False, True)
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`choose` among two ranks, with a table by key of one class."""
+    from weft.fused import choices, tables
+
+    def call(operands: Any, entry: Any = None, fused: Any = None, **options: Any) -> Any:
+        shape = tables.Shape(operands.rows, operands.columns, operands.inner)
+        operator = operands.operator.replace("gemm", "matmul")
+        key = tables.Table.key(operator, shape, operands.x.dtype, 2, "GPU")
+        table = tables.Table({} if entry is None else {key: entry})
+        monkeypatch.setattr(choices, "table_of", lambda group: table)
+        group: Any = SimpleNamespace(world_size=options.pop("ranks", 2))
+        return choices.choose(operands, group, fused, options.pop("tiling", None), **options)
+
+    monkeypatch.setattr(tables, "device_name", lambda device: "GPU")
+    return call
+
+
+def test_arguments_go_before_measurements_and_these_before_rules(choose: Any) -> None:
+    import torch
+
+    from weft.errors import ConfigurationError
+    from weft.fused import Tiling
+
+    long = given("gemm_reduce_scatter", 4096, 8192, 4096)
+    short = given("gemm_reduce_scatter", 128, 8192, 4096)
+    tiling: dict[str, Any] = {"rows": 64, "columns": 128}
+    assert choose(long) == (True, None)
+    assert choose(short) == (False, None)
+    assert choose(long, fused=False) == (False, None)
+    assert choose(short, fused=True) == (True, None)
+    assert choose(short, tiling=Tiling()) == (True, Tiling())
+    assert choose(short, num_sms=64, partial_dtype=None) == (True, None)
+    for name in ("composed", "unfused"):
+        assert choose(long, {"choice": name, "tiling": None}) == (False, None)
+        assert choose(long, {"choice": name, "tiling": None}, fused=True) == (True, None)
+    assert choose(short, {"choice": "default", "tiling": None}) == (True, None)
+    assert choose(short, {"choice": "x", "tiling": tiling}) == (True, Tiling(**tiling))
+    assert choose(short, {"choice": "x", "tiling": {"lines": 3}}) == (True, None)
+    assert not choose(long, ranks=1).fused
+    assert not choose(given("gemm_reduce_scatter", 4096, 8192, 4096, torch.float32)).fused
+    assert not choose(given("gemm_reduce_scatter", 4096, 8191, 4096)).fused
+    with pytest.raises(ConfigurationError, match="fused=False with tiling: these are options"):
+        choose(long, fused=False, tiling=Tiling(), num_sms=None)
+
+
+def test_fewer_rows_gain_by_long_products() -> None:
+    import torch
+
+    from weft.fused import gains
+    from weft.fused.tables import Shape, Table
+
+    def doubt(rows: int, columns: int) -> str | None:
+        device, table = torch.device("cuda", 0), Table()
+        shape = Shape(rows, columns, 8192)
+        return gains.doubt("all_gather_matmul", shape, torch.bfloat16, 4, device, table)
+
+    assert doubt(1024, 1024) is None
+    assert doubt(512, 8192) is None
+    assert doubt(511, 16384) == "no gain: 511 rows; expected 1024 or more"
+    assert doubt(512, 1024) == (
+        "no gain: 512 rows of 1.7e+10 multiply-adds; expected 1024 or more, or more work"
+    )
+
+
+def records() -> dict[str, dict[str, Any]]:
+    """The last records of products on two GPUs, by case."""
+    lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
+    return {
+        record["case"]: record
+        for record in map(json.loads, lines)
+        if record["kind"] in ("gemm", "gemv_norm") and record["status"] == "ok"
+        if record["origin"]["ranks"] == 2 and record["origin"]["device"] == "cuda"
+    }
+
+
+def median(record: dict[str, Any], name: str) -> float:
+    """Time of a side in microseconds."""
+    return float(record["result"]["sides"][name]["time"]["slowest_p50_us"])
+
+
+def test_no_measured_product_is_slower_by_the_choice_than_by_the_other(choose: Any) -> None:
+    measured = [record for record in records().values() if record["kind"] == "gemm"]
+    if not measured:
+        pytest.skip(f"{RESULTS.name} has no products of two GPUs")
+    chosen = []
+    for record in measured:
+        shape, operator = record["workload"]["shape"], record["workload"]["operator"]
+        rows, columns, inner = shape["rows"], shape["columns"], shape["inner"]
+        if operator == "all_gather_gemm":
+            rows, columns = rows // 2, columns // 2
+        elif operator.endswith(("reduce", "scatter")):
+            inner //= 2
+        fused = choose(given(operator, rows, columns, inner)).fused
+        composed = median(record, "torch gemm + weft")
+        ratio = record["result"]["speedup"] if fused else median(record, "fused") / composed
+        assert round(ratio, 2) >= LEAST, record["case"]
+        chosen.append(fused)
+    assert set(chosen) == {True, False}
+
+
+def test_norms_of_more_tokens_have_a_kernel_of_their_own() -> None:
+    import torch
+
+    from weft.fused.gemv import _Call
+
+    x: Any = SimpleNamespace(device=torch.device("cuda", 0))
+
+    def is_fused(tokens: int, hidden: int = 4096, is_normed: bool = True) -> bool:
+        call: Any = SimpleNamespace(tokens=tokens, hidden=hidden, x=x)
+        return _Call.is_fused(call, None, is_normed)
+
+    assert [is_fused(tokens) for tokens in (1, 8, 9, 32)] == [True, True, False, False]
+    assert is_fused(16, hidden=32776)
+    assert is_fused(16, is_normed=False)
+    losses = {
+        record["workload"]["shape"]["tokens"]
+        for record in records().values()
+        if record["kind"] == "gemv_norm" and record["result"]["speedup"] < LEAST
+    }
+    assert not any(is_fused(tokens) for tokens in losses)
