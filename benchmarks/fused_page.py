@@ -86,8 +86,12 @@ def operator(record: Line) -> str:
 
 
 def times(lines: list[Line]) -> str:
-    """Times by case: the fused operator, the others, the parts alone, and what is hidden."""
+    """Times by case: the fused operator, the others, the parts alone, and what is hidden.
+
+    The ratio of a call by default is the last column, if a record has it.
+    """
     rows = []
+    has_default = any(line["result"].get("speedup_default") for line in lines)
     for line in lines:
         result = line["result"]
         sides = result["sides"]
@@ -105,10 +109,12 @@ def times(lines: list[Line]) -> str:
                 microseconds(result["exchange_us"]),
                 microseconds(result["bound_us"]),
                 "" if result["hidden"] is None else f"{100 * result['hidden']:.0f} %",
+                *([ratio(result.get("speedup_default"))] if has_default else []),
             ]
         )
     headers = ["case", "fused", "fastest unfused", "which", "/ fused", "own + NCCL / fused"]
     headers += ["computation", "other's / ours", "collective", "bound", "hidden"]
+    headers += ["/ default"] if has_default else []
     return markdown(headers, rows)
 
 

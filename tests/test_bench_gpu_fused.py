@@ -17,7 +17,14 @@ FOLDER = ROOT / "benchmarks" / "gpu"
 FIELDS = {"benchmark", "case", "kind", "status", "reason", "workload", "result", "seconds"}
 FIGURES = {
     *("sides", "buffers", "calls", "wrong", "fused", "best_unfused", "speedup", "speedup_nccl"),
-    *("computation_us", "exchange_us", "other_computation", "hidden", "bound_us"),
+    *(
+        "speedup_default",
+        "computation_us",
+        "exchange_us",
+        "other_computation",
+        "hidden",
+        "bound_us",
+    ),
 }
 
 pytestmark = pytest.mark.torch
@@ -84,6 +91,7 @@ def test_every_kind_of_case_is_measured_and_checked(tmp_path: Path) -> None:
         assert list(by_operator[operator]) == [
             "fused",
             *(["fused one_shot", "fused two_shot"] if word in ("gemv", "norm") else []),
+            *(["default"] if word in ("gemm", "gemv") else []),
             *(f"{each} {word} + {other}" for each in libraries for other in collectives),
             *(f"{each} {word}" for each in libraries),
             *(f"{each} alone" for each in collectives),
@@ -125,7 +133,8 @@ def check(record: dict[str, Any]) -> dict[str, Any]:
         time = side["time"]
         assert 0 < time["min_us"] <= time["p50_us"] <= time["p99_us"]
         assert time["samples"] == 1
-        assert side["is_whole"] == (name.startswith("fused") or " + " in name)
+        is_call = name.startswith("fused") or name == "default"
+        assert side["is_whole"] == (is_call or " + " in name)
         if side["is_whole"]:
             assert 0 <= side["largest_share_of_bound"] <= 1
             is_replicated = record["case"].split()[0] in ("gemv_norm", "norm")
@@ -271,6 +280,7 @@ def test_figures_compare_the_fused_operator_with_sides_and_parts(modules: Any) -
     sides = {
         "fused": side(120.0),
         "fused symmetric": side(110.0),
+        "default": side(140.0),
         "weft gemm + weft": side(165.0),
         "weft gemm + nccl": side(176.0),
         "torch gemm + nccl": side(154.0),
@@ -284,6 +294,7 @@ def test_figures_compare_the_fused_operator_with_sides_and_parts(modules: Any) -
         "best_unfused": "torch gemm + nccl",
         "speedup": 154 / 110,
         "speedup_nccl": 176 / 110,
+        "speedup_default": 1.1,
         "computation_us": 100.0,
         "exchange_us": 50.0,
         "other_computation": 0.8,
@@ -325,6 +336,12 @@ def test_tables_show_means_and_losses_and_stay_without_records(
         "| 2.00 |  |  |  |  |"
     )
     assert made["gemm"] == page.NOT_MEASURED
+    newer = json.loads(lines[0])
+    newer["result"]["speedup_default"] = 1.25
+    (tmp_path / "none.jsonl").write_text(json.dumps(newer), encoding="utf-8")
+    table = page.blocks()["norm"].splitlines()
+    assert table[0].endswith("| hidden | / default |")
+    assert table[2].endswith("|  | 1.25 |")
 
 
 def test_ablations_have_a_table_and_a_picture_of_their_own(

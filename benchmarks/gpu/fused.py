@@ -114,7 +114,7 @@ def show(records: list[dict[str, Any]]) -> None:
     found = [each for each in records if each["result"]]
     rows = [row(each["case"], each["result"]) for each in found if each["kind"] != "ablation"]
     headers = ("case", "fused", "p99", "own + nccl", "/ fused", "best unfused", "µs", "/ fused")
-    parts = ("own part", "other's", "exchange", "bound", "hidden %")
+    parts = ("/ default", "own part", "other's", "exchange", "bound", "hidden %")
     if rows:
         print(format_table((*headers, *parts), rows) + "\n")
     varied = [each for found_case in found for each in variations(found_case)]
@@ -160,6 +160,7 @@ def row(case: str, result: dict[str, Any]) -> list[Any]:
         best,
         times[best] if best else None,
         result["speedup"],
+        result.get("speedup_default"),
         parts.get(True),
         parts.get(False),
         result["exchange_us"],

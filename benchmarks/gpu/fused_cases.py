@@ -233,6 +233,11 @@ class Case:
         return vectors + products + references + (2 * buffers + 6) * (columns + rows) * inner
 
     @property
+    def has_choice(self) -> bool:
+        """True if a call of the operator chooses between its kernel and a composition."""
+        return self.kind in ("gemm", "gemv_norm")
+
+    @property
     def algorithms(self) -> tuple[str, ...]:
         """Algorithms of the operator that can be forced."""
         return ALGORITHMS if "tokens" in self.shape else ()

@@ -64,7 +64,9 @@ def figures(case: Case, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
         `computation_us` and `exchange_us` are of the parts alone, by Weft and by the fastest
         library; `hidden` is the share of the shorter part that the fused operator hides, and
         `bound_us` its time at perfect overlap. `other_computation` is the time of the other
-        library's computation over that of Weft's.
+        library's computation over that of Weft's. `speedup_default` is the time of the fastest
+        side, other than the fused operator, over that of its call by default, which may be
+        unfused; None if it always runs the kernel.
     """
     times = {name: us for name, side in sides.items() if (us := figure(side))}
     word = WORDS[case.computation]
@@ -87,6 +89,7 @@ def figures(case: Case, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "best_unfused": best,
         "speedup": times[best] / fused if best and fused else None,
         "speedup_nccl": beside_nccl / fused if beside_nccl and fused else None,
+        "speedup_default": times[best] / times["default"] if best and "default" in times else None,
         "computation_us": computation,
         "exchange_us": exchange,
         "other_computation": other / own if other and own else None,

@@ -95,6 +95,14 @@ class Fused(Way):
         )
 
 
+class Default(Fused):
+    """The operator by its own choice between its kernel and a composition."""
+
+    def __init__(self, context: Context, data: Data) -> None:
+        super().__init__(context, data)
+        self.name, self.options = "default", {"fused": None}
+
+
 class Varied(Fused):
     """The operator with one size of its tiling, or number of multiprocessors, given."""
 
@@ -302,6 +310,8 @@ def sides_of(context: Context, data: Data) -> list[Way]:
     if case.operator in SYMMETRIC:
         found.append(FusedSymmetric(context, data, exchanges[0], bounds))
     found += [Fused(context, data, algorithm=algorithm) for algorithm in case.algorithms]
+    if case.has_choice:
+        found.append(Default(context, data))
     for library in libraries:
         found += [Composed(context, data, library, side, bounds) for side in exchanges]
     if case.operator in ("all_gather_gemm", "gemm_reduce_scatter") and context.gpus:

@@ -138,6 +138,7 @@ def call(context: Context, case: Case) -> None:
         Computed(context, data, library).calls().run(0)
     if case.kind == "gemv_norm":
         data.finish(0, data.fused(0)[0])
+        data.fused(0, fused=None)
 
 
 if __name__ == "__main__":
