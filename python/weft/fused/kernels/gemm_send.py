@@ -48,8 +48,6 @@ ALL_TO_ALL = 1
 REDUCE_SCATTER = 2
 ALL_REDUCE = 3
 
-#: Steps of the main loop between the count of the last tile's arrival and the next tile's store.
-_AHEAD = tl.constexpr(6)
 _SLICES = tl.constexpr(MAX_SLICES)
 _ARRIVALS = tl.constexpr(ARRIVALS)
 _ALL_TO_ALL = tl.constexpr(ALL_TO_ALL)
@@ -229,9 +227,10 @@ def multiply_send(
             bulk,
         )
         if bulk_stores:
-            # The last tile: its buffer is needed soon, and so is its flag at the peer.
-            late = step == tl.maximum(steps - _AHEAD, 0)
-            if late & (index >= programs) & (index - programs < others):
+            # The last tile: its buffer is needed soon, and so is its flag at the peer. Not in the
+            # step of the store: Triton puts this block behind that one.
+            late = tl.maximum(steps - 2 - tl.minimum(steps // 16, 4), 0)
+            if (step == late) & (index >= programs) & (index - programs < others):
                 complete_bulk_stores(interpreted)
                 sent = index - programs
                 _arrive_sent(
