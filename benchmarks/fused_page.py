@@ -28,6 +28,8 @@ KINDS = {
 
 #: Kind of the cases of the fused operator with other tilings.
 ABLATION = "ablation"
+#: Kinds without other libraries.
+VARIED = (ABLATION, "stores")
 #: Panels side by side in its picture.
 PANELS = 4
 
@@ -37,7 +39,7 @@ Line = dict[str, Any]
 def blocks(_page: str = "fused") -> dict[str, str]:
     """Tables by name."""
     every = latest(RESULTS)
-    last = {name: line for name, line in every.items() if line["kind"] != ABLATION}
+    last = {name: line for name, line in every.items() if line["kind"] not in VARIED}
     tables = {
         name: [line for line in last.values() if line["kind"] in kinds]
         for name, kinds in KINDS.items()

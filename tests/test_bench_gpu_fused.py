@@ -15,6 +15,8 @@ from weft import _native
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks" / "gpu"
 FIELDS = {"benchmark", "case", "kind", "status", "reason", "workload", "result", "seconds"}
+#: Names of the tilings of a comparison of stores on the twin.
+TILINGS = ["stream_k False, rows 16, columns 32, inner 16, bulk_stores True", "rows 48"]
 FIGURES = {
     *("sides", "buffers", "calls", "wrong", "fused", "best_unfused", "speedup", "speedup_nccl"),
     *(
@@ -59,11 +61,16 @@ def test_every_kind_of_case_is_measured_and_checked(tmp_path: Path) -> None:
         pytest.skip("needs a native module with DeviceCollectives; this one was built without")
     file = tmp_path / "lines.jsonl"
     names = "embedding,gemm_all_to_all,gemv_norm,norm,ablation embedding,ablation gemm_all_to_all"
+    names += ",stores gemm_reduce_scatter,stores gemm_all_to_all"
     done = run("--json", "--cases", names, "--results", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     records = json.loads(done.stdout)["cases"]
     assert [json.loads(line) for line in file.read_text().splitlines()] == records
-    pooled, sent = (check_ablation(record) for record in records[4:])
+    pooled, sent = (check_ablation(record) for record in records[4:6])
+    summed, stored = (check_stores(record) for record in records[6:])
+    assert list(summed) == ["fused", *TILINGS, "weft gemm", "weft alone"]
+    symmetric = [f"symmetric {name}" for name in TILINGS]
+    assert list(stored) == ["fused", "fused symmetric", *symmetric, "weft gemm", "weft alone"]
     by_operator = {record["workload"]["operator"]: check(record) for record in records[:4]}
     assert {name: side["status"] for name, side in pooled["sides"].items()} == {
         "fused": "ok",
@@ -96,6 +103,18 @@ def test_every_kind_of_case_is_measured_and_checked(tmp_path: Path) -> None:
             *(f"{each} {word}" for each in libraries),
             *(f"{each} alone" for each in collectives),
         ]
+
+
+def check_stores(record: dict[str, Any]) -> dict[str, Any]:
+    """The sides of a record whose status is "ok"; only the tiling that does not fit has no time."""
+    assert (record["kind"], record["status"]) == ("stores", "ok"), record
+    result: dict[str, Any] = record["result"]
+    assert result.keys() == {*FIGURES, "ratios"}
+    assert result["hidden"] is not None
+    sides: dict[str, Any] = result["sides"]
+    for name, side in sides.items():
+        assert side["status"] == ("skipped" if name.endswith(TILINGS[1]) else "ok"), side
+    return sides
 
 
 def check_ablation(record: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +184,11 @@ def test_kinds_take_turns_and_buffers_divide_the_calls(modules: Any) -> None:
         (base,) = cases.choose(case.name.removeprefix("ablation "))
         assert (base.kind, base.shape) == (case.computation, case.shape)
         assert (base.buffers, base.bytes(2)) == (case.buffers, case.bytes(2))
+    for case in cases.choose("stores"):
+        assert (case.kind, case.is_varied) == ("stores", True)
+        (base,) = cases.choose(case.name.removeprefix("stores "))
+        assert (base.kind, base.shape) == (case.computation, case.shape)
+        assert cases.Case.from_json(json.loads(json.dumps(case.to_json()))) == case
     assert "GiB are free" in cases.CASES[0].unable(2, 1 << 30)
     assert "expected batch 4096 as a multiple of 3" in cases.CASES[0].unable(3, None)
 

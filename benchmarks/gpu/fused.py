@@ -5,7 +5,8 @@ its own kernels without communication and torch's, each with the collectives of 
 torch, and all parts alone. A side that fails is recorded as failed in its case, and the other sides
 run; if it ends the ranks, they are started anew without it. `--device twin` runs tiny shapes on the
 CPU under Triton's interpreter, for tests. Cases of the kind `ablation`, which run if `--cases`
-names them, have the fused operator alone, with one size of its tiling at a time changed.
+names them, have the fused operator alone, with one size of its tiling at a time changed; those of
+the kind `stores` have several tilings of ordinary and of bulk stores, and Weft's parts alone.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def parse() -> argparse.Namespace:
         "--cases",
         metavar="NAME,...",
         help="cases by kind, name or first words, as `gemv,gemm_all_to_all mixtral` (default: all "
-        "but `ablation`)",
+        "but `ablation` and `stores`)",
     )
     parser.add_argument(
         "--seconds",
@@ -112,29 +113,33 @@ def show(records: list[dict[str, Any]]) -> None:
         gpus = ", ".join(sorted(set(about["gpus"]))) or "CPU twin: times are not representative"
         print(f"{about['ranks']} ranks ({gpus}); µs a call, median of the slowest rank\n")
     found = [each for each in records if each["result"]]
-    rows = [row(each["case"], each["result"]) for each in found if each["kind"] != "ablation"]
+    rows = [row(each["case"], each["result"]) for each in found if "ratios" not in each["result"]]
     headers = ("case", "fused", "p99", "own + nccl", "/ fused", "best unfused", "µs", "/ fused")
     parts = ("/ default", "own part", "other's", "exchange", "bound", "hidden %")
     if rows:
         print(format_table((*headers, *parts), rows) + "\n")
     varied = [each for found_case in found for each in variations(found_case)]
     if varied:
-        print(format_table(("case", "varied", "µs", "/ default"), varied) + "\n")
+        print(format_table(("case", "varied", "µs", "/ default", "hidden %"), varied) + "\n")
     show_failures(records)
 
 
 def variations(record: dict[str, Any]) -> list[list[Any]]:
-    """Rows of an ablation: the default, and each variation that has a time."""
+    """Rows of a varied case: the default, and each variation that has a time."""
     result = record["result"]
     ratios = result.get("ratios")
     if ratios is None:
         return []
-    sides = {"fused": 1.0, **ratios}
-    return [
-        [record["case"], name, figure(result["sides"][name]), ratio]
-        for name, ratio in sides.items()
-        if result["sides"][name]["status"] == "ok"
-    ]
+    parts = result["computation_us"], result["exchange_us"]
+    made = []
+    for name, ratio in {"fused": 1.0, **ratios}.items():
+        side = result["sides"][name]
+        if us := figure(side):
+            hidden = None
+            if all(parts) and side["is_whole"]:
+                hidden = 100 * (sum(parts) - us) / min(parts)
+            made.append([record["case"], name, us, ratio, hidden])
+    return made
 
 
 def row(case: str, result: dict[str, Any]) -> list[Any]:

@@ -84,6 +84,8 @@ PRODUCT_SIZES: Final = {
 }
 #: Multiprocessors that send the rows of an all-gather.
 SENDERS: Final = [8, 16, 24, 32, 48]
+#: Tiles of 128x128.
+SHORT: Final = {"columns": 128, "warps": 4, "programs": 2}
 #: Sizes on the twin by operator; one of each does not fit.
 TINY_SIZES: Final[dict[str, dict[str, list[int]]]] = {
     "embedding_all_to_all": {"own_last": [-1, 1], "bags": [256]},
@@ -101,6 +103,34 @@ ABLATED: Final = (
     "all_gather_gemm mixtral 4096",
     "embedding 8x256 batch 4096 pooling 1",
 )
+#: Tilings of products that send: ordinary stores and bulk stores, by size of a slice.
+STORES: Final[list[dict[str, int]]] = [
+    {"slice_bytes": 64 << 10},
+    {"slice_bytes": 128 << 10},
+    {"stages": 3},
+    {"bulk_stores": True, "stages": 3, "slice_bytes": 64 << 10},
+    {"bulk_stores": True, "stages": 3, "slice_bytes": 128 << 10},
+    {"bulk_stores": True, "stages": 3, "slice_bytes": 256 << 10},
+    # Two programs on a multiprocessor.
+    SHORT | {"stages": 3, "slice_bytes": 64 << 10},
+    SHORT | {"stages": 3, "slice_bytes": 256 << 10},
+    SHORT | {"bulk_stores": True, "stages": 2, "slice_bytes": 64 << 10},
+    SHORT | {"bulk_stores": True, "stages": 2, "slice_bytes": 256 << 10},
+]
+#: Cases with these tilings.
+STORED: Final = (
+    "gemm_reduce_scatter mixtral 4096",
+    "gemm_all_to_all deepseek-v3 4096",
+    "gemm_all_reduce mixtral 4096",
+    "gemm_reduce_scatter deepseek-v3 4096",
+    "gemm_all_to_all deepseek-v3 16384",
+    "gemm_reduce_scatter llama-70b 4096",
+)
+#: The same on the twin; the last does not fit.
+TINY_STORES: Final[list[dict[str, int]]] = [
+    {"stream_k": False, "rows": 16, "columns": 32, "inner": 16, "bulk_stores": True},
+    {"rows": 48},
+]
 #: Small shapes by computation, for the twin and for a short test of GPUs.
 TINY: Final[dict[str, dict[str, int]]] = {
     "embedding": {"tables": 2, "dim": 8, "batch": 8, "pooling": 2, "rows": 50},
@@ -116,7 +146,7 @@ class Case:
     """One operator at one shape, by all sides in turn."""
 
     name: str
-    #: "embedding", "gemv", "gemv_norm", "norm", "gemm", or "ablation" of one of them.
+    #: "embedding", "gemv", "gemv_norm", "norm", "gemm", or "ablation" or "stores" of one of them.
     kind: str
     #: Function of `weft.fused`: key of `COLLECTIVES`.
     operator: str
@@ -131,11 +161,18 @@ class Case:
     limit: float = 90.0
     #: Of an ablation: sizes of the tiling that are varied one at a time, and their values.
     sizes: dict[str, list[int]] = field(default_factory=dict)
+    #: Of a comparison of stores: tilings, by the fields that differ from the default's.
+    tilings: list[dict[str, int]] = field(default_factory=list)
+
+    @property
+    def is_varied(self) -> bool:
+        """True if the fused operator has several tilings, and other sides are left out."""
+        return self.kind in ("ablation", "stores")
 
     @property
     def computation(self) -> str:
-        """The kind, or that of the case of an ablation."""
-        if self.kind != "ablation":
+        """The kind, or that of the case that is varied."""
+        if not self.is_varied:
             return self.kind
         return "embedding" if self.operator == "embedding_all_to_all" else "gemm"
 
@@ -338,12 +375,21 @@ def ablation() -> Iterator[Case]:
         )
 
 
+def stores() -> Iterator[Case]:
+    """Products that send, by tilings of ordinary and of bulk stores."""
+    by_name = {case.name: case for case in CASES}
+    for name in STORED:
+        case = by_name[name]
+        # The estimate is of about twelve sides, as many as here.
+        yield replace(case, name=f"stores {name}", kind="stores", limit=180.0, tilings=STORES)
+
+
 #: Cases that are chosen by name alone.
-ABLATIONS: Final = tuple(ablation())
+ABLATIONS: Final = (*ablation(), *stores())
 
 
 def choose(names: str | None) -> list[Case]:
-    """Cases by kinds, full names or first words, with commas; by default all but ablations.
+    """Cases by kinds, full names or first words, with commas; by default none that is varied.
 
     Raises:
         ValueError: if a name matches no case.
@@ -365,5 +411,7 @@ def tiny(cases: list[Case]) -> list[Case]:
         small = replace(case, shape=dict(TINY[case.computation]), calls=2, replays=1, seconds=1.0)
         if case.kind == "ablation":
             small = replace(small, sizes=TINY_SIZES[case.operator])
+        if case.kind == "stores":
+            small = replace(small, tilings=TINY_STORES)
         found.setdefault((case.kind, case.operator), small)
     return list(found.values())

@@ -44,7 +44,7 @@ def summarise(
     }
     result = {key: value for key, value in ranks[0].items() if key != "sides"} | {"sides": sides}
     result |= figures(case, sides)
-    if case.kind == "ablation":
+    if case.is_varied:
         result["ratios"] = ratios(sides)
     wrong = [name for name, side in sides.items() if side["status"] == "wrong"]
     result["wrong"] = len(wrong)
@@ -104,7 +104,7 @@ def figures(case: Case, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def ratios(sides: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """Times of an ablation's sides over that of the default; None for those without a time."""
+    """Times of a varied case's sides over the default's; None for those without a time."""
     base = figure(sides["fused"])
     return {
         name: us / base if base and (us := figure(side)) else None

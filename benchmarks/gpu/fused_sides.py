@@ -3,7 +3,7 @@
 The fused operator; a computation and then a collective, by each library; the operators of torch's
 asynchronous tensor parallelism; and the parts alone. Weft's own computation is the fused kernel
 without its communication. An ablation has the fused operator alone, with one size of its tiling
-after the other.
+after the other. A comparison of stores has it with several tilings, and Weft's parts alone.
 """
 
 from __future__ import annotations
@@ -120,17 +120,39 @@ class Varied(Fused):
 
     def calls(self) -> Calls:
         """As of the operator; a tiling that does not fit the GPU is refused."""
-        calls = super().calls()
-        run = calls.run
+        return fitting(self.name, super().calls())
 
-        def fitting(slot: int) -> Any:
-            try:
-                return run(slot)
-            except OutOfResources as error:
-                raise ConfigurationError(f"{self.name}: {error}") from error
 
-        calls.run = fitting
-        return calls
+class Stored(Fused):
+    """The operator with a tiling, by the fields that differ from the default's."""
+
+    def __init__(self, context: Context, data: Data, fields: dict[str, int]) -> None:
+        super().__init__(context, data)
+        self.name = named(fields)
+        self.options = {"tiling": data.tiling()._replace(**fields)}
+
+    def calls(self) -> Calls:
+        """As of the operator; a tiling that does not fit the GPU is refused."""
+        return fitting(self.name, super().calls())
+
+
+def named(fields: dict[str, int]) -> str:
+    """Name of a tiling: its fields."""
+    return ", ".join(f"{name} {value}" for name, value in fields.items())
+
+
+def fitting(name: str, calls: Calls) -> Calls:
+    """Calls that are refused if a tiling does not fit the GPU."""
+    run = calls.run
+
+    def refused(slot: int) -> Any:
+        try:
+            return run(slot)
+        except OutOfResources as error:
+            raise ConfigurationError(f"{name}: {error}") from error
+
+    calls.run = refused
+    return calls
 
 
 class Computed(Way):
@@ -201,18 +223,40 @@ class FusedSymmetric(Exchanged):
 
     is_whole = True
 
-    def __init__(self, context: Context, data: Data, side: Side, bounds: dict[str, Bound]) -> None:
+    def __init__(
+        self, context: Context, data: Data, side: Side, bounds: dict[str, Bound], **options: Any
+    ) -> None:
         super().__init__(context, data, side, bounds)
-        self.name = "fused symmetric"
+        self.name, self.options = "fused symmetric", options
 
     def calls(self) -> Calls:
         """Results are parts of the memory of Weft's side."""
-        data, outputs = self.data, self.bound().outputs
+        data, outputs, options = self.data, self.bound().outputs, self.options
         return Calls(
-            lambda slot: data.fused(slot, outputs[slot]),
+            lambda slot: data.fused(slot, outputs[slot], **options),
             lambda turn: data.refill("weft", turn),
             self.meet,
         )
+
+
+class StoredSymmetric(FusedSymmetric):
+    """The same with a tiling, by the fields that differ from the default's."""
+
+    def __init__(
+        self,
+        context: Context,
+        data: Data,
+        side: Side,
+        bounds: dict[str, Bound],
+        fields: dict[str, int],
+    ) -> None:
+        tiling = data.tiling()._replace(**fields)
+        super().__init__(context, data, side, bounds, tiling=tiling)
+        self.name = f"symmetric {named(fields)}"
+
+    def calls(self) -> Calls:
+        """As of the operator; a tiling that does not fit the GPU is refused."""
+        return fitting(self.name, super().calls())
 
 
 class Composed(Exchanged):
@@ -307,6 +351,15 @@ def sides_of(context: Context, data: Data) -> list[Way]:
         return [Fused(context, data), *(Varied(context, data, *each) for each in varied)]
     exchanges = context.exchanges(case.collective)
     found: list[Way] = [Fused(context, data)]
+    if case.kind == "stores":
+        library = exchanges[0]
+        if case.operator in SYMMETRIC:
+            found.append(FusedSymmetric(context, data, library, bounds))
+            tiled = [StoredSymmetric(context, data, library, bounds, each) for each in case.tilings]
+            found += tiled
+        else:
+            found += [Stored(context, data, each) for each in case.tilings]
+        return [*found, Computed(context, data, "weft"), Exchanged(context, data, library, bounds)]
     if case.operator in SYMMETRIC:
         found.append(FusedSymmetric(context, data, exchanges[0], bounds))
     found += [Fused(context, data, algorithm=algorithm) for algorithm in case.algorithms]

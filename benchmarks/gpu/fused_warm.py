@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fused_cases import SYMMETRIC, Case
 from fused_context import Context
-from fused_data import DATA
+from fused_data import DATA, Data
 from fused_sides import Computed, sides_of
 from launching import WITHOUT_MULTICAST
 from triton.runtime.jit import JITFunction
@@ -122,7 +122,10 @@ def work(directory: Path, task: dict[str, Any]) -> None:
 def call(context: Context, case: Case) -> None:
     """Every call of Weft's and Triton's kernels in a case, once."""
     data = DATA[case.computation](context, case, dry=True)
-    if case.kind == "ablation":
+    if case.kind == "stores":
+        call_stores(context, case, data)
+        return
+    if case.is_varied:
         for way in sides_of(context, data):
             # Of a tiling that does not fit.
             with suppress(Exception):
@@ -139,6 +142,19 @@ def call(context: Context, case: Case) -> None:
     if case.kind == "gemv_norm":
         data.finish(0, data.fused(0)[0])
         data.fused(0, fused=None)
+
+
+def call_stores(context: Context, case: Case, data: Data) -> None:
+    """The calls of a comparison of stores."""
+    data.fused(0)
+    Computed(context, data, "weft").calls().run(0)
+    out = None
+    if case.operator in SYMMETRIC:
+        out = weft.symmetric_empty(case.vector(), context.dtype, device=context.device.place)
+    for fields in ({}, *case.tilings):
+        # Of a tiling that does not fit.
+        with suppress(Exception):
+            data.fused(0, out, tiling=data.tiling()._replace(**fields))
 
 
 if __name__ == "__main__":
