@@ -89,6 +89,7 @@ def compiled(
         "transposed": transposed,
         "bulk": bulk,
         "interpreted": False,
+        "alternate": tiling.alternate,
         "send_block": tiling.warps * (4096 if bulk else 512) // size,
     }
     names = ("x", "weight", "matrix", "received", "out", "landing")
@@ -147,6 +148,7 @@ def test_the_product_alone(tiling: Tiling, transposed: bool, tmp_path: Path) -> 
         ("reduce_scatter", LONG),
         ("all_reduce in place", LONG),
         ("all_to_all in place", FEW_ROWS),
+        ("all_to_all", LONG._replace(alternate=True)),
         ("all_reduce", SHORT),
     ],
 )
@@ -159,6 +161,7 @@ def test_products_that_send(operation: str, tiling: Tiling, tmp_path: Path) -> N
     [
         ("all_to_all", BULK, {}),
         ("all_to_all in place", BULK_SHORT, {"transposed": True}),
+        ("all_to_all in place", BULK._replace(alternate=True), {"dtype": "bf16"}),
         ("reduce_scatter", BULK, {"dtype": "bf16"}),
         ("reduce_scatter", BULK_SHORT, {}),
         ("all_reduce", BULK, {}),

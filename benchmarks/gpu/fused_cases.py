@@ -111,6 +111,9 @@ STORES: Final[list[dict[str, int]]] = [
     {"bulk_stores": True, "stages": 3, "slice_bytes": 64 << 10},
     {"bulk_stores": True, "stages": 3, "slice_bytes": 128 << 10},
     {"bulk_stores": True, "stages": 3, "slice_bytes": 256 << 10},
+    # All-to-alls alone.
+    {"alternate": True, "slice_bytes": 64 << 10},
+    {"bulk_stores": True, "alternate": True, "stages": 3, "slice_bytes": 64 << 10},
     # Two programs on a multiprocessor.
     SHORT | {"stages": 3, "slice_bytes": 64 << 10},
     SHORT | {"stages": 3, "slice_bytes": 256 << 10},
@@ -381,7 +384,10 @@ def stores() -> Iterator[Case]:
     for name in STORED:
         case = by_name[name]
         # The estimate is of about twelve sides, as many as here.
-        yield replace(case, name=f"stores {name}", kind="stores", limit=180.0, tilings=STORES)
+        tilings = [
+            each for each in STORES if "alternate" not in each or case.operator == "gemm_all_to_all"
+        ]
+        yield replace(case, name=f"stores {name}", kind="stores", limit=180.0, tilings=tilings)
 
 
 #: Cases that are chosen by name alone.

@@ -445,7 +445,7 @@ def _bulk_case(generator: random.Random, place: Place, operator: str) -> dict[st
         "sizes": (rows, inner, columns),
         "dtype": torch.bfloat16 if on_gpu else torch.float16,
         "transposed": generator.random() < 0.3,
-        "tiling": base._replace(bulk_stores=True),
+        "tiling": base._replace(bulk_stores=True, alternate=generator.random() < 0.5),
         "symmetric": operator != "gemm_reduce_scatter" and generator.random() < 0.5,
         # Two tiles of float32 do not fit a multiprocessor beside the stages.
         "wide": is_sum and not on_gpu and generator.random() < 0.3,

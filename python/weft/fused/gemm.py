@@ -52,6 +52,8 @@ class Tiling(NamedTuple):
             main loop of the next tile runs; a buffer of a tile's size beside those of the stages.
             For two ranks and products that send, whose operands and outputs have rows and addresses
             of multiples of 16 bytes; other calls store as without it.
+        alternate: for two ranks and an all-to-all after the product: own tiles are computed
+            between those that are sent, so that half of the programs send at a time.
     """
 
     rows: int = 128
@@ -65,6 +67,7 @@ class Tiling(NamedTuple):
     senders: int = 24
     stream_k: bool = False
     bulk_stores: bool = False
+    alternate: bool = False
 
 
 #: Rows of a product whose time is that of reading the weight.

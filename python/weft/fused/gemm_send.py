@@ -240,6 +240,7 @@ def _send(
         x.device,
         *(left, right, *arguments, *memory, *lengths, tiles, slice_tiles),
         trace=current_trace(x.device),
+        alternate=sizes.alternate and operation == ALL_TO_ALL and ranks == 2,
         **_bulk_stores(given, sizes, operation, its, inboxes, sent, result, in_place=in_place),
         **constants,
     )

@@ -56,6 +56,24 @@ _ALL_REDUCE = tl.constexpr(ALL_REDUCE)
 
 
 @triton.jit
+def _turn(index, tiles, programs, alternate: tl.constexpr):
+    """Number of the tile that comes at a place in the order.
+
+    Without `alternate` they are equal. With it, a wave of tiles that are sent comes first, then
+    each of the others behind an own one, then a wave of own tiles, which hides the last sends.
+    """
+    turn = index
+    if alternate:
+        wave = tl.minimum(programs, tiles)
+        at = index - wave
+        # Both of a pair are in one wave of an even number of programs.
+        swapped = at // programs * ((programs + 1) % 2)
+        turn = tl.where((at + swapped) % 2 == 0, tiles + at // 2, wave + at // 2)
+        turn = tl.where((index < wave) | (index >= 2 * tiles - wave), index, turn)
+    return turn
+
+
+@triton.jit
 def _arrive_sent(
     context,
     flags,
@@ -128,6 +146,7 @@ def multiply_send(
     peer_tiles=None,
     own_tiles=None,
     peer_sums=None,
+    alternate: tl.constexpr = False,
 ):
     """One call of a rank.
 
@@ -155,6 +174,7 @@ def multiply_send(
       [tiles * block_rows, block_columns], or in its `landing`, [rows // ranks, columns].
       `own_tiles` is `out`, or that part of it (all-to-all). `peer_sums` is the peer's `landing`
       (all-reduce).
+    - `alternate`: for an all-to-all of two ranks: own tiles between those that are sent.
     """
     rank, ranks = wt.rank(context), wt.world_size(context)
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -205,7 +225,8 @@ def multiply_send(
         step = tl.where(step == steps - 1, 0, step + 1)
         if step == 0:
             index += programs
-            to, tile = wt.destination_at(index // tiles, rank, ranks), index % tiles
+            turn = _turn(index, tiles, programs, alternate)
+            to, tile = wt.destination_at(turn // tiles, rank, ranks), turn % tiles
             if bulk_stores and operation != _ALL_TO_ALL:
                 to, tile = tl.where(index < others, to, rank), tl.where(index < others, tile, begin)
             down_at, along_at = place_of(to * first + tile, down, along, group)
@@ -230,9 +251,9 @@ def multiply_send(
             # The last tile: its buffer is needed soon, and so is its flag at the peer. Not in the
             # step of the store: Triton puts this block behind that one.
             late = tl.maximum(steps - 2 - tl.minimum(steps // 16, 4), 0)
-            if (step == late) & (index >= programs) & (index - programs < others):
+            sent = _turn(index - programs, tiles, programs, alternate)
+            if (step == late) & (index >= programs) & (sent < others):
                 complete_bulk_stores(interpreted)
-                sent = index - programs
                 _arrive_sent(
                     context,
                     flags,
@@ -253,12 +274,13 @@ def multiply_send(
         if is_stored:
             spans = wt.span_end(trace, spans, COMPUTE, began, meet=False)
             began = wt.span_begin(trace, meet=False)
-            to, tile = wt.destination_at(index // tiles, rank, ranks), index % tiles
+            turn = _turn(index, tiles, programs, alternate)
+            to, tile = wt.destination_at(turn // tiles, rank, ranks), turn % tiles
             # Tiles are not stored to ranks that have not entered.
             if bulk_stores:
                 values = total.to(peer_tiles.dtype)
                 if operation == _ALL_TO_ALL:
-                    if index < others:
+                    if turn < others:
                         peer_tiles.store([tl.where(fine, row, block), column], values)
                     else:
                         own_tiles.store([row, column], values)
@@ -267,22 +289,22 @@ def multiply_send(
                     peer_tiles.store([place, 0], values)
             elif operation == _ALL_TO_ALL:
                 at = out
-                if index < others:
+                if turn < others:
                     at = wt.peer(landing_context, landing, to)
                 at += tl.cast(rank, tl.int64) * block * columns
-                present = tl.where(fine | (index >= others), block, 0)
+                present = tl.where(fine | (turn >= others), block, 0)
                 store_tile(at, total.to(dtype), row, column, present, columns)
             else:
                 at = wt.peer(context, partials, to)
                 at += (tl.cast(rank, tl.int64) * tiles + tile) * size
                 values = total.to(partials.dtype.element_ty)
                 store_tile(at, values, 0, 0, tl.where(fine, block_rows, 0), block_columns)
-            if not bulk_stores and index < others:
+            if not bulk_stores and turn < others:
                 _arrive_sent(
                     context,
                     flags,
                     counters,
-                    index,
+                    turn,
                     tiles,
                     slice_tiles,
                     rank,
@@ -298,12 +320,13 @@ def multiply_send(
 
     if bulk_stores:
         complete_bulk_stores(interpreted)
-        if (index >= 0) & (index < others):
+        turn = _turn(index, tiles, programs, alternate)
+        if (index >= 0) & (turn < others):
             _arrive_sent(
                 context,
                 flags,
                 counters,
-                index,
+                turn,
                 tiles,
                 slice_tiles,
                 rank,
