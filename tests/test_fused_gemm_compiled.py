@@ -59,6 +59,7 @@ RECEIVE: dict[str, dict[str, Any]] = {
 
 
 class Compiled(NamedTuple):
+    ttgir: str
     ptx: str
     sass: str
     registers: int
@@ -117,7 +118,8 @@ def compiled(
     )
     registers, stack = (triton_code.usage(made, folder, name) for name in ("REG", "STACK"))
     shared = int(made.metadata.shared)
-    return Compiled(made.asm["ptx"], triton_code.sass(made, folder), registers, stack, shared)
+    texts = made.asm["ttgir"], made.asm["ptx"], triton_code.sass(made, folder)
+    return Compiled(*texts, registers, stack, shared)
 
 
 def check(made: Compiled, tiling: Tiling) -> None:
@@ -201,6 +203,12 @@ def test_bulk_stores_overlap_the_main_loop(
         for each in function.before(at, lambda each: each.opcode in waits)
     }
     assert ahead & set(sent)
+    # An arrival is counted in the iteration of its step, as tiles are stored: not ahead, as loads.
+    counted = re.search(r"arith\.cmpi eq, (%\w+), %late", made.ttgir)
+    stored = re.search(r"%is_stored\w* = arith\.cmpi eq, (%\w+), %step", made.ttgir)
+    assert counted is not None
+    assert stored is not None
+    assert counted[1] == stored[1]
     # Completion, then the order of proxies, before the count of arrivals.
     assert (
         len(re.findall(r"cp.async.bulk.wait_group 0;\s*fence.proxy.async.global;", made.ptx)) >= 2

@@ -251,23 +251,24 @@ def multiply_send(
             # The last tile: its buffer is needed soon, and so is its flag at the peer. Not in the
             # step of the store: Triton puts this block behind that one.
             late = tl.maximum(steps - 2 - tl.minimum(steps // 16, 4), 0)
-            sent = _turn(index - programs, tiles, programs, alternate)
-            if (step == late) & (index >= programs) & (sent < others):
-                complete_bulk_stores(interpreted)
-                _arrive_sent(
-                    context,
-                    flags,
-                    counters,
-                    sent,
-                    tiles,
-                    slice_tiles,
-                    rank,
-                    ranks,
-                    epoch,
-                    fine,
-                    interpreted,
-                )
-                fence_bulk_loads(bulk, interpreted)
+            if (step == late) & (index >= programs):
+                sent = _turn(index - programs, tiles, programs, alternate)
+                if sent < others:
+                    complete_bulk_stores(interpreted)
+                    _arrive_sent(
+                        context,
+                        flags,
+                        counters,
+                        sent,
+                        tiles,
+                        slice_tiles,
+                        rank,
+                        ranks,
+                        epoch,
+                        fine,
+                        interpreted,
+                    )
+                    fence_bulk_loads(bulk, interpreted)
         is_stored = step == steps - 1
         if bulk_stores and operation != _ALL_TO_ALL:
             is_stored &= index < others
