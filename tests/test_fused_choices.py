@@ -23,7 +23,7 @@ def given(operator: str, rows: int, columns: int, inner: int, dtype: Any = None)
     from weft.fused.gemm import Operands
 
     x: Any = SimpleNamespace(dtype=dtype or torch.bfloat16, device=torch.device("cuda", 0))
-    return Operands(operator, x, x, rows, columns, inner, False, True)
+    return Operands(operator, x, x, rows, columns, inner, False, True, x.dtype)
 
 
 @pytest.fixture

@@ -83,6 +83,24 @@ def test_arguments_that_do_not_fit_are_refused_before_the_launch(
         )
 
 
+def test_products_of_float8_have_scales(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert result["scaled"] == []
+    before = "weft.fused.gemm: "
+    assert results[0]["refused scales"] == [
+        before + "torch.float8_e4m3fn without scale_x and scale_weight: pass both",
+        before + "x is torch.float8_e4m3fn, weight is torch.float16: expected both in float8",
+        before + "scales with torch.float16: expected operands of float8",
+        before + "out_dtype torch.float32: expected bfloat16 or float16",
+        before + "Triton's interpreter does not compute bfloat16: float16 or float32 is needed on "
+        "the CPU",
+        before + "scale_x [3, 1]: expected [6, 1], or one element",
+        before + "scale_weight torch.float64 on cpu: expected float32 on cpu",
+        before + "tiling of (16, 32, 16) for float8: expected inner from 32 on",
+        before + "weight [32, 8] of float8: expected multiples of 16",
+    ]
+
+
 def test_a_rank_that_does_not_call_is_named() -> None:
     check_missing(*run("missing", 2, operator="gemm_all_reduce"))
 

@@ -22,6 +22,7 @@ import torch  # noqa: E402
 
 from weft.fused import Tiling, default_tiling  # noqa: E402
 from weft.fused.kernels import gemm, gemm_receive, gemm_send, gemm_stream  # noqa: E402
+from weft.fused.kernels.gemm import COLUMN_SCALES, FAST_SUMS, ROW_SCALES, SCALED  # noqa: E402
 from weft.triton import lint, ptx  # noqa: E402
 
 #: Of a multiprocessor of the H100 and H200: shared memory with 1 KiB for each block, registers.
@@ -78,10 +79,11 @@ def compiled(
     transposed: bool = False,
     traced: bool = False,
     stores: tuple[str, ...] = (),
+    out: str = "",
     **constants: Any,
 ) -> Compiled:
     """A kernel for sm_90a, with columns and inner that are multiples of 16."""
-    size = 4 if dtype == "fp32" else 2
+    size = {"fp32": 4, "fp8e4nv": 1, "fp8e5": 1}.get(dtype, 2)
     constants |= {
         "block_rows": tiling.rows,
         "block_columns": tiling.columns,
@@ -93,9 +95,12 @@ def compiled(
         "alternate": tiling.alternate,
         "send_block": tiling.warps * (4096 if bulk else 512) // size,
     }
-    names = ("x", "weight", "matrix", "received", "out", "landing")
+    out = out or dtype
+    names = ("x", "weight", "matrix", "received", "source_rows", "inbox")
     types = dict.fromkeys(names, f"*{dtype}")
-    types |= {"source_rows": f"*{dtype}", "inbox": f"*{dtype}", "partials": f"*{partials or dtype}"}
+    types |= {"out": f"*{out}", "landing": f"*{out}", "partials": f"*{partials or out}"}
+    if constants.get("scaling"):
+        types |= {"scale_x": "*fp32", "scale_weight": "*fp32"}
     types |= {"context": "*i64", "landing_context": "*i64", "words": "*i32", "state": "*i32"}
     types |= {"parts": "*fp32", "counters": "*i32"} | ({"trace": "*i64"} if traced else {})
     if bulk:
@@ -122,13 +127,13 @@ def compiled(
     return Compiled(*texts, registers, stack, shared)
 
 
-def check(made: Compiled, tiling: Tiling) -> None:
-    """Memory order; tensor cores; no spills; wide or bulk stores; all programs resident."""
+def check(made: Compiled, tiling: Tiling, *, instruction: str = "HGMMA", stack: int = 0) -> None:
+    """Memory order; tensor cores; few spills; wide or bulk stores; all programs resident."""
     assert lint.check(made.ptx) == []
-    assert "HGMMA" in made.sass
+    assert instruction in made.sass
     # In flight before the loop are the loads of all stages but one, of two operands.
     assert made.sass.count("UTMALDG") >= 2 * tiling.stages
-    assert made.stack == 0
+    assert made.stack <= stack
     stores = set(re.findall(r"\bst\.global\S*", made.ptx))
     # Single words are those of records of errors.
     assert stores <= {"st.global.v4.b32", "st.global.b32", "st.global.b64"}
@@ -250,6 +255,46 @@ def test_few_rows(tmp_path: Path) -> None:
 def test_bfloat16_and_partials_of_float32(tmp_path: Path) -> None:
     options = SEND["reduce_scatter"] | {"dtype": "bf16", "partials": "fp32"}
     check(compiled(gemm_send.multiply_send, WIDE, tmp_path, **options), WIDE)
+
+
+BY_ROWS = SCALED + ROW_SCALES + COLUMN_SCALES
+FLOAT8: dict[str, Any] = {"dtype": "fp8e4nv", "out": "bf16", "scaling": BY_ROWS}
+FAST = FLOAT8 | {"scaling": BY_ROWS + FAST_SUMS}
+
+
+@pytest.mark.parametrize(
+    ("operation", "sizes", "options"),
+    [
+        ("all_reduce in place", (8192, 8192, 7168), FAST),
+        ("reduce_scatter", (4096, 7168, 1024), FAST),
+        ("reduce_scatter", (8192, 8192, 7168), FLOAT8),
+        ("all_to_all", (64, 7168, 2048), FLOAT8 | {"scaling": SCALED}),
+        ("all_gather", (8192, 8192, 7168), FAST | {"dtype": "fp8e5"}),
+    ],
+)
+def test_float8(
+    operation: str, sizes: tuple[int, int, int], options: dict[str, Any], tmp_path: Path
+) -> None:
+    tiling = default_tiling(
+        *sizes, torch.float8_e4m3fn, blocks=8, fast=bool(options["scaling"] & FAST_SUMS)
+    )
+    assert tiling.inner == 128
+    kernel, its = gemm_receive.receive_multiply, RECEIVE.get(operation)
+    if its is None:
+        kernel, its = gemm_send.multiply_send, SEND[operation]
+    made = compiled(kernel, tiling, tmp_path, **its, **options)
+    # Scales take registers, of which some words are spilled where a tile is stored.
+    check(made, tiling, instruction="QGMMA", stack=48)
+
+
+def test_few_rows_of_float8(tmp_path: Path) -> None:
+    for kernel, rows, options in (
+        (gemm_stream.multiply_send, 64, SEND["all_reduce"] | {"partials": "fp32"} | FLOAT8),
+        (gemm_stream.receive_multiply, 16, RECEIVE["all_gather"] | FAST),
+    ):
+        tiling = default_tiling(rows, 7168, 2048, torch.float8_e4m3fn, blocks=2)
+        assert tiling.stream_k
+        check(compiled(kernel, tiling, tmp_path, **options), tiling, instruction="QGMMA")
 
 
 def test_operands_without_alignment_are_loaded_by_pointers(tmp_path: Path) -> None:

@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-#: Parameters that kernels have for some calls.
-_OPTIONAL = ("trace", "peer_tiles", "own_tiles", "peer_sums")
-
-
 def compiled(
     kernel: Any,
     types: Mapping[str, str],
@@ -28,7 +24,7 @@ def compiled(
 
     Args:
         kernel: function of `triton.jit`.
-        types: of parameters by name; others are int32, or None if they are optional.
+        types: of parameters by name; others have their default value, or are int32 without one.
         constants: of parameters by name.
         is_aligned: true for a name and a type of which 16 is a divisor, by default for pointers.
         options: of the compiler, such as `num_warps`.
@@ -38,8 +34,12 @@ def compiled(
     from triton.compiler import ASTSource
 
     assert set(constants) <= set(kernel.arg_names)
-    its = {name: None for name in _OPTIONAL if name in kernel.arg_names and name not in types}
-    its |= constants
+    defaults = {
+        name: parameter.default
+        for name, parameter in kernel.signature.parameters.items()
+        if parameter.default is not parameter.empty and name not in types
+    }
+    its = defaults | dict(constants)
     signature = {
         name: "constexpr" if name in its else types.get(name, "i32") for name in kernel.arg_names
     }

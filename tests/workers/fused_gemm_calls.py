@@ -94,14 +94,17 @@ def _product(operator: str, rank: int, xs: torch.Tensor, weights: torch.Tensor) 
     return products[:, own].sum(0)
 
 
-def close(found: torch.Tensor, right: tuple[torch.Tensor, torch.Tensor]) -> bool:
-    """True if each element differs by less than some roundings of its parts."""
+def close(found: torch.Tensor, right: tuple[torch.Tensor, torch.Tensor], sums: float = 0.0) -> bool:
+    """True if each element differs by less than some roundings of its parts.
+
+    `sums`: relative error of the sums of tensor cores, beside that of float32.
+    """
     value, bound = right
     # Sums are in float32, one product after the other.
     unit, step = torch.finfo(found.dtype).eps, torch.finfo(torch.float32).eps
     if found.shape != value.shape:
         return False
-    limit = (2 * unit + 6 * step) * bound + 4 * unit
+    limit = (2 * unit + 6 * step + sums) * bound + 4 * unit
     return bool(((found.double() - value).abs() <= limit).all())
 
 
@@ -213,9 +216,11 @@ def calls(cases: int, repeats: int, device: str = "twin") -> dict[str, Any]:
             "gathered": _gathered(place),
             "unfused": _unfused(place),
             "alone": _alone(place) if place.rank == 0 else [],
+            "scaled": _scaled(place),
         }
         if device == "twin":
             result["refused"] = _refused()
+            result["refused scales"] = _refused_scales()
         if device == "cuda":
             result["graph"] = [_graph(place, each) for each in OPERATORS]
             result["streams"] = _streams(place)
@@ -347,6 +352,87 @@ def _alone(place: Place) -> list[str]:
         if not close(found, (value, x.double().abs() @ weight.double().abs().t())):
             wrong.append(f"{(rows, columns, inner)} {dtype} {number}")
     return wrong
+
+
+def _scaled(place: Place) -> list[str]:
+    """Wrong calls of float8: scales of rows and of tensors, both dtypes."""
+    # Tiles of 32 in the inner size, the least for float8.
+    tilings: list[Tiling | None] = [SMALL._replace(inner=32), STREAM._replace(inner=32)]
+    scale, dtype, on_gpu = 1, torch.float16, place.name == "cuda"
+    if on_gpu:
+        tilings, scale, dtype = [None, None], 16, torch.bfloat16
+    wrong, sizes = [], (12 * scale, 48 * scale, 48 * scale)
+    for number, operator in enumerate((*OPERATORS, "gemm")):
+        for is_large in (True, False):
+            # Processes of the interpreter take seconds for large ones of many ranks.
+            if place.ranks > 2 and not on_gpu and is_large != (number % 2 == 0):
+                continue
+            rows, inner, columns = sizes if is_large else (4, 32, 16)
+            if operator != "all_gather_gemm":
+                rows *= place.ranks
+            its = torch.float8_e4m3fn if is_large else torch.float8_e5m2
+            xs, weights = place.operands(number, rows, inner, columns, torch.float32)
+            xs, weights = xs.to(its), (4 * weights).to(torch.float8_e4m3fn)
+            random = torch.Generator().manual_seed(number)
+            of_rows = torch.rand(place.ranks, rows, 1, generator=random).to(place.device) + 0.5
+            of_columns = torch.rand(place.ranks, 1, columns, generator=random).to(place.device)
+            if not is_large:
+                of_rows, of_columns = of_rows[:1, :1], of_columns[:, :, :1]
+            fast = number % 2 == is_large
+            found = _call(
+                operator,
+                xs[place.rank],
+                weights[place.rank],
+                scale_x=_scale_of_rows(operator, place, of_rows),
+                scale_weight=of_columns[place.rank].contiguous(),
+                out_dtype=dtype,
+                use_fast_accum=fast,
+                tiling=tilings[(number // 2 % 2) ^ is_large],
+            )
+            whole = xs.double() * of_rows, weights.double() * of_columns.transpose(1, 2)
+            name = operator
+            if operator == "gemm":
+                name, whole = "gemm_all_reduce", tuple(each[place.rank, None] for each in whole)
+            # Tensor cores add products of 32 to sums with 13 bits behind the point.
+            sums = (inner if fast else 128) / 32 * 2**-13 if on_gpu else 0.0
+            rank = 0 if operator == "gemm" else place.rank
+            if not close(found, expected(name, rank, *whole), sums):
+                wrong.append(f"{operator} {(rows, inner, columns)} {its}")
+    return wrong
+
+
+def _scale_of_rows(operator: str, place: Place, scales: torch.Tensor) -> torch.Tensor:
+    """Scales of the rows of a rank's product, from those of all ranks' x."""
+    if scales.numel() == 1:
+        return scales.view(1)
+    if operator == "all_gather_gemm":
+        return scales.reshape(-1, 1)
+    if operator == "all_to_all_gemm":
+        return scales.unflatten(1, (place.ranks, -1))[:, place.rank].reshape(-1, 1)
+    return scales[place.rank].contiguous()
+
+
+def _refused_scales() -> list[str]:
+    """Messages of calls of float8 that do not fit."""
+    x, weight = (torch.zeros(rows, 16).to(torch.float8_e4m3fn) for rows in (6, 32))
+    one, half = torch.ones(1), torch.float16
+    scales = {"scale_x": one, "scale_weight": one, "out_dtype": half}
+    of_rows = torch.ones(3, 1)
+    calls: tuple[tuple[torch.Tensor, torch.Tensor, dict[str, Any]], ...] = (
+        (x, weight, {}),
+        (x, weight.to(half), scales),
+        (x.to(half), weight.to(half), scales),
+        (x, weight, scales | {"out_dtype": torch.float32}),
+        (x, weight, scales | {"out_dtype": None}),
+        (x, weight, scales | {"scale_x": of_rows}),
+        (x, weight, scales | {"scale_weight": one.double()}),
+        (x, weight, scales | {"tiling": SMALL}),
+        (x[:, :8].contiguous(), weight[:, :8].contiguous(), scales),
+    )
+    return [
+        device_native.named(lambda: weft.fused.gemm(x, weight, **its))[2]  # noqa: B023
+        for x, weight, its in calls
+    ]
 
 
 def _refused() -> list[tuple[str, str]]:

@@ -39,9 +39,9 @@ def choose(
 ) -> Choice:
     """Choose for a call, equally on all ranks.
 
-    In this order: `fused` if it is given; the kernel if options of it are, and for tensors of the
-    CPU; the measurement of the class of shapes; `weft.fused.gains.RULES`. The first choice by
-    measurement of a communicator is a collective call.
+    In this order: `fused` if it is given; the kernel if options of it are, for float8, and for
+    tensors of the CPU; the measurement of the class of shapes; `weft.fused.gains.RULES`. The first
+    choice by measurement of a communicator is a collective call.
 
     Args:
         given: operands.
@@ -51,7 +51,7 @@ def choose(
         options: other arguments of the kernel alone, `None` if they are not given.
 
     Raises:
-        ConfigurationError: if `fused` is False with options of the kernel.
+        ConfigurationError: if `fused` is False with options of the kernel, or with float8.
     """
     named = {"tiling": tiling, **options}
     kernel = [name for name, value in named.items() if value is not None]
@@ -60,6 +60,13 @@ def choose(
             f"weft.fused.{given.operator}: fused=False with {', '.join(kernel)}: these are options "
             "of the kernel; pass only one"
         )
+    if given.scales is not None:
+        if fused is False:
+            raise ConfigurationError(
+                f"weft.fused.{given.operator}: fused=False with {given.x.dtype}: float8 is "
+                "multiplied by the kernel alone; use torch._scaled_mm and a collective"
+            )
+        return Choice(True, tiling)
     if fused is not None or kernel or given.interpreted:
         return Choice(fused is not False, tiling)
     shape = Shape(given.rows, given.columns, given.inner)

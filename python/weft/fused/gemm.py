@@ -12,11 +12,13 @@ from weft.cuda import symmetric
 from weft.errors import ConfigurationError, RegionError, ShapeError
 from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import ARRIVALS, MAX_SLICES, multiply
+from weft.fused.scales import FLOAT8, checked_scales
 from weft.fused.spaces import Space, launch, programs_of, space
 from weft.triton.contexts import context
 
 if TYPE_CHECKING:
     from weft.communicator import Communicator
+    from weft.fused.scales import Scales
 
 __all__ = [
     "Operands",
@@ -89,6 +91,7 @@ def default_tiling(
     *,
     blocks: int = 1,
     apart: bool = False,
+    fast: bool = False,
 ) -> Tiling:
     """The tiling of a product of [rows, inner] and [columns, inner].
 
@@ -97,15 +100,25 @@ def default_tiling(
         columns: of the weight.
         inner: of the weight.
         dtype: of both operands.
-        partial_dtype: of partial sums that are sent; by default `dtype`.
+        partial_dtype: of partial sums that are sent; by default that of the result.
         blocks: destinations or sources, each with as many rows.
         apart: tiles of one block are computed before those of the next, as of rows that arrive.
+        fast: of float8: `use_fast_accum`.
     """
     if dtype == torch.float32:
         return Tiling(rows=64, columns=64, inner=16, warps=4, stages=2, programs=2)
     if inner % 8 or columns % 8:
         # Loads of single elements take many registers.
         return Tiling(rows=64, columns=64, inner=32, warps=4, stages=2, programs=2)
+    if dtype in FLOAT8:
+        # As many bytes in a step as of bfloat16, with the same tiles.
+        its = default_tiling(
+            rows, columns, inner, torch.bfloat16, partial_dtype, blocks=blocks, apart=apart
+        )
+        if not fast and its.rows * its.columns // its.warps > 64 * 32:
+            # Sums of a step take as many registers as those of all steps.
+            its = its._replace(columns=128, warps=8, stages=4, programs=1)
+        return its._replace(inner=128)
     few_tiles = not apart and -(-rows * blocks // 128) * -(-columns // 256) <= 80
     if rows * blocks <= (_FEW_ROWS_OF_FEW_TILES if few_tiles else _FEW_ROWS):
         if rows * blocks <= 64:
@@ -146,6 +159,10 @@ class Operands(NamedTuple):
     transposed: bool
     #: By the bulk tensor copy engine.
     bulk: bool
+    #: Of the result.
+    dtype: torch.dtype
+    #: Of float8.
+    scales: Scales | None = None
 
     @property
     def interpreted(self) -> bool:
@@ -171,12 +188,18 @@ class Operands(NamedTuple):
                 partial_dtype,
                 blocks=blocks,
                 apart=apart,
+                fast=self.scales is not None and self.scales.fast,
             )
         sizes = given.rows, given.columns, given.inner
         if any(size < 16 or size & (size - 1) for size in sizes):
             raise ConfigurationError(
                 f"weft.fused.{self.operator}: tiling of {sizes}: powers of two from 16 on are "
                 "needed"
+            )
+        if self.scales is not None and given.inner < 32:
+            raise ConfigurationError(
+                f"weft.fused.{self.operator}: tiling of {sizes} for float8: expected inner from 32 "
+                "on"
             )
         if min(given.group, given.warps, given.stages, given.programs, given.senders) < 1:
             raise ConfigurationError(
@@ -213,8 +236,9 @@ class Operands(NamedTuple):
         return descriptor(matrix, [tiling.rows, tiling.inner])
 
     def blocks(self, tiling: Tiling) -> dict[str, Any]:
-        """Constants of kernels."""
+        """Constants of kernels, and scales."""
         return {
+            **({} if self.scales is None else self.scales.arguments()),
             "block_rows": tiling.rows,
             "block_columns": tiling.columns,
             "block_inner": tiling.inner,
@@ -247,8 +271,28 @@ class Operands(NamedTuple):
         return programs
 
 
-def operands(operator: str, x: torch.Tensor, weight: torch.Tensor) -> Operands:
-    """Check x and weight.
+def operands(
+    operator: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale_x: torch.Tensor | None = None,
+    scale_weight: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    use_fast_accum: bool = False,
+    gathered: int = 1,
+) -> Operands:
+    """Check x and weight, and their scales.
+
+    Args:
+        operator: name.
+        x: [rows, inner].
+        weight: [columns, inner].
+        scale_x: of float8.
+        scale_weight: of float8.
+        out_dtype: of the result.
+        use_fast_accum: of float8.
+        gathered: number of ranks whose rows the product has.
 
     Raises:
         ConfigurationError: for a dtype or device that the kernels do not support.
@@ -260,16 +304,29 @@ def operands(operator: str, x: torch.Tensor, weight: torch.Tensor) -> Operands:
             f"{name}: x is {tuple(x.shape)}, weight is {tuple(weight.shape)}: [rows, inner] and "
             "[columns, inner] are needed"
         )
-    if x.dtype != weight.dtype or x.device != weight.device:
+    is_float8 = x.dtype in FLOAT8 or weight.dtype in FLOAT8
+    if (x.dtype != weight.dtype and not is_float8) or x.device != weight.device:
         raise ShapeError(
             f"{name}: x is {x.dtype} on {x.device}, weight is {weight.dtype} on {weight.device}: "
             "equal dtypes and devices are needed"
         )
-    if x.dtype not in _DTYPES:
+    if x.dtype not in _DTYPES and not is_float8:
         raise ConfigurationError(
-            f"{name}: dtype is {x.dtype}: float16, bfloat16 or float32 is needed"
+            f"{name}: dtype is {x.dtype}: float16, bfloat16, float32, or float8 with scales is "
+            "needed"
         )
-    _check_device(name, x)
+    scales = checked_scales(
+        name,
+        x,
+        weight,
+        scale_x,
+        scale_weight,
+        out_dtype,
+        rows=x.shape[0] * gathered,
+        fast=use_fast_accum,
+    )
+    dtype = x.dtype if scales is None else out_dtype or torch.bfloat16
+    _check_device(name, x, dtype)
     straight = weight.is_contiguous()
     if not x.is_contiguous() or not (straight or weight.t().is_contiguous()):
         raise ShapeError(
@@ -286,10 +343,10 @@ def operands(operator: str, x: torch.Tensor, weight: torch.Tensor) -> Operands:
             weight.data_ptr(),
         )
     )
-    return Operands(operator, x, weight, rows, columns, inner, not straight, bulk)
+    return Operands(operator, x, weight, rows, columns, inner, not straight, bulk, dtype, scales)
 
 
-def _check_device(name: str, x: torch.Tensor) -> None:
+def _check_device(name: str, x: torch.Tensor, dtype: torch.dtype) -> None:
     interpret = bool(triton.knobs.runtime.interpret)
     if x.device.type == "cpu":
         if not interpret:
@@ -297,7 +354,7 @@ def _check_device(name: str, x: torch.Tensor) -> None:
                 f"{name}: x is on the CPU: tensors of a GPU are needed, or TRITON_INTERPRET=1 "
                 "before the first import of triton, for tests"
             )
-        if x.dtype == torch.bfloat16:
+        if dtype == torch.bfloat16:
             raise ConfigurationError(
                 f"{name}: Triton's interpreter does not compute bfloat16: float16 or float32 is "
                 "needed on the CPU"
@@ -308,15 +365,13 @@ def _check_device(name: str, x: torch.Tensor) -> None:
         )
 
 
-def output(
-    given: Operands, out: torch.Tensor | None, rows: int, dtype: torch.dtype | None = None
-) -> torch.Tensor:
+def output(given: Operands, out: torch.Tensor | None, rows: int) -> torch.Tensor:
     """`out` if it fits, or a new tensor [rows, columns].
 
     Raises:
         ShapeError: if `out` does not fit.
     """
-    shape, dtype = (rows, given.columns), dtype or given.x.dtype
+    shape, dtype = (rows, given.columns), given.dtype
     if out is None:
         return torch.empty(shape, dtype=dtype, device=given.x.device)
     fits = out.shape == shape and out.dtype == dtype and out.device == given.x.device
@@ -364,6 +419,10 @@ def gemm(
     x: torch.Tensor,
     weight: torch.Tensor,
     *,
+    scale_x: torch.Tensor | None = None,
+    scale_weight: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
     out: torch.Tensor | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
@@ -371,19 +430,30 @@ def gemm(
     """Product x @ weight.T by the main loop of the fused operators, without communication.
 
     Args:
-        x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU.
-        weight: [columns, inner]; it or its transpose is contiguous.
+        x: [rows, inner], contiguous; float16, bfloat16, float32, float8_e4m3fn or float8_e5m2, on a
+            GPU.
+        weight: [columns, inner], of x's dtype; it or its transpose is contiguous. Of float8 either
+            dtype, contiguous, and both sizes are multiples of 16.
+        scale_x: of float8, float32: [rows, 1], factors of the rows of the product, or of one
+            element.
+        scale_weight: of float8, float32: [1, columns], factors of the columns of the product, or of
+            one element.
+        out_dtype: of float8: bfloat16 (default) or float16. The product is scaled in float32.
+        use_fast_accum: of float8: sum the whole inner size by the tensor cores, whose sums have
+            fewer bits than float32, instead of 128 elements. As of `torch._scaled_mm`.
         out: [rows, columns], contiguous; by default a new tensor.
         num_sms: multiprocessors to use; by default all.
         tiling: by default `default_tiling`.
 
     Returns:
-        [rows, columns] in x's dtype, accumulated in float32 (float32 without TF32).
+        [rows, columns] in x's dtype or `out_dtype`, accumulated in float32 (float32 without TF32).
 
     Raises:
         ConfigurationError, ShapeError: if an argument does not fit.
     """
-    given = operands("gemm", x, weight)
+    given = operands(
+        "gemm", x, weight, scale_x, scale_weight, out_dtype, use_fast_accum=use_fast_accum
+    )
     sizes = given.tiling(tiling, given.rows)
     programs = given.programs(sizes, num_sms)
     result = output(given, out, given.rows)

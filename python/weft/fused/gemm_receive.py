@@ -38,6 +38,10 @@ def all_gather_gemm(
     weight: torch.Tensor,
     *,
     return_gathered: Literal[False] = False,
+    scale_x: torch.Tensor | None = None,
+    scale_weight: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
     out: torch.Tensor | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
@@ -50,6 +54,10 @@ def all_gather_gemm(
     weight: torch.Tensor,
     *,
     return_gathered: Literal[True],
+    scale_x: torch.Tensor | None = None,
+    scale_weight: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
     out: torch.Tensor | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
@@ -61,6 +69,10 @@ def all_gather_gemm(
     weight: torch.Tensor,
     *,
     return_gathered: bool = False,
+    scale_x: torch.Tensor | None = None,
+    scale_weight: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
     out: torch.Tensor | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
@@ -70,9 +82,13 @@ def all_gather_gemm(
     """Product of the rows of all ranks and weight.T.
 
     Args:
-        x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU.
-        weight: [columns, inner]; it or its transpose is contiguous.
+        x: [rows, inner], contiguous, as of `gemm`.
+        weight: [columns, inner], as of `gemm`.
         return_gathered: return the rows of all ranks too, which are copied after the product.
+        scale_x: of float8, [ranks * rows, 1], of the rows of all ranks, or of one element.
+        scale_weight: of float8, as of `gemm`.
+        out_dtype: of float8, as of `gemm`.
+        use_fast_accum: of float8, as of `gemm`.
         out: [ranks * rows, columns], contiguous; by default a new tensor.
         num_sms: multiprocessors that the kernel uses (default: all); given on all ranks or none.
         tiling: by default `default_tiling` for the rows of a rank; equal on all ranks.
@@ -82,15 +98,24 @@ def all_gather_gemm(
         communicator: that of the ranks; by default the only one that is open.
 
     Returns:
-        [ranks * rows, columns] in x's dtype, block s of the rows of rank s; with `return_gathered`
-        a tuple of it and [ranks * rows, inner].
+        [ranks * rows, columns] in x's dtype or `out_dtype`, block s of the rows of rank s; with
+        `return_gathered` a tuple of it and [ranks * rows, inner].
 
     Raises:
         ConfigurationError, ShapeError: if an argument does not fit.
         WaitTimeoutError, PeerLostError: of earlier calls.
     """
-    given = operands("all_gather_gemm", x, weight)
     group = symmetric.only_open() if communicator is None else communicator
+    given = operands(
+        "all_gather_gemm",
+        x,
+        weight,
+        scale_x,
+        scale_weight,
+        out_dtype,
+        use_fast_accum=use_fast_accum,
+        gathered=group.world_size,
+    )
     choice = choose(given, group, fused, tiling, num_sms=num_sms)
     if not choice.fused:
         return _gathered(given, out, group, return_gathered)
@@ -109,6 +134,10 @@ def all_to_all_gemm(
     x: torch.Tensor,
     weight: torch.Tensor,
     *,
+    scale_x: torch.Tensor | None = None,
+    scale_weight: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
     out: torch.Tensor | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
@@ -118,9 +147,12 @@ def all_to_all_gemm(
     """Row block r of x goes to rank r; product of the received rows and weight.T.
 
     Args:
-        x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU. The number of ranks
-            divides rows.
-        weight: [columns, inner]; it or its transpose is contiguous.
+        x: [rows, inner], contiguous, as of `gemm`. The number of ranks divides rows.
+        weight: [columns, inner], as of `gemm`.
+        scale_x: of float8, [rows, 1], of the received rows, or of one element.
+        scale_weight: of float8, as of `gemm`.
+        out_dtype: of float8, as of `gemm`.
+        use_fast_accum: of float8, as of `gemm`.
         out: [rows, columns], contiguous; by default a new tensor.
         num_sms: multiprocessors that the kernel uses (default: all); given on all ranks or none.
         tiling: by default `default_tiling` for a row block; equal on all ranks.
@@ -130,13 +162,21 @@ def all_to_all_gemm(
         communicator: that of the ranks; by default the only one that is open.
 
     Returns:
-        [rows, columns] in x's dtype, block s of the rows of rank s.
+        [rows, columns] in x's dtype or `out_dtype`, block s of the rows of rank s.
 
     Raises:
         ConfigurationError, ShapeError: if an argument does not fit.
         WaitTimeoutError, PeerLostError: of earlier calls.
     """
-    given = operands("all_to_all_gemm", x, weight)
+    given = operands(
+        "all_to_all_gemm",
+        x,
+        weight,
+        scale_x,
+        scale_weight,
+        out_dtype,
+        use_fast_accum=use_fast_accum,
+    )
     group = symmetric.only_open() if communicator is None else communicator
     if given.rows % group.world_size:
         raise ShapeError(

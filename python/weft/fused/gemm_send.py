@@ -34,6 +34,10 @@ def gemm_all_to_all(
     x: torch.Tensor,
     weight: torch.Tensor,
     *,
+    scale_x: torch.Tensor | None = None,
+    scale_weight: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
     out: torch.Tensor | None = None,
     num_sms: int | None = None,
     tiling: Tiling | None = None,
@@ -43,9 +47,12 @@ def gemm_all_to_all(
     """Product x @ weight.T, of which row block r goes to rank r.
 
     Args:
-        x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU. The number of ranks
-            divides rows.
-        weight: [columns, inner]; it or its transpose is contiguous.
+        x: [rows, inner], contiguous, as of `gemm`. The number of ranks divides rows.
+        weight: [columns, inner], as of `gemm`.
+        scale_x: of float8, as of `gemm`.
+        scale_weight: of float8, as of `gemm`.
+        out_dtype: of float8, as of `gemm`.
+        use_fast_accum: of float8, as of `gemm`.
         out: [rows, columns], contiguous; by default a new tensor. If it is of
             `weft.symmetric_empty`, at the same place of one allocation on all ranks, peers store
             into it, without copies. Symmetric on all ranks or on none.
@@ -57,13 +64,22 @@ def gemm_all_to_all(
         communicator: that of the ranks; by default the only one that is open.
 
     Returns:
-        [rows, columns] in x's dtype: block s is row block `rank` of the product of rank s.
+        [rows, columns] in x's dtype or `out_dtype`: block s is row block `rank` of the product of
+        rank s.
 
     Raises:
         ConfigurationError, ShapeError: if an argument does not fit.
         WaitTimeoutError, PeerLostError: of earlier calls.
     """
-    given = operands("gemm_all_to_all", x, weight)
+    given = operands(
+        "gemm_all_to_all",
+        x,
+        weight,
+        scale_x,
+        scale_weight,
+        out_dtype,
+        use_fast_accum=use_fast_accum,
+    )
     return _send(given, ALL_TO_ALL, out, None, num_sms, tiling, fused, communicator)
 
 
@@ -71,6 +87,10 @@ def gemm_reduce_scatter(
     x: torch.Tensor,
     weight: torch.Tensor,
     *,
+    scale_x: torch.Tensor | None = None,
+    scale_weight: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
     out: torch.Tensor | None = None,
     partial_dtype: torch.dtype | None = None,
     num_sms: int | None = None,
@@ -85,11 +105,14 @@ def gemm_reduce_scatter(
     `partial_dtype`. Results of the same inputs have the same bits, if fused alike.
 
     Args:
-        x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU. The number of ranks
-            divides rows.
-        weight: [columns, inner]; it or its transpose is contiguous.
+        x: [rows, inner], contiguous, as of `gemm`. The number of ranks divides rows.
+        weight: [columns, inner], as of `gemm`.
+        scale_x: of float8, as of `gemm`.
+        scale_weight: of float8, as of `gemm`.
+        out_dtype: of float8, as of `gemm`.
+        use_fast_accum: of float8, as of `gemm`.
         out: [rows / ranks, columns], contiguous; by default a new tensor.
-        partial_dtype: x's dtype (default) or float32.
+        partial_dtype: the result's dtype (default) or float32.
         num_sms: multiprocessors that the kernel uses (default: all); given on all ranks or none.
         tiling: by default `default_tiling` for a row block; equal on all ranks.
         fused: True: by the kernel; False: by torch's product and Weft's collective. None: by the
@@ -98,13 +121,21 @@ def gemm_reduce_scatter(
         communicator: that of the ranks; by default the only one that is open.
 
     Returns:
-        [rows / ranks, columns] in x's dtype.
+        [rows / ranks, columns] in x's dtype or `out_dtype`.
 
     Raises:
         ConfigurationError, ShapeError: if an argument does not fit.
         WaitTimeoutError, PeerLostError: of earlier calls.
     """
-    given = operands("gemm_reduce_scatter", x, weight)
+    given = operands(
+        "gemm_reduce_scatter",
+        x,
+        weight,
+        scale_x,
+        scale_weight,
+        out_dtype,
+        use_fast_accum=use_fast_accum,
+    )
     return _send(given, REDUCE_SCATTER, out, partial_dtype, num_sms, tiling, fused, communicator)
 
 
@@ -112,6 +143,10 @@ def gemm_all_reduce(
     x: torch.Tensor,
     weight: torch.Tensor,
     *,
+    scale_x: torch.Tensor | None = None,
+    scale_weight: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
     out: torch.Tensor | None = None,
     partial_dtype: torch.dtype | None = None,
     num_sms: int | None = None,
@@ -126,10 +161,14 @@ def gemm_all_reduce(
     any number. Unfused, products in x's dtype are added in rank order in float32.
 
     Args:
-        x: [rows, inner], contiguous; float16, bfloat16 or float32, on a GPU.
-        weight: [columns, inner]; it or its transpose is contiguous.
+        x: [rows, inner], contiguous, as of `gemm`.
+        weight: [columns, inner], as of `gemm`.
+        scale_x: of float8, as of `gemm`.
+        scale_weight: of float8, as of `gemm`.
+        out_dtype: of float8, as of `gemm`.
+        use_fast_accum: of float8, as of `gemm`.
         out: [rows, columns], as in `gemm_all_to_all`.
-        partial_dtype: x's dtype (default) or float32.
+        partial_dtype: the result's dtype (default) or float32.
         num_sms: multiprocessors that the kernel uses (default: all); given on all ranks or none.
         tiling: by default `default_tiling`; equal on all ranks.
         fused: True: by the kernel; False: by torch's product and Weft's collective. None: by the
@@ -138,13 +177,21 @@ def gemm_all_reduce(
         communicator: that of the ranks; by default the only one that is open.
 
     Returns:
-        [rows, columns] in x's dtype.
+        [rows, columns] in x's dtype or `out_dtype`.
 
     Raises:
         ConfigurationError, ShapeError: if an argument does not fit.
         WaitTimeoutError, PeerLostError: of earlier calls.
     """
-    given = operands("gemm_all_reduce", x, weight)
+    given = operands(
+        "gemm_all_reduce",
+        x,
+        weight,
+        scale_x,
+        scale_weight,
+        out_dtype,
+        use_fast_accum=use_fast_accum,
+    )
     return _send(given, ALL_REDUCE, out, partial_dtype, num_sms, tiling, fused, communicator)
 
 
@@ -162,10 +209,10 @@ def _send(
     group = symmetric.only_open() if communicator is None else communicator
     ranks, x, columns = group.world_size, given.x, given.columns
     name = f"weft.fused.{given.operator}"
-    sent = partial_dtype or x.dtype
-    if sent not in (x.dtype, torch.float32):
+    sent = partial_dtype or given.dtype
+    if sent not in (given.dtype, torch.float32):
         raise ConfigurationError(
-            f"{name}: partial_dtype is {sent}: {x.dtype} or torch.float32 is needed"
+            f"{name}: partial_dtype is {sent}: {given.dtype} or torch.float32 is needed"
         )
     if operation != ALL_REDUCE and given.rows % ranks:
         raise ShapeError(
@@ -201,7 +248,7 @@ def _send(
     its = gemm_space(given, group, max(partials + landing, _ALIGNED))
     its.enter()
     left, right = given.matrices(sizes)
-    inbox = its.data[partials : partials + landing].view(x.dtype)
+    inbox = its.data[partials : partials + landing].view(given.dtype)
     memory = (
         its.data[:partials].view(sent),
         result if in_place else inbox,

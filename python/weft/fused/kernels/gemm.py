@@ -4,6 +4,9 @@
 [inner, columns]. Both are tensor descriptors with the blocks of the tiling (`bulk`), loaded by the
 bulk tensor copy engine, or pointers to contiguous matrices. Accumulation is in float32.
 
+Operands of float8 have scales, by which a tile is multiplied before it is stored or sent: `scaling`
+is then a sum of SCALED and what applies of ROW_SCALES, COLUMN_SCALES and FAST_SUMS; else 0.
+
 Tiles of a matrix come in groups of `group` rows of tiles, column by column in a group, so that
 programs at work at the same time share operands in the L2.
 """
@@ -17,7 +20,11 @@ from weft.fused.kernels.rounds import STATE_WORDS
 __all__ = [
     "ARRIVALS",
     "CLAIMS",
+    "COLUMN_SCALES",
+    "FAST_SUMS",
     "MAX_SLICES",
+    "ROW_SCALES",
+    "SCALED",
     "add_step",
     "arrive",
     "block_barrier",
@@ -28,6 +35,7 @@ __all__ = [
     "multiply",
     "place_of",
     "product",
+    "scaled",
     "signal",
     "store_products",
     "store_tile",
@@ -41,6 +49,18 @@ MAX_SLICES = 64
 CLAIMS = STATE_WORDS
 ARRIVALS = CLAIMS + 2
 _CLAIMS = tl.constexpr(CLAIMS)
+#: Operands of float8, with a scale of x and a scale of the weight.
+SCALED = 1
+#: A scale for each row of x.
+ROW_SCALES = 2
+#: A scale for each row of the weight, a column of the product.
+COLUMN_SCALES = 4
+#: Sums of several steps by the tensor cores, whose sums of float8 have fewer bits than float32.
+FAST_SUMS = 8
+_SCALED = tl.constexpr(SCALED)
+_ROW_SCALES = tl.constexpr(ROW_SCALES)
+_COLUMN_SCALES = tl.constexpr(COLUMN_SCALES)
+_FAST_SUMS = tl.constexpr(FAST_SUMS)
 #: Added to a counter of arrivals for one whose data were not sent.
 _FAILED = tl.constexpr(1 << 16)
 
@@ -59,6 +79,7 @@ def add_step(
     block_inner: tl.constexpr,
     transposed: tl.constexpr,
     bulk: tl.constexpr,
+    scaling: tl.constexpr = 0,
 ):
     """The sum of `total` and a step of the product's main loop.
 
@@ -72,6 +93,7 @@ def add_step(
     - `inner`: of both operands; `block_inner` of it in a step.
     - `transposed`: the weight is [inner, columns].
     - `bulk`: operands are tensor descriptors.
+    - `scaling`: of operands of float8; scales are applied by `scaled`, not here.
     """
     if bulk:
         left = x.load([row, at])
@@ -88,7 +110,35 @@ def add_step(
         else:
             right = weight + tl.cast(along, tl.int64)[None, :] * inner + steps[:, None]
         right = tl.load(right, mask=has_step[:, None] & has_column[None, :], other=0.0)
+    if _SCALED & scaling and not _FAST_SUMS & scaling:
+        return tl.dot(left, right, total, max_num_imprecise_acc=block_inner)
     return tl.dot(left, right, total, input_precision="ieee")
+
+
+@triton.jit
+def scaled(total, scale_x, scale_weight, row, column, rows, columns, scaling: tl.constexpr):
+    """A tile of a product of float8, times its scales; without `scaling`, the tile.
+
+    Its parameters:
+
+    - `total`: float32 [block_rows, block_columns].
+    - `scale_x`: pointer to float32 [rows] with ROW_SCALES, else [1].
+    - `scale_weight`: pointer to float32 [columns] with COLUMN_SCALES, else [1].
+    - `row`, `column`: first of the tile, in `scale_x` and in `scale_weight`.
+    - `rows`, `columns`: lengths of scales.
+    """
+    if _SCALED & scaling:
+        if _ROW_SCALES & scaling:
+            down = row + tl.arange(0, total.shape[0])
+            total *= tl.load(scale_x + down, mask=down < rows, other=0.0)[:, None]
+        else:
+            total *= tl.load(scale_x)
+        if _COLUMN_SCALES & scaling:
+            along = column + tl.arange(0, total.shape[1])
+            total *= tl.load(scale_weight + along, mask=along < columns, other=0.0)[None, :]
+        else:
+            total *= tl.load(scale_weight)
+    return total
 
 
 @triton.jit
@@ -105,6 +155,7 @@ def product(
     block_inner: tl.constexpr,
     transposed: tl.constexpr,
     bulk: tl.constexpr,
+    scaling: tl.constexpr = 0,
 ):
     """A tile of x @ weight.T, float32 [block_rows, block_columns]; parameters as of `add_step`."""
     total = tl.zeros([block_rows, block_columns], tl.float32)
@@ -122,6 +173,7 @@ def product(
             block_inner,
             transposed,
             bulk,
+            scaling,
         )
     return total
 
@@ -263,6 +315,11 @@ def store_products(
     group: tl.constexpr,
     transposed: tl.constexpr,
     bulk: tl.constexpr,
+    scale_x=None,
+    scale_weight=None,
+    scale_above=0,
+    scale_rows=0,
+    scaling: tl.constexpr = 0,
 ):
     """Computes and stores a program's tiles of the product of some rows.
 
@@ -273,6 +330,8 @@ def store_products(
     - `out`: [block, columns].
     - `start`, `stride`: places of the first tile in the order, and between tiles.
     - `above`, `block`: first and number of the rows of x, which has `rows`.
+    - `scale_x`, `scale_weight`: as of `scaled`; of them `scale_above` is that of the first row, and
+      `scale_rows` the number of rows.
     - others as of `add_step`.
     """
     down, along = tl.cdiv(block, block_rows), tl.cdiv(columns, block_columns)
@@ -300,8 +359,19 @@ def store_products(
             block_inner,
             transposed,
             bulk,
+            scaling,
         )
         if step == steps - 1:
+            total = scaled(
+                total,
+                scale_x,
+                scale_weight,
+                scale_above + row,
+                column,
+                scale_rows,
+                columns,
+                scaling,
+            )
             store_tile(out, total.to(out.dtype.element_ty), row, column, block, columns)
             total = tl.zeros([block_rows, block_columns], tl.float32)
 
@@ -320,6 +390,9 @@ def multiply(
     group: tl.constexpr,
     transposed: tl.constexpr,
     bulk: tl.constexpr,
+    scale_x=None,
+    scale_weight=None,
+    scaling: tl.constexpr = 0,
 ):
     """The product alone: the kernels with sends and receives use the same loop and order."""
     store_products(
@@ -339,4 +412,9 @@ def multiply(
         group,
         transposed,
         bulk,
+        scale_x,
+        scale_weight,
+        0,
+        rows,
+        scaling,
     )

@@ -24,6 +24,7 @@ from weft.fused.kernels.gemm import (
     fence_bulk_loads,
     place_of,
     product,
+    scaled,
     store_products,
     store_tile,
 )
@@ -63,6 +64,9 @@ def receive_multiply(
     transposed: tl.constexpr,
     bulk: tl.constexpr,
     trace=None,
+    scale_x=None,
+    scale_weight=None,
+    scaling: tl.constexpr = 0,
 ):
     """One call of a rank.
 
@@ -88,6 +92,8 @@ def receive_multiply(
     - `block_rows`, `block_columns`, `block_inner`, `group`, `transposed`, `bulk`: as in
       `weft.fused.kernels.gemm`.
     - `trace`: of spans, or None.
+    - `scale_x`, `scale_weight`, `scaling`: as in `weft.fused.kernels.gemm`; `scale_x` is of the
+      rows of `out`.
     """
     rank, ranks = wt.rank(context), wt.world_size(context)
     program = tl.program_id(0)
@@ -143,6 +149,11 @@ def receive_multiply(
         group,
         transposed,
         bulk,
+        scale_x,
+        scale_weight,
+        rank * rows,
+        ranks * rows,
+        scaling,
     )
     spans = wt.span_end(trace, spans, COMPUTE, began)
     # Rows of the other ranks.
@@ -171,6 +182,17 @@ def receive_multiply(
             block_inner,
             transposed,
             bulk,
+            scaling,
+        )
+        total = scaled(
+            total,
+            scale_x,
+            scale_weight,
+            source * rows + row,
+            column,
+            ranks * rows,
+            columns,
+            scaling,
         )
         values = tl.where(fine, total, float("nan")).to(out.dtype.element_ty)
         at = out + tl.cast(source, tl.int64) * rows * columns

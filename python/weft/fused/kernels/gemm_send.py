@@ -35,6 +35,7 @@ from weft.fused.kernels.gemm import (
     inside,
     place_of,
     product,
+    scaled,
     signal,
     store_tile,
     tile_offsets,
@@ -147,6 +148,9 @@ def multiply_send(
     own_tiles=None,
     peer_sums=None,
     alternate: tl.constexpr = False,
+    scale_x=None,
+    scale_weight=None,
+    scaling: tl.constexpr = 0,
 ):
     """One call of a rank.
 
@@ -175,6 +179,7 @@ def multiply_send(
       `own_tiles` is `out`, or that part of it (all-to-all). `peer_sums` is the peer's `landing`
       (all-reduce).
     - `alternate`: for an all-to-all of two ranks: own tiles between those that are sent.
+    - `scale_x`, `scale_weight`, `scaling`: as in `weft.fused.kernels.gemm`.
     """
     rank, ranks = wt.rank(context), wt.world_size(context)
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -246,6 +251,7 @@ def multiply_send(
             block_inner,
             transposed,
             bulk,
+            scaling,
         )
         if bulk_stores:
             # The last tile: its buffer is needed soon, and so is its flag at the peer. Not in the
@@ -273,6 +279,9 @@ def multiply_send(
         if bulk_stores and operation != _ALL_TO_ALL:
             is_stored &= index < others
         if is_stored:
+            total = scaled(
+                total, scale_x, scale_weight, above + row, column, rows, columns, scaling
+            )
             spans = wt.span_end(trace, spans, COMPUTE, began, meet=False)
             began = wt.span_begin(trace, meet=False)
             turn = _turn(index, tiles, programs, alternate)
@@ -360,7 +369,11 @@ def multiply_send(
                     block_inner,
                     transposed,
                     bulk,
+                    scaling,
                 )
+            total = scaled(
+                total, scale_x, scale_weight, above + row, column, rows, columns, scaling
+            )
             spans = wt.span_end(trace, spans, COMPUTE, began)
             if bulk_stores:
                 complete_bulk_stores(interpreted)

@@ -24,6 +24,7 @@ from weft.fused.kernels.gemm import (
     fence_bulk_loads,
     inside,
     place_of,
+    scaled,
     store_tile,
     tile_offsets,
 )
@@ -104,14 +105,30 @@ def _load_ahead(
 
 
 @triton.jit
-def _store(context, out, values, row, column, block, rows, columns, fine, spread: tl.constexpr):
-    """Stores a tile: to `out` [rows, columns], NaN if not `fine`; or its rows to their ranks.
+def _store(
+    context,
+    out,
+    values,
+    row,
+    column,
+    block,
+    rows,
+    columns,
+    fine,
+    spread: tl.constexpr,
+    scale_x=None,
+    scale_weight=None,
+    scaling: tl.constexpr = 0,
+):
+    """Stores a tile, times its scales.
 
+    To `out` [rows, columns], NaN if not `fine`; or its rows to their ranks.
     With `spread`, row block r goes to [block, columns] of this rank in `out` at rank r.
     """
     block_rows: tl.constexpr = values.shape[0]
     block_columns: tl.constexpr = values.shape[1]
     dtype = out.dtype.element_ty
+    values = scaled(values, scale_x, scale_weight, row, column, rows, columns, scaling)
     if spread:
         down = row + tl.arange(0, block_rows)
         to = down // block
@@ -149,12 +166,16 @@ def _multiply(
     group: tl.constexpr,
     transposed: tl.constexpr,
     bulk: tl.constexpr,
+    scale_x=None,
+    scale_weight=None,
+    scaling: tl.constexpr = 0,
 ):
     """Computes and stores the product; all programs call it.
 
     Its parameters:
 
     - `out`, `context`, `block`, `fine`, `spread`: as of `_store`.
+    - `scale_x`, `scale_weight`, `scaling`: as of `scaled`.
     - `parts`: float32 [programs, 2, block_rows, block_columns]: the part of the tile that was begun
       by another program, and of the one that this program has begun.
     - `counters`: [programs], zero at first and in the end; of the tile begun by the program.
@@ -193,10 +214,25 @@ def _multiply(
             block_inner,
             transposed,
             bulk,
+            scaling,
         )
         if step == steps - 1:
             if tile * steps >= begin:
-                _store(context, out, total, row, column, block, rows, columns, fine, spread)
+                _store(
+                    context,
+                    out,
+                    total,
+                    row,
+                    column,
+                    block,
+                    rows,
+                    columns,
+                    fine,
+                    spread,
+                    scale_x,
+                    scale_weight,
+                    scaling,
+                )
             else:
                 values = tl.where(fine, total, float("nan"))
                 tl.store(parts + tl.cast(program, tl.int64) * 2 * size + packed, values)
@@ -220,7 +256,21 @@ def _multiply(
                     total += tl.load(parts + slot * size + packed)
                 down_at, along_at = place_of(tile, down, along, group)
                 row, column = down_at * block_rows, along_at * block_columns
-                _store(context, out, total, row, column, block, rows, columns, fine, spread)
+                _store(
+                    context,
+                    out,
+                    total,
+                    row,
+                    column,
+                    block,
+                    rows,
+                    columns,
+                    fine,
+                    spread,
+                    scale_x,
+                    scale_weight,
+                    scaling,
+                )
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -240,6 +290,9 @@ def multiply(
     group: tl.constexpr,
     transposed: tl.constexpr,
     bulk: tl.constexpr,
+    scale_x=None,
+    scale_weight=None,
+    scaling: tl.constexpr = 0,
 ):
     """The product alone; parameters as of `_multiply`."""
     _multiply(
@@ -262,6 +315,9 @@ def multiply(
         group,
         transposed,
         bulk,
+        scale_x,
+        scale_weight,
+        scaling,
     )
 
 
@@ -291,6 +347,9 @@ def multiply_send(
     group: tl.constexpr,
     transposed: tl.constexpr,
     bulk: tl.constexpr,
+    scale_x=None,
+    scale_weight=None,
+    scaling: tl.constexpr = 0,
 ):
     """One call of a rank of a product whose rows are sent.
 
@@ -350,6 +409,9 @@ def multiply_send(
         group,
         transposed,
         bulk,
+        scale_x,
+        scale_weight,
+        scaling,
     )
     if arrive(counters, programs, fine, interpreted):
         for step in range(ranks):
@@ -436,6 +498,9 @@ def receive_multiply(
     group: tl.constexpr,
     transposed: tl.constexpr,
     bulk: tl.constexpr,
+    scale_x=None,
+    scale_weight=None,
+    scaling: tl.constexpr = 0,
 ):
     """One call of a rank of a product of rows that are received.
 
@@ -504,5 +569,8 @@ def receive_multiply(
         group,
         transposed,
         bulk,
+        scale_x,
+        scale_weight,
+        scaling,
     )
     end_round(state, epoch)

@@ -1,0 +1,122 @@
+"""Scales of products of float8: checks, and the arguments of kernels for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from weft.errors import ConfigurationError, ShapeError
+from weft.fused.kernels.gemm import COLUMN_SCALES, FAST_SUMS, ROW_SCALES, SCALED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["FLOAT8", "OUT_DTYPES", "Scales", "checked_scales"]
+
+#: Of operands with scales.
+FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
+#: Of their products.
+OUT_DTYPES: Final = (torch.bfloat16, torch.float16)
+#: The weight's rows are a multiple of this, and the inner size, as for `torch._scaled_mm`.
+_MULTIPLE: Final = 16
+
+
+class Scales(NamedTuple):
+    """Checked scales of a product.
+
+    Attributes:
+        x: float32 [rows of the product, 1] or of one element.
+        weight: float32 [1, columns] or of one element.
+        fast: sums of several steps are left to the tensor cores.
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    fast: bool
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of kernels, by name."""
+        scaling = SCALED
+        scaling += ROW_SCALES if self.x.numel() > 1 else 0
+        scaling += COLUMN_SCALES if self.weight.numel() > 1 else 0
+        scaling += FAST_SUMS if self.fast else 0
+        return {"scale_x": self.x, "scale_weight": self.weight, "scaling": scaling}
+
+
+def checked_scales(
+    name: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale_x: torch.Tensor | None,
+    scale_weight: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    *,
+    rows: int,
+    fast: bool,
+) -> Scales | None:
+    """The scales of a call; `None` of operands that are not float8.
+
+    Args:
+        name: of the operator, for errors.
+        x: [rows of this rank, inner].
+        weight: [columns, inner].
+        scale_x: of the call.
+        scale_weight: of the call.
+        out_dtype: of the call.
+        rows: of the product.
+        fast: `use_fast_accum` of the call.
+
+    Raises:
+        ConfigurationError: for a dtype that does not fit, or scales that are missing or unused.
+        ShapeError: if a shape or layout does not fit.
+    """
+    dtypes = x.dtype, weight.dtype
+    if not any(dtype in FLOAT8 for dtype in dtypes):
+        if scale_x is not None or scale_weight is not None:
+            raise ConfigurationError(f"{name}: scales with {x.dtype}: expected operands of float8")
+        if out_dtype not in (None, x.dtype):
+            raise ConfigurationError(f"{name}: out_dtype {out_dtype}: expected {x.dtype}, as x")
+        return None
+    if not all(dtype in FLOAT8 for dtype in dtypes):
+        raise ShapeError(
+            f"{name}: x is {x.dtype}, weight is {weight.dtype}: expected both in float8"
+        )
+    if scale_x is None or scale_weight is None:
+        raise ConfigurationError(f"{name}: {x.dtype} without scale_x and scale_weight: pass both")
+    if out_dtype not in (None, *OUT_DTYPES):
+        raise ConfigurationError(f"{name}: out_dtype {out_dtype}: expected bfloat16 or float16")
+    columns, inner = weight.shape
+    if columns % _MULTIPLE or inner % _MULTIPLE or not inner:
+        raise ShapeError(
+            f"{name}: weight {[columns, inner]} of float8: expected multiples of {_MULTIPLE}"
+        )
+    if not weight.is_contiguous():
+        raise ShapeError(
+            f"{name}: weight of float8 with strides {weight.stride()}: expected a contiguous "
+            "[columns, inner]"
+        )
+    if x.data_ptr() % _MULTIPLE or weight.data_ptr() % _MULTIPLE:
+        raise ShapeError(
+            f"{name}: operands of float8 at a multiple of less than 16 bytes: expected 16"
+        )
+    _check_scale(name, "scale_x", scale_x, (rows, 1), x.device)
+    _check_scale(name, "scale_weight", scale_weight, (1, columns), x.device)
+    return Scales(scale_x, scale_weight, fast)
+
+
+def _check_scale(
+    name: str, of: str, scale: torch.Tensor, shape: Sequence[int], device: torch.device
+) -> None:
+    if tuple(scale.shape) not in ((), (1,), (1, 1), tuple(shape)):
+        raise ShapeError(
+            f"{name}: {of} {list(scale.shape)}: expected {list(shape)}, or one element"
+        )
+    if scale.dtype != torch.float32 or scale.device != device:
+        raise ShapeError(
+            f"{name}: {of} {scale.dtype} on {scale.device}: expected float32 on {device}"
+        )
+    if not scale.is_contiguous():
+        raise ShapeError(
+            f"{name}: {of} with strides {scale.stride()}: expected a contiguous tensor"
+        )
