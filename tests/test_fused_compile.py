@@ -50,6 +50,24 @@ def test_operators_have_results_and_gradients_of_torch(results: list[dict[str, A
             assert found == {"close": True, "gradients": True, "fused": calls}, name
 
 
+def test_operators_of_float8_have_results_of_torch(results: list[dict[str, Any]]) -> None:
+    reason = "out_dtype torch.float32: expected bfloat16 or float16"
+    for result in results:
+        assert set(result["scaled"]) == {
+            "scaled_matmul_all_reduce",
+            "scaled_matmul_reduce_scatter",
+            "scaled_matmul_all_to_all",
+            "all_gather_scaled_matmul",
+            "all_to_all_scaled_matmul",
+        }
+        for name, found in result["scaled"].items():
+            assert all(found["close"]), name
+            assert found["fused_calls"] >= 2, name
+            ((own, its, _),) = found["unfused_calls"]
+            assert own == name
+            assert its.endswith(reason)
+
+
 def test_embedding_bags_have_results_and_gradients_of_torch(results: list[dict[str, Any]]) -> None:
     reason = "tables of [6, 6] columns"
     for result in results:

@@ -40,6 +40,11 @@ def test_all_calls_are_right(results: list[Any]) -> None:
     interpreted.test_the_gathered_rows_are_those_of_all_ranks(results)
 
 
+def test_products_of_float8_are_right(results: list[Any]) -> None:
+    for result in results:
+        assert result["scaled"] == []
+
+
 def test_replays_of_graphs_use_new_values(results: list[Any]) -> None:
     for result in results:
         assert result["graph"] == [True] * len(interpreted.OPERATORS)

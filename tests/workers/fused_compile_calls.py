@@ -10,11 +10,12 @@ import torch
 from torch import distributed
 
 from weft.fused import operators
+from weft.fused.scaled_operators import SCALED_OPERATORS
 from workers.fused_compile_agreement import cache_keys, disagreement, groups
 from workers.fused_compile_bags import bags
 from workers.fused_compile_graphs import dynamic, graphs
 from workers.fused_compile_models import decoder, llama, prefill
-from workers.fused_compile_operators import embedding, fallbacks, operator, replays
+from workers.fused_compile_operators import embedding, fallbacks, operator, replays, scaled
 from workers.fused_compile_options import options
 from workers.fused_compile_places import places
 from workers.fused_compile_tuning import choices, choices_of_gpus
@@ -26,6 +27,7 @@ def calls(device: str = "cpu") -> dict[str, Any]:
     torch.manual_seed(rank)
     found = {
         "operators": {name: operator(name, group) for name in operators.OPERATORS},
+        "scaled": {name: scaled(name, group) for name in SCALED_OPERATORS},
         "fallbacks": fallbacks(group),
         "bags": [embedding(group, columns) for columns in (8, 6)],
         "graphs": graphs(group),

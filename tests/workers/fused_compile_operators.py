@@ -10,6 +10,7 @@ from torch import distributed, nn
 import weft
 import weft.fused
 from weft.fused import operators
+from weft.fused.scaled_operators import PLAIN
 from workers.fused_compile_common import OPS, counted, first, plain
 
 
@@ -31,6 +32,45 @@ def operator(name: str, group: str) -> dict[str, Any]:
     fused = weft.fused.report().fused_calls[name]
     torch.library.opcheck(call.default, (x, weight, *arguments))
     return {"close": close, "gradients": gradients, "fused": fused}
+
+
+def scaled(name: str, group: str) -> dict[str, Any]:
+    """Calls of an operator of float8 with scales of rows and of tensors, and torch's own checks.
+
+    The last call is one that the kernel does not take.
+    """
+    ranks = distributed.get_world_size()
+    call, base, close = getattr(OPS, name), PLAIN[name], []
+    x = torch.randn(4 * ranks, 32).to(torch.float8_e4m3fn)
+    weight = torch.randn(48, 32).to(torch.float8_e4m3fn)
+    weft.fused.reset_report()
+    for shapes, dtype in (
+        (((4 * ranks, 1), (1, 48)), torch.float16),
+        (((1,), (1, 1)), torch.float16),
+        (((1,), (1,)), torch.float32),
+    ):
+        of_rows, of_columns = (torch.rand(shape) + 0.5 for shape in shapes)
+        if of_rows.numel() == 1:
+            of_rows = torch.full_like(of_rows, 0.75)
+        expected = plain(base, x.float() * of_rows, weight.float() * of_columns.t(), group)
+        if of_rows.numel() > 1 and base.endswith("_matmul"):
+            # Those of the received rows.
+            of_rows = plain(base, of_rows, torch.ones(1, 1), group)
+        given = (x, weight, of_rows, of_columns, group)
+        y = first(call(*given, out_dtype=dtype))
+        close.append(y.dtype == dtype and torch.allclose(y.float(), expected, 4e-3, 3e-2))
+        if of_rows.numel() > 1:
+            # The check of the schema compares inputs, which torch does not for float8.
+            checks = ["test_faketensor", "test_autograd_registration"]
+            if name == "scaled_matmul_reduce_scatter":
+                checks.append("test_aot_dispatch_dynamic")
+            torch.library.opcheck(call.default, given, {"out_dtype": dtype}, test_utils=checks)
+    if name == "all_gather_scaled_matmul":
+        whole = plain(base, x.float(), torch.eye(32), group)
+        for dtype in (torch.float16, torch.float32):
+            gathered = call(*given, return_gathered=True, out_dtype=dtype)[1]
+            close.append(torch.equal(gathered.float(), whole))
+    return {"close": close, **counted()}
 
 
 def embedding(group: str, columns: int) -> dict[str, Any]:

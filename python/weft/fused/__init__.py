@@ -15,7 +15,7 @@ With `TRITON_INTERPRET=1` (before the first import of triton) the same kernels r
 one process for each rank.
 """
 
-from weft.fused import embedding_operator, operators, tuning
+from weft.fused import embedding_operator, operators, scaled_operators, tuning
 from weft.fused.compiler import disable, enable
 from weft.fused.counts import Report, report, reset_report
 from weft.fused.embedding import (
@@ -60,6 +60,7 @@ __all__ = [
     "operators",
     "report",
     "reset_report",
+    "scaled_operators",
     "set_timeout",
     "tracing",
     "tuning",

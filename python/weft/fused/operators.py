@@ -212,16 +212,26 @@ def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
         )
 
 
-def unfused(operator: str, x: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
+def _matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x @ weight.t()
+
+
+def unfused(
+    operator: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    name: str,
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _matmul,
+) -> torch.Tensor:
     """Result of an operator by a product and a collective of the group of this name."""
     if operator in ("gemv_all_reduce", "matmul_all_reduce"):
-        return _reduced(x @ weight.t(), name)
+        return _reduced(product(x, weight), name)
     if operator == "matmul_reduce_scatter":
-        return _scattered(x @ weight.t(), name)
+        return _scattered(product(x, weight), name)
     if operator == "matmul_all_to_all":
-        return _exchanged(x @ weight.t(), name)
+        return _exchanged(product(x, weight), name)
     received = _gathered(x, name) if operator == "all_gather_matmul" else _exchanged(x, name)
-    return received @ weight.t()
+    return product(received, weight)
 
 
 def _implementation(operator: str) -> Callable[..., torch.Tensor]:
