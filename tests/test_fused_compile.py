@@ -170,6 +170,27 @@ def test_bags_with_gradients_are_refused(results: list[dict[str, Any]]) -> None:
         )
 
 
+def test_products_of_float8_beside_collectives_are_substituted(
+    results: list[dict[str, Any]],
+) -> None:
+    for result in results:
+        found = result["scaled graphs"]
+        assert all(found["close"].values()), found["close"]
+        assert found["substitutions"] == {
+            "scaled_matmul_all_reduce": 1,
+            "scaled_matmul_reduce_scatter": 1,
+            "scaled_matmul_all_to_all": 1,
+            "all_gather_scaled_matmul": 2,
+            "all_to_all_scaled_matmul": 1,
+        }
+        assert found["fused_calls"] == 6
+        assert found["unfused_calls"] == []
+        assert found["refusals"] == [
+            ["scaled_matmul_all_reduce", "result in float32; expected bfloat16 or float16", 1],
+            ["scaled_matmul_all_reduce", "the product has other users", 1],
+        ]
+
+
 def test_a_graph_of_dynamic_rows_is_compiled_once(results: list[dict[str, Any]]) -> None:
     for result in results:
         close, found = result["dynamic"]
@@ -430,6 +451,14 @@ def test_gains_are_expected_by_rows_and_bytes() -> None:
     )
     assert doubt("all_gather_matmul", 4096, 8192, 256) == (
         "no gain: inner size 256; expected 512 or more"
+    )
+    # Rows of one byte an element are gathered; products of two are scattered.
+    assert doubt("all_gather_scaled_matmul", 1024, 8192, 1024) is None
+    assert doubt("all_gather_scaled_matmul", 1023, 8192, 1024) == (
+        "no gain: 1023 rows; expected 1024 or more"
+    )
+    assert doubt("scaled_matmul_reduce_scatter", 2048, 255, 1024) == (
+        "no gain: 1044480 bytes; expected 1048576 or more"
     )
     short, wide = Shape(5, 24, 16), Shape(5, 25, 16)
     assert gains.kernel_of("matmul_all_reduce", short, is_straight=True) == "gemv_all_reduce"

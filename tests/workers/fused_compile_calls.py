@@ -18,6 +18,7 @@ from workers.fused_compile_models import decoder, llama, prefill
 from workers.fused_compile_operators import embedding, fallbacks, operator, replays, scaled
 from workers.fused_compile_options import options
 from workers.fused_compile_places import places
+from workers.fused_compile_scaled import scaled_graphs
 from workers.fused_compile_tuning import choices, choices_of_gpus
 
 
@@ -31,6 +32,7 @@ def calls(device: str = "cpu") -> dict[str, Any]:
         "fallbacks": fallbacks(group),
         "bags": [embedding(group, columns) for columns in (8, 6)],
         "graphs": graphs(group),
+        "scaled graphs": scaled_graphs(group),
         "dynamic": dynamic(group),
         "bag_places": bags(rank, group),
         "places": places(rank, group),

@@ -33,7 +33,7 @@ def enable(
     they are on all ranks.
 
     Args:
-        operators: names as of `torch.ops.weft_fused`; by default all.
+        operators: names as of `torch.ops.weft_fused`; by default all, of float8 only with `force`.
         force: substitute wherever a kernel applies, without an expected gain; for tests.
         timeout: seconds to wait for the other ranks, in a compilation and at the first call of a
             compiled graph.
@@ -41,7 +41,8 @@ def enable(
     Raises:
         ConfigurationError: of an unknown operator.
     """
-    chosen = frozenset(gains.RULES if operators is None else operators)
+    usual = gains.RULES.keys() - (() if force else gains.UNMEASURED)
+    chosen = frozenset(usual if operators is None else operators)
     if unknown := chosen - set(gains.RULES):
         raise ConfigurationError(
             f"operators {', '.join(sorted(unknown))}: expected some of {', '.join(gains.RULES)}"

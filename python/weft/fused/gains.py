@@ -14,7 +14,7 @@ from weft.fused.tables import UNFUSED
 if TYPE_CHECKING:
     from weft.fused.tables import Shape, Table
 
-__all__ = ["MAX_GEMV_ROWS", "RULES", "Rule", "doubt", "kernel_of"]
+__all__ = ["MAX_GEMV_ROWS", "RULES", "UNMEASURED", "Rule", "doubt", "kernel_of"]
 
 #: Most rows of the kernel of `gemv_all_reduce`.
 MAX_GEMV_ROWS: Final = 32
@@ -51,7 +51,15 @@ RULES: Final = {
     "all_to_all_matmul": Rule(2048, 1 << 20, 512, 1024, 100e9),
     "sequence_parallel": Rule(2048, 1 << 20, 512),
     "embedding_all_to_all": Rule(1, 1, 1),
+    # Of float8: as those above, with an inner size of as many bytes.
+    "scaled_matmul_all_reduce": Rule(2048, 1 << 20, 1024),
+    "scaled_matmul_reduce_scatter": Rule(2048, 1 << 20, 1024),
+    "scaled_matmul_all_to_all": Rule(2048, 1 << 20, 1024),
+    "all_gather_scaled_matmul": Rule(1024, 1 << 20, 1024),
+    "all_to_all_scaled_matmul": Rule(2048, 1 << 20, 1024),
 }
+#: Without measurements: the pass has to be asked for these.
+UNMEASURED: Final = frozenset(name for name in RULES if "scaled" in name)
 
 
 def kernel_of(operator: str, shape: Shape, is_straight: bool) -> str:
@@ -92,15 +100,19 @@ def doubt(
     if measured is not None:
         return "no gain: measured" if measured[0] == UNFUSED else None
     rule = RULES[operator]
-    rows = shape.rows * ranks if operator == "all_gather_matmul" else shape.rows
+    is_scaled = "scaled" in operator
+    rows = shape.rows * ranks if operator.startswith("all_gather") else shape.rows
     work = rows * shape.columns * shape.inner
     if shape.rows < (rule.few_rows if work >= rule.min_work else rule.min_rows):
         least = f"expected {rule.min_rows} or more"
         if shape.rows < rule.few_rows:
             return f"no gain: {shape.rows} rows; {least}"
         return f"no gain: {shape.rows} rows of {work:.2g} multiply-adds; {least}, or more work"
-    moved = shape.inner if operator in ("all_gather_matmul", "all_to_all_matmul") else shape.columns
-    count = shape.rows * moved * dtype.itemsize
+    moved, size = shape.columns, dtype.itemsize
+    if operator.endswith("_matmul"):
+        # The collective is before the product.
+        moved, size = shape.inner, 1 if is_scaled else size
+    count = shape.rows * moved * size
     if count < rule.min_bytes:
         return f"no gain: {count} bytes; expected {rule.min_bytes} or more"
     if shape.inner < rule.min_inner:

@@ -19,7 +19,9 @@ from weft.fused.agreement import Place
 from weft.fused.graph_nodes import collectives
 from weft.fused.groups import group_of
 from weft.fused.matches import SEARCHED, Match, find
+from weft.fused.matches_scaled import find_scaled
 from weft.fused.operators import refusal
+from weft.fused.scaled_operators import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -58,7 +60,7 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         ranks = {name: group_of(name).ranks for name in collectives(graph)}
         regions = sequence.find(graph, ranks)
         self._substitute(graph, regions, is_rewrite=True)
-        self._substitute(graph, find(graph), is_rewrite=False)
+        self._substitute(graph, [*find(graph), *find_scaled(graph)], is_rewrite=False)
 
     def uuid(self) -> Any:
         """Key of Inductor's caches: sources of this module, ranks, device, flags, measurements.
@@ -163,7 +165,8 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
             return "operator not enabled"
         group = group_of(match.group)
         device = match.device
-        reason = refusal(match.operator, *match.shape, match.dtype, group.ranks, device.type)
+        operator = PLAIN.get(match.operator, match.operator)
+        reason = refusal(operator, *match.shape, match.dtype, group.ranks, device.type)
         if reason is not None or self._force:
             return reason
         return gains.doubt(

@@ -1,0 +1,394 @@
+"""Places in compiled graphs with a product of float8 beside a collective, and their operators.
+
+Products are `aten._scaled_mm` with scales of rows and columns, or of tensors; between them and the
+collective may be views, also as another dtype of one byte, since not all process groups have
+collectives of float8.
+"""
+
+from __future__ import annotations
+
+import operator
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from weft.fused.graph_nodes import (
+    ATEN,
+    COLLECTIVES,
+    VIEWS,
+    Match,
+    RefusedError,
+    call,
+    depends_on,
+    erase,
+    erase_unused,
+    even_ranks,
+    hint,
+    is_call,
+    only_wait,
+    reshaped,
+    resplit,
+    static_shape,
+    value_of,
+    wait_of,
+)
+from weft.fused.matches import (
+    _biased,
+    _has_collective_between,
+    _joined,
+    _sliced,
+    _transposed,
+    _unsplit,
+)
+from weft.fused.matches import (
+    _products_after as _unscaled_after,
+)
+from weft.fused.scaled_operators import SCALED_OPERATORS
+from weft.fused.scales import FLOAT8, OUT_DTYPES
+from weft.fused.tables import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.fx import Graph, Node
+
+__all__ = ["find_scaled"]
+
+_PRODUCT: Final = ATEN._scaled_mm.default
+#: Of the product, behind operands and scales.
+_OPTIONS: Final = ("bias", "scale_result", "out_dtype", "use_fast_accum")
+
+
+class _Product(NamedTuple):
+    """A product of float8, and its parts that operators take."""
+
+    node: Node
+    shape: Shape
+    dtype: torch.dtype
+    fast: bool
+    bias: Any
+
+    @classmethod
+    def of(cls, node: Node) -> _Product:
+        """The parts of a node, if there are operators for it."""
+        given = dict(zip(_OPTIONS, node.args[4:], strict=False)) | node.kwargs
+        if given.get("scale_result") is not None:
+            raise RefusedError("the product has a scale of the result")
+        x, weight, of_rows, of_columns = (value_of(each) for each in node.args[:4])
+        dtype = given.get("out_dtype") or x.dtype
+        if dtype not in OUT_DTYPES:
+            name = str(dtype).removeprefix("torch.")
+            raise RefusedError(f"result in {name}; expected bfloat16 or float16")
+        rows, inner = x.shape
+        columns = weight.shape[1]
+        if not (isinstance(inner, int) and isinstance(columns, int)):
+            raise RefusedError("dynamic size of the weight")
+        if x.dtype not in FLOAT8 or weight.dtype not in FLOAT8:
+            raise RefusedError("operands are not float8")
+        if not weight.t().is_contiguous() or inner % 16 or columns % 16:
+            raise RefusedError("strides of the weight, or sizes that are not multiples of 16")
+        fit = _fits(of_rows, rows, 0) and _fits(of_columns, columns, 1)
+        if not fit:
+            raise RefusedError("scales of blocks; expected those of rows and columns")
+        shape = Shape(hint(rows), columns, inner)
+        return cls(node, shape, dtype, bool(given.get("use_fast_accum")), given.get("bias"))
+
+    @property
+    def has_row_scales(self) -> bool:
+        """True without a scale of x as a whole."""
+        scale = value_of(self.node.args[2])
+        return len(scale.shape) == 2 and scale.numel() != 1
+
+    def call(
+        self, name: str, x: Any, group: Any, site: str, *options: bool, of_rows: Any = None
+    ) -> Node:
+        """A call of an operator in its place.
+
+        Args:
+            name: of the operator.
+            x: this rank's rows.
+            group: of the collective.
+            site: of the place.
+            options: of the operator.
+            of_rows: scale of x; by default that of the product.
+        """
+        _, weight, scale, of_columns = self.node.args[:4]
+        of_rows = scale if of_rows is None else of_rows
+        given = (x, _transposed(weight), of_rows, of_columns, group, *options)
+        return call(SCALED_OPERATORS[name], *given, self.dtype, self.fast, site)
+
+
+def _fits(scale: torch.Tensor, size: Any, axis: int) -> bool:
+    """True for a float32 scale of one element, or of each row or column."""
+    if scale.dtype != torch.float32:
+        return False
+    lengths = list(scale.shape)
+    if all(isinstance(length, int) and length == 1 for length in lengths):
+        return True
+    return len(lengths) == 2 and bool(lengths[axis] == size) and bool(lengths[1 - axis] == 1)
+
+
+def find_scaled(graph: Graph) -> list[Match]:
+    """All places, in the order of the graph."""
+    return [match for node in list(graph.nodes) for match in _match(node)]
+
+
+def _match(node: Node) -> Iterator[Match]:
+    finders = {
+        COLLECTIVES.all_reduce.default: (_reduced, "scaled_matmul_all_reduce", 2),
+        COLLECTIVES.reduce_scatter_tensor.default: (
+            _scattered,
+            "scaled_matmul_reduce_scatter",
+            3,
+        ),
+        COLLECTIVES.all_to_all_single.default: (_exchanged, "scaled_matmul_all_to_all", 3),
+        COLLECTIVES.all_gather_into_tensor.default: (_gathered, "all_gather_scaled_matmul", 2),
+    }
+    if node.op != "call_function" or node.target not in finders:
+        return
+    finder, name, place = finders[node.target]
+    group = node.args[place]
+    try:
+        found = finder(node)
+        if found is not None:
+            if not isinstance(group, str):
+                raise RefusedError("the group is not given by its name")
+            yield found
+    except RefusedError as refused:
+        yield Match(name, str(group), Shape(0, 0, 0), reason=str(refused), node=node)
+
+
+def _reduced(node: Node) -> Match | None:
+    product = _product_before(node.args[0])
+    if product is None:
+        return None
+    _check_sum(node)
+    found, wait = product.node, wait_of(node)
+
+    def substitute(site: str) -> None:
+        with found.graph.inserting_before(found):
+            y = product.call("scaled_matmul_all_reduce", found.args[0], node.args[2], site)
+        found.replace_all_uses_with(y)
+        wait.replace_all_uses_with(node.args[0])
+        erase(wait, node, found)
+
+    return _made("scaled_matmul_all_reduce", node, 2, product, substitute, before=found)
+
+
+def _scattered(node: Node) -> Match | None:
+    source, axis = _unsplit(node.args[0], node.args[2])
+    product = _product_before(source)
+    if product is None:
+        return None
+    _check_sum(node)
+    sizes = static_shape(source) if axis else ()
+    if axis and axis >= len(sizes) - 1:
+        raise RefusedError("columns are scattered; expected rows")
+    ranks = int(node.args[2])
+    return _sent("scaled_matmul_reduce_scatter", node, product, ranks, sizes, axis)
+
+
+def _exchanged(node: Node) -> Match | None:
+    product = _product_before(node.args[0])
+    if product is None:
+        return _exchanged_before(node)
+    if (wait := only_wait(node)) is not None and _unscaled_after(wait):
+        # The place of a product behind the collective, found by `weft.fused.matches`.
+        return None
+    return _sent("scaled_matmul_all_to_all", node, product, even_ranks(node))
+
+
+def _sent(
+    name: str,
+    node: Node,
+    product: _Product,
+    ranks: int,
+    sizes: tuple[int, ...] = (),
+    axis: int = 0,
+) -> Match:
+    wait = wait_of(node)
+
+    def substitute(site: str) -> None:
+        x, _, of_rows, _ = product.node.args[:4]
+        with node.graph.inserting_before(node):
+            if prod(sizes[:axis]) > 1:
+                x = _sliced(x, sizes, axis, ranks)
+                if product.has_row_scales:
+                    of_rows = _sliced(of_rows, sizes, axis, ranks)
+            y = product.call(name, x, node.args[3], site, of_rows=of_rows)
+            y = reshaped(y, value_of(wait).shape)
+        wait.replace_all_uses_with(y)
+        source = node.args[0]
+        erase(wait, node)
+        _erase_product(source)
+
+    return _made(name, node, 3, product, substitute, ranks)
+
+
+def _exchanged_before(node: Node) -> Match | None:
+    wait = only_wait(node)
+    products = [] if wait is None else _products_after(wait)
+    if wait is None or not products:
+        return None
+    if len(products) > 1 or not _is_only_for(wait, products[0]):
+        raise RefusedError("received rows have several users; expected one product")
+    product, ranks = _Product.of(products[0]), even_ranks(node)
+
+    def substitute(site: str) -> None:
+        with product.node.graph.inserting_before(product.node):
+            x = _rows_of(node.args[0], product)
+            y = product.call("all_to_all_scaled_matmul", x, node.args[3], site)
+            y = _biased(y, product.bias)
+        _replace(product.node, y, wait, node)
+
+    return _made("all_to_all_scaled_matmul", node, 3, product, substitute, ranks, product.node)
+
+
+def _gathered(node: Node) -> Match | None:
+    if (wait := only_wait(node)) is None:
+        return None
+    ranks = int(node.args[1])
+    whole, axis = resplit(wait, ranks)
+    products = _products_after(whole)
+    if not products:
+        return None
+    every = _Product.of(products[0])
+    product = every._replace(shape=every.shape._replace(rows=every.shape.rows // ranks))
+    sizes = static_shape(node.args[0]) if axis else ()
+    if axis and axis >= len(sizes) - 1:
+        raise RefusedError("columns are gathered; expected rows")
+    is_only = _is_only_for(whole, product.node)
+    if not is_only and any(depends_on(each, wait) for each in product.node.args[1:4]):
+        raise RefusedError("the weight or a scale depends on the gathered rows")
+    if not is_only and _has_collective_between(wait, product.node):
+        raise RefusedError("a collective before the product needs the gathered rows")
+
+    def substitute(site: str) -> None:
+        # Behind the weight and scales; the graph is sorted afterwards.
+        with node.graph.inserting_before(product.node):
+            x = _rows_of(node.args[0], product)
+            of_rows = product.node.args[2]
+            is_turned = prod(sizes[:axis]) > 1
+            if is_turned and product.has_row_scales:
+                # From the order of the product to that of the ranks.
+                lengths = (*sizes[:axis], sizes[axis] * ranks, *sizes[axis + 1 :])
+                of_rows = _sliced(of_rows, lengths, axis, ranks)
+            given = (x, node.args[2], site, not is_only)
+            both = product.call("all_gather_scaled_matmul", *given, of_rows=of_rows)
+            y = call(operator.getitem, both, 0)
+            if is_turned:
+                y = _joined(y, sizes, axis, ranks)
+            y = _biased(y, product.bias)
+            if not is_only:
+                gathered = call(operator.getitem, both, 1)
+                gathered = _as(gathered, value_of(wait).dtype)
+                gathered = reshaped(gathered, value_of(wait).shape)
+        if is_only:
+            _replace(product.node, y, wait, node)
+            return
+        product.node.replace_all_uses_with(y)
+        wait.replace_all_uses_with(gathered)
+        erase(product.node, wait, node)
+
+    return _made("all_gather_scaled_matmul", node, 2, product, substitute, ranks, product.node)
+
+
+def _made(
+    name: str,
+    node: Node,
+    group: int,
+    product: _Product,
+    substitute: Callable[[str], None],
+    ranks: int = 0,
+    before: Node | None = None,
+) -> Match:
+    device = value_of(product.node).device
+    return Match(
+        *(name, str(node.args[group]), product.shape, ranks, product.dtype, device),
+        substitute=substitute,
+        node=node,
+        before=before,
+        product=product.node,
+    )
+
+
+def _replace(product: Node, y: Node, wait: Node, node: Node) -> None:
+    """Put a result in the place of a product, and erase it with the collective before it."""
+    product.replace_all_uses_with(y)
+    product.graph.erase_node(product)
+    erase_unused(wait)
+    erase(node)
+
+
+def _erase_product(node: Node) -> None:
+    """Erase a product without a use, with the nodes between it and a collective.
+
+    Inductor computes it otherwise, if parts of it are concatenated.
+    """
+    between = (*VIEWS, ATEN.cat.default, ATEN.split.Tensor, operator.getitem)
+    if node.users or not is_call(node, (*between, _PRODUCT)):
+        return
+    before = [] if node.target is _PRODUCT else node.all_input_nodes
+    node.graph.erase_node(node)
+    for each in before:
+        _erase_product(each)
+
+
+def _check_sum(node: Node) -> None:
+    if node.args[1] != "sum":
+        raise RefusedError(f"reduction {node.args[1]}; expected sum")
+
+
+def _product_before(node: Any) -> _Product | None:
+    """The product whose value, in other shapes, is that of a node; of no other use."""
+    has_others = False
+    while is_call(node, VIEWS):
+        has_others |= len(node.users) > 1
+        node = node.args[0]
+    if not is_call(node, (_PRODUCT,)):
+        return None
+    if has_others or len(node.users) > 1:
+        raise RefusedError("the product has other users")
+    product = _Product.of(node)
+    if product.bias is not None:
+        raise RefusedError("a bias is added before the collective")
+    return product
+
+
+def _products_after(node: Node) -> list[Node]:
+    """Products whose first operand is a node, in other shapes; in the order of the graph."""
+    found: list[Node] = []
+    for user in node.users:
+        if _is_view(user):
+            found += _products_after(user)
+        elif is_call(user, (_PRODUCT,)) and user.args[0] is node and user.args[1] is not node:
+            found.append(user)
+    order = {each: place for place, each in enumerate(node.graph.nodes)}
+    return sorted(dict.fromkeys(found), key=order.__getitem__)
+
+
+def _is_only_for(node: Node, product: Node) -> bool:
+    """True if a node is used only as the first operand of a product, in other shapes."""
+    users = list(node.users)
+    if len(users) != 1:
+        return False
+    return users[0] is product or (_is_view(users[0]) and _is_only_for(users[0], product))
+
+
+def _is_view(node: Any) -> bool:
+    """True for another shape, or another dtype of one byte."""
+    if is_call(node, (ATEN.view.dtype,)):
+        return bool(value_of(node).itemsize == value_of(node.args[0]).itemsize == 1)
+    return is_call(node, VIEWS)
+
+
+def _rows_of(node: Any, product: _Product) -> Any:
+    """The tensor that a collective sends, as x of an operator."""
+    whole = _as(node, value_of(product.node.args[0]).dtype)
+    return reshaped(whole, (-1, product.shape.inner))
+
+
+def _as(node: Any, dtype: torch.dtype) -> Any:
+    """A node as another dtype of one byte."""
+    return node if value_of(node).dtype == dtype else call(ATEN.view.dtype, node, dtype)

@@ -1,0 +1,123 @@
+"""Products of float8 beside collectives, compiled with the pass of `weft.fused`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed._functional_collectives as functional
+from torch import distributed
+
+import weft.fused
+from workers.fused_compile_common import compiled, counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: x, weight, scales of rows and of columns.
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+FLOAT8, HALF = torch.float8_e4m3fn, torch.float16
+
+
+def scaled_graphs(group: str) -> dict[str, Any]:
+    """All functions of `GRAPHS` in one graph, compiled with the pass, beside products in float32.
+
+    torch has no products with scales of rows on the CPU.
+    """
+    rows = 6 * distributed.get_world_size()
+    inputs = [
+        (
+            torch.randn(rows, 32).to(FLOAT8),
+            torch.randn(48, 32).to(FLOAT8),
+            torch.rand(rows, 1) + 0.5,
+            torch.rand(1, 48) + 0.5,
+        )
+        for _ in GRAPHS
+    ]
+
+    def every(multiply: Callable[..., torch.Tensor], inputs: list[Operands]) -> list[torch.Tensor]:
+        return [
+            function(multiply, *tensors, group)
+            for function, tensors in zip(GRAPHS.values(), inputs, strict=True)
+        ]
+
+    weft.fused.enable(force=True, timeout=20)
+    weft.fused.reset_report()
+    try:
+        with torch.no_grad():
+            found = compiled(lambda inputs: every(torch._scaled_mm, inputs))(inputs)
+    finally:
+        weft.fused.disable()
+    with torch.no_grad():
+        expected = every(_multiply, inputs)
+    close = {
+        name: own.shape == its.shape and torch.allclose(own.float(), its.float(), 1e-2, 5e-2)
+        for name, own, its in zip(GRAPHS, found, expected, strict=True)
+    }
+    return {"close": close, **counted()}
+
+
+def _multiply(x: Any, w: Any, a: Any, b: Any, *, out_dtype: Any, use_fast_accum: bool) -> Any:
+    return ((x.float() @ w.float()) * a * b).to(out_dtype)
+
+
+def _product(multiply: Any, x: Any, w: Any, a: Any, b: Any, dtype: torch.dtype = HALF) -> Any:
+    return multiply(x, w.t(), a, b, out_dtype=dtype, use_fast_accum=True)
+
+
+def _all_reduce(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
+    y = _product(multiply, x, w, a, b).view(2, -1, w.shape[0])
+    return functional.all_reduce(y, "sum", group) + 1
+
+
+def _reduce_scatter(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
+    y = multiply(x, w.t(), a[0], b[0, :1], out_dtype=HALF, use_fast_accum=False)
+    return functional.reduce_scatter_tensor(y, "sum", 0, group).relu()
+
+
+def _all_to_all(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
+    return functional.all_to_all_single(_product(multiply, x, w, a, b), None, None, group) * 2
+
+
+def _bytes_gathered(x: Any, group: str) -> Any:
+    return functional.all_gather_tensor(x.view(torch.uint8), 0, group).view(FLOAT8)
+
+
+def _gather(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
+    scales = functional.all_gather_tensor(a, 0, group)
+    return _product(multiply, _bytes_gathered(x, group), w, scales, b)
+
+
+def _gather_twice(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
+    whole = _bytes_gathered(x, group)
+    one = torch.full((1,), 0.5)
+    return _product(multiply, whole, w, one, b) + _product(multiply, whole, w, one, 2 * one)
+
+
+def _exchange(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
+    rows = functional.all_to_all_single(x.view(torch.uint8), None, None, group).view(FLOAT8)
+    scales = functional.all_to_all_single(a, None, None, group)
+    return _product(multiply, rows, w, scales, b)
+
+
+def _float32(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
+    y = _product(multiply, x, w, a[0], b[0, :1], torch.float32)
+    return functional.all_reduce(y, "sum", group)
+
+
+def _used_twice(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
+    y = _product(multiply, x, w, a[0], b[0, :1])
+    return functional.all_reduce(y, "sum", group) + y
+
+
+GRAPHS = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "gather": _gather,
+    "gather_twice": _gather_twice,
+    "exchange": _exchange,
+    "float32": _float32,
+    "used_twice": _used_twice,
+}
