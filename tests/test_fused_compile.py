@@ -178,12 +178,12 @@ def test_products_of_float8_beside_collectives_are_substituted(
         assert all(found["close"].values()), found["close"]
         assert found["substitutions"] == {
             "scaled_matmul_all_reduce": 1,
-            "scaled_matmul_reduce_scatter": 1,
+            "scaled_matmul_reduce_scatter": 2,
             "scaled_matmul_all_to_all": 1,
-            "all_gather_scaled_matmul": 2,
+            "all_gather_scaled_matmul": 3,
             "all_to_all_scaled_matmul": 1,
         }
-        assert found["fused_calls"] == 6
+        assert found["fused_calls"] == 8
         assert found["unfused_calls"] == []
         assert found["refusals"] == [
             ["scaled_matmul_all_reduce", "result in float32; expected bfloat16 or float16", 1],

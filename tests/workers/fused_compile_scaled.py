@@ -58,8 +58,11 @@ def scaled_graphs(group: str) -> dict[str, Any]:
     return {"close": close, **counted()}
 
 
-def _multiply(x: Any, w: Any, a: Any, b: Any, *, out_dtype: Any, use_fast_accum: bool) -> Any:
-    return ((x.float() @ w.float()) * a * b).to(out_dtype)
+def _multiply(
+    x: Any, w: Any, a: Any, b: Any, bias: Any = None, *, out_dtype: Any, use_fast_accum: bool
+) -> Any:
+    y = (x.float() @ w.float()) * a * b
+    return (y if bias is None else y + bias).to(out_dtype)
 
 
 def _product(multiply: Any, x: Any, w: Any, a: Any, b: Any, dtype: torch.dtype = HALF) -> Any:
@@ -101,6 +104,23 @@ def _exchange(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
     return _product(multiply, rows, w, scales, b)
 
 
+def _scatter_of_axis(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
+    y = _product(multiply, x, w, a, b).view(2, -1, w.shape[0])
+    return functional.reduce_scatter_tensor(y, "sum", 1, group).relu()
+
+
+def _gather_of_axis(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
+    ranks = distributed.get_world_size()
+
+    def gathered(part: Any) -> Any:
+        whole = functional.all_gather_tensor(part.reshape(2, -1, part.shape[1]), 0, group)
+        return torch.cat(torch.chunk(whole, ranks), 1).view(-1, part.shape[1])
+
+    rows = gathered(x.view(torch.uint8)).view(FLOAT8)
+    bias = b[0].to(HALF)
+    return multiply(rows, w.t(), gathered(a), b, bias, out_dtype=HALF, use_fast_accum=True)
+
+
 def _float32(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
     y = _product(multiply, x, w, a[0], b[0, :1], torch.float32)
     return functional.all_reduce(y, "sum", group)
@@ -118,6 +138,8 @@ GRAPHS = {
     "gather": _gather,
     "gather_twice": _gather_twice,
     "exchange": _exchange,
+    "scatter_of_axis": _scatter_of_axis,
+    "gather_of_axis": _gather_of_axis,
     "float32": _float32,
     "used_twice": _used_twice,
 }
