@@ -30,6 +30,8 @@ KINDS = {
 ABLATION = "ablation"
 #: Kinds without other libraries.
 VARIED = (ABLATION, "stores")
+#: Kind of products of float8, which have no table yet.
+SCALED = "scaled"
 #: Panels side by side in its picture.
 PANELS = 4
 
@@ -39,7 +41,8 @@ Line = dict[str, Any]
 def blocks(_page: str = "fused") -> dict[str, str]:
     """Tables by name."""
     every = latest(RESULTS)
-    last = {name: line for name, line in every.items() if line["kind"] not in VARIED}
+    apart = (*VARIED, SCALED)
+    last = {name: line for name, line in every.items() if line["kind"] not in apart}
     tables = {
         name: [line for line in last.values() if line["kind"] in kinds]
         for name, kinds in KINDS.items()

@@ -62,15 +62,17 @@ def test_every_kind_of_case_is_measured_and_checked(tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
     names = "embedding,gemm_all_to_all,gemv_norm,norm,ablation embedding,ablation gemm_all_to_all"
     names += ",stores gemm_reduce_scatter,stores gemm_all_to_all"
+    names += ",scaled all_gather_gemm,scaled gemm_reduce_scatter"
     done = run("--json", "--cases", names, "--results", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     records = json.loads(done.stdout)["cases"]
     assert [json.loads(line) for line in file.read_text().splitlines()] == records
     pooled, sent = (check_ablation(record) for record in records[4:6])
-    summed, stored = (check_stores(record) for record in records[6:])
+    summed, stored = (check_stores(record) for record in records[6:8])
     assert list(summed) == ["fused", *TILINGS, "weft gemm", "weft alone"]
     symmetric = [f"symmetric {name}" for name in TILINGS]
     assert list(stored) == ["fused", "fused symmetric", *symmetric, "weft gemm", "weft alone"]
+    assert all("torch gemm + weft" in check(record) for record in records[8:])
     by_operator = {record["workload"]["operator"]: check(record) for record in records[:4]}
     assert {name: side["status"] for name, side in pooled["sides"].items()} == {
         "fused": "ok",
@@ -177,6 +179,11 @@ def test_kinds_take_turns_and_buffers_divide_the_calls(modules: Any) -> None:
         assert (exchange.buffers, exchange.bytes % 4) == (case.buffers, 0)
     assert {case.kind for case in cases.choose("gemm")} == {"gemm"}
     assert "ablation" not in kinds
+    for case in cases.choose("scaled"):
+        (base,) = cases.choose(case.name.removeprefix("scaled "))
+        assert (base.operator, base.shape, case.kind) == (case.operator, case.shape, "scaled")
+        assert case.calls % case.buffers == 0
+        assert case.vector() == base.vector() // (2 if case.is_gathered else 1)
     for case in cases.choose("ablation"):
         assert case.kind == "ablation"
         assert case.unable(2, None) is None

@@ -7,6 +7,7 @@ run; if it ends the ranks, they are started anew without it. `--device twin` run
 CPU under Triton's interpreter, for tests. Cases of the kind `ablation`, which run if `--cases`
 names them, have the fused operator alone, with one size of its tiling at a time changed; those of
 the kind `stores` have several tilings of ordinary and of bulk stores, and Weft's parts alone.
+Products of float8 beside `torch._scaled_mm`, of the kind `scaled`, run by name too.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def parse() -> argparse.Namespace:
         "--cases",
         metavar="NAME,...",
         help="cases by kind, name or first words, as `gemv,gemm_all_to_all mixtral` (default: all "
-        "but `ablation` and `stores`)",
+        "but `ablation`, `stores` and `scaled`)",
     )
     parser.add_argument(
         "--seconds",

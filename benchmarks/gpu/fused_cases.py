@@ -12,7 +12,7 @@ from collectives_cases import named
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["ABLATIONS", "CASES", "SYMMETRIC", "Case", "choose", "tiny"]
+__all__ = ["ABLATIONS", "CASES", "SCALED", "SYMMETRIC", "Case", "choose", "tiny"]
 
 #: Bytes that lie between two uses of the same weights: three times an H200's L2.
 APART: Final = 150 << 20
@@ -141,6 +141,7 @@ TINY: Final[dict[str, dict[str, int]]] = {
     "gemv_norm": {"hidden": 64, "inner": 128, "tokens": 2},
     "norm": {"hidden": 64, "tokens": 4},
     "gemm": {"rows": 16, "columns": 64, "inner": 128},
+    "scaled": {"rows": 16, "columns": 64, "inner": 128},
 }
 
 
@@ -149,7 +150,8 @@ class Case:
     """One operator at one shape, by all sides in turn."""
 
     name: str
-    #: "embedding", "gemv", "gemv_norm", "norm", "gemm", or "ablation" or "stores" of one of them.
+    #: "embedding", "gemv", "gemv_norm", "norm", "gemm", "scaled" (products of float8), or
+    #: "ablation" or "stores" of one of them.
     kind: str
     #: Function of `weft.fused`: key of `COLLECTIVES`.
     operator: str
@@ -202,18 +204,28 @@ class Case:
             each = 1
         else:
             columns, inner = shape.get("columns", shape.get("hidden", 0)), shape["inner"]
-            each = 2 * columns * inner // MOST_RANKS
+            each = self.itemsize * columns * inner // MOST_RANKS
         needed = min(self.calls, max(2, -(-APART // each)))
         return next(n for n in range(needed, self.calls + 1) if self.calls % n == 0)
 
     def vector(self) -> int:
-        """Elements of the whole output of an all-gather, of a rank's input of other collectives."""
+        """Elements of the whole output of an all-gather, of a rank's input of other collectives.
+
+        Of float8, two are one.
+        """
         shape = self.shape
         if self.computation == "embedding":
             return shape["batch"] * shape["tables"] * shape["dim"]
         if "tokens" in shape:
             return shape["tokens"] * shape["hidden"]
-        return shape["rows"] * shape["inner" if self.is_gathered else "columns"]
+        if not self.is_gathered:
+            return shape["rows"] * shape["columns"]
+        return shape["rows"] * shape["inner"] * self.itemsize // 2
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of inputs and weights of a product."""
+        return 1 if self.kind == "scaled" else 2
 
     def exchange(self, ranks: int) -> Exchange:
         """The collective as a case of the benchmark of collectives."""
@@ -392,10 +404,17 @@ def stores() -> Iterator[Case]:
 
 #: Cases that are chosen by name alone.
 ABLATIONS: Final = (*ablation(), *stores())
+#: The same of products of float8.
+SCALED: Final = tuple(
+    replace(case, name=f"scaled {case.name}", kind="scaled")
+    for case in CASES
+    if case.kind == "gemm"
+)
 
 
 def choose(names: str | None) -> list[Case]:
-    """Cases by kinds, full names or first words, with commas; by default none that is varied.
+    """Cases by kinds, full names or first words, with commas; by default none that is varied,
+    and none of float8.
 
     Raises:
         ValueError: if a name matches no case.
@@ -403,7 +422,7 @@ def choose(names: str | None) -> list[Case]:
     if names is None:
         return list(CASES)
     chosen: dict[str, Case] = {}
-    every = (*CASES, *ABLATIONS)
+    every = (*CASES, *ABLATIONS, *SCALED)
     for name in names.split(","):
         of_kind = [case for case in every if case.kind == name.strip()]
         chosen |= {case.name: case for case in of_kind or named(name, every)}

@@ -6,6 +6,7 @@ are in float32.
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,7 @@ TOUCHED: Final = 150 << 20
 #: Most elements of torch's tables together that int32 indices take.
 WIDE: Final = 2**31 - 1
 EPSILON: Final = 1e-6
+FLOAT8: Final = torch.float8_e4m3fn
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -260,7 +262,7 @@ class Product(Data):
 
     def make(self) -> None:
         shape, case = self.case.shape, self.case
-        self.rows = shape["rows"] if case.computation == "gemm" else shape["tokens"]
+        self.rows = shape["rows"] if "rows" in shape else shape["tokens"]
         self.columns, self.inner = case.local(self.ranks)
         slots = range(self.slots)
         self.inputs = [self.input(self.rank, slot) for slot in slots]
@@ -283,7 +285,7 @@ class Product(Data):
             inputs = [self.input(rank, slot) for rank in ranks]
             if case.collective == "all_to_all":
                 inputs = [each.chunk(self.ranks)[self.rank] for each in inputs]
-            parts = [torch.cat(inputs).float() @ self.weights[slot].float().t()]
+            parts = [torch.cat(inputs).float() @ self.weight(self.rank, slot).float().t()]
         else:
             parts = []
             for rank in ranks:
@@ -332,6 +334,77 @@ class Product(Data):
 
     def arrange(self, result: torch.Tensor) -> torch.Tensor:
         return result.view(-1, self.columns)
+
+
+class Scaled(Product):
+    """Inputs and weights of float8, with scales of rows and columns that are powers of two.
+
+    Sums are left to the tensor cores (`use_fast_accum`).
+    """
+
+    def make(self) -> None:
+        super().make()
+        self.of_columns = self.scale_of_columns()
+        gathered = self.ranks if self.case.collective == "all_gather" else 1
+        self.of_rows = self.powers(self.inputs[0].shape[0] * gathered)[:, None]
+        for slot in range(self.slots):
+            rows = self.of_rows[: self.inputs[slot].shape[0]]
+            self.inputs[slot] = (self.inputs[slot].float() / rows).to(FLOAT8)
+            self.weights[slot] = (self.weights[slot].float() / self.of_columns.t()).to(FLOAT8)
+
+    def powers(self, length: int) -> torch.Tensor:
+        """Scales of rows, equal in each part of a multiple of four."""
+        return torch.exp2(-(torch.arange(length, device=self.device) % 4).float())
+
+    def input(self, rank: int, slot: int) -> torch.Tensor:
+        made = super().input(rank, slot)
+        return (made.to(FLOAT8).float() * self.powers(made.shape[0])[:, None]).to(self.dtype)
+
+    def weight(self, rank: int, slot: int) -> torch.Tensor:
+        made = self.values(2, rank, slot, self.columns, self.inner).to(FLOAT8).float()
+        return (made * self.scale_of_columns().t()).to(self.dtype)
+
+    def scale_of_columns(self) -> torch.Tensor:
+        size = float(2 ** round(math.log2((9 / self.inner) ** 0.5)))
+        return size * self.powers(self.columns)[None, :]
+
+    def scales(self) -> dict[str, Any]:
+        return {
+            "scale_x": self.of_rows,
+            "scale_weight": self.of_columns,
+            "out_dtype": self.dtype,
+            "use_fast_accum": True,
+        }
+
+    def fused(self, slot: int, out: Any = None, **options: Any) -> Any:
+        return super().fused(slot, out, **self.scales(), **options)
+
+    def rows_of(self, slot: int, received: Any) -> torch.Tensor:
+        """Inputs of a slot, or what a collective of elements of two bytes returned."""
+        if received is None:
+            return self.inputs[slot]
+        return received.view(FLOAT8).view(-1, self.inner)  # type: ignore[no-any-return]
+
+    def multiply(self, slot: int, received: Any, out: Any) -> Any:
+        given = self.rows_of(slot, received)
+        out = None if out is None else out.view(given.shape[0], self.columns)
+        return self.context.fused.gemm(given, self.weights[slot], out=out, **self.scales())
+
+    def multiply_by_torch(self, slot: int, received: Any, out: Any) -> Any:
+        given, weight = self.rows_of(slot, received), self.weights[slot]
+        scales = self.of_rows, self.of_columns
+        if given.device.type == "cpu":
+            # torch does not implement scales of rows.
+            operators: Any = import_module("weft.fused.scaled_operators")
+            made = operators.scaled_product(given, weight, *scales, self.dtype, True)
+            return made if out is None else out.view(made.shape).copy_(made)
+        options: dict[str, Any] = {"out_dtype": self.dtype, "use_fast_accum": True}
+        if out is not None:
+            options["out"] = out.view(given.shape[0], self.columns)
+        return torch._scaled_mm(given, weight.t(), *scales, **options)
+
+    def load(self, slot: int) -> torch.Tensor:
+        return self.inputs[slot].view(self.dtype)
 
 
 class Gemv(Product):
@@ -422,4 +495,5 @@ DATA: Final[dict[str, type[Data]]] = {
     "gemv_norm": GemvNorm,
     "norm": Norm,
     "gemm": Product,
+    "scaled": Scaled,
 }

@@ -27,6 +27,7 @@ WORDS: Final = {
     "gemv_norm": "gemv",
     "norm": "norm",
     "gemm": "gemm",
+    "scaled": "gemm",
 }
 #: Libraries of the other computation.
 OTHERS: Final = ("torch", "triton")

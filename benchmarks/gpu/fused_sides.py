@@ -367,7 +367,8 @@ def sides_of(context: Context, data: Data) -> list[Way]:
         found.append(Default(context, data))
     for library in libraries:
         found += [Composed(context, data, library, side, bounds) for side in exchanges]
-    if case.operator in ("all_gather_gemm", "gemm_reduce_scatter") and context.gpus:
+    is_pipelined = case.operator in ("all_gather_gemm", "gemm_reduce_scatter")
+    if is_pipelined and case.kind != "scaled" and context.gpus:
         found.append(Pipelined(context, data))
     found += [Computed(context, data, library) for library in libraries]
     found += [Exchanged(context, data, side, bounds) for side in exchanges]

@@ -21,7 +21,7 @@ from weft.fused.tables import Shape
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PLAIN", "SCALED_OPERATORS"]
+__all__ = ["PLAIN", "SCALED_OPERATORS", "scaled_product"]
 
 _LIBRARY: Final = torch.library.Library("weft_fused", "FRAGMENT")
 #: Operator of the same collective without scales, by name.
@@ -46,7 +46,7 @@ def _check(name: str, x: torch.Tensor, weight: torch.Tensor, ranks: int) -> None
         raise ShapeError(f"{x.shape[0]} rows: expected a multiple of the number of ranks, {ranks}")
 
 
-def _product(
+def scaled_product(
     x: torch.Tensor,
     weight: torch.Tensor,
     scale_x: torch.Tensor,
@@ -54,7 +54,16 @@ def _product(
     dtype: torch.dtype,
     fast: bool,
 ) -> torch.Tensor:
-    """The product by torch."""
+    """Product of x [rows, inner] and weight [columns, inner], with their scales, by torch.
+
+    Args:
+        x: of float8.
+        weight: of float8, contiguous.
+        scale_x: float32 [rows, 1] or of one element.
+        scale_weight: float32 [1, columns] or of one element.
+        dtype: of the result.
+        fast: `use_fast_accum`.
+    """
     by_rows = max(scale_x.numel(), scale_weight.numel()) > 1
     if by_rows and x.device.type == "cpu":
         # Which torch does not implement.
@@ -109,7 +118,7 @@ def _run(
 
     def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         received.append(rows.view(x.dtype))
-        return _product(received[0], weight, scale_x, scale_weight, dtype, fast)
+        return scaled_product(received[0], weight, scale_x, scale_weight, dtype, fast)
 
     # Bytes, since not all backends have collectives of float8.
     rows = x.contiguous().view(torch.uint8)
