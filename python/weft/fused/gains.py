@@ -27,14 +27,14 @@ class Rule(NamedTuple):
         min_rows: of x on each rank.
         min_bytes: of the tensor that the collective moves.
         min_inner: of the product: a short one is over before its collective has begun.
-        few_rows: enough for a long product.
+        few_rows: enough for a long product; `None`: min_rows are needed for it, too.
         min_work: multiply-adds of a long product, on each rank.
     """
 
     min_rows: int
     min_bytes: int
     min_inner: int
-    few_rows: int = 1
+    few_rows: int | None = None
     min_work: float = 0.0
 
 
@@ -103,10 +103,11 @@ def doubt(
     is_scaled = "scaled" in operator
     rows = shape.rows * ranks if operator.startswith("all_gather") else shape.rows
     work = rows * shape.columns * shape.inner
-    if shape.rows < (rule.few_rows if work >= rule.min_work else rule.min_rows):
-        least = f"expected {rule.min_rows} or more"
-        if shape.rows < rule.few_rows:
-            return f"no gain: {shape.rows} rows; {least}"
+    least = f"expected {rule.min_rows} or more"
+    few = rule.min_rows if rule.few_rows is None else rule.few_rows
+    if shape.rows < few:
+        return f"no gain: {shape.rows} rows; {least}"
+    if shape.rows < rule.min_rows and work < rule.min_work:
         return f"no gain: {shape.rows} rows of {work:.2g} multiply-adds; {least}, or more work"
     moved, size = shape.columns, dtype.itemsize
     if operator.endswith("_matmul"):
