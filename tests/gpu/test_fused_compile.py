@@ -58,6 +58,16 @@ def test_llama_is_fused(results: list[Any]) -> None:
     interpreted.test_a_decoder_of_transformers_is_fused(results)
 
 
+def test_operators_of_float8_run_as_under_the_interpreter() -> None:
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    found = ranks.run("fused_compile_calls.float8", 2, timeout=200, quiet=False, device="cuda")
+    interpreted.test_operators_of_float8_have_results_of_torch(found)
+    interpreted.test_products_of_float8_beside_collectives_are_substituted(found)
+
+
 def test_operators_are_captured_and_replayed(results: list[Any]) -> None:
     for result in results:
         assert set(result["graph"]) == interpreted.MATRIX_OPERATORS

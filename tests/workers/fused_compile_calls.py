@@ -28,11 +28,9 @@ def calls(device: str = "cpu") -> dict[str, Any]:
     torch.manual_seed(rank)
     found = {
         "operators": {name: operator(name, group) for name in operators.OPERATORS},
-        "scaled": {name: scaled(name, group) for name in SCALED_OPERATORS},
         "fallbacks": fallbacks(group),
         "bags": [embedding(group, columns) for columns in (8, 6)],
         "graphs": graphs(group),
-        "scaled graphs": scaled_graphs(group),
         "dynamic": dynamic(group),
         "bag_places": bags(rank, group),
         "places": places(rank, group),
@@ -45,11 +43,27 @@ def calls(device: str = "cpu") -> dict[str, Any]:
         "llama": llama(),
         "tuning": choices(rank, group),
     }
+    if device == "cpu":
+        found |= _float8(group)
     if device == "cuda":
         found["graph"] = replays(group)
         found["tuned"] = choices_of_gpus(group)
     found["groups"] = groups(group)
     return found
+
+
+def float8(device: str) -> dict[str, Any]:
+    """Results of the checks of float8 alone."""
+    rank, _, group = start(device)
+    torch.manual_seed(rank)
+    return _float8(group)
+
+
+def _float8(group: str) -> dict[str, Any]:
+    return {
+        "scaled": {name: scaled(name, group) for name in SCALED_OPERATORS},
+        "scaled graphs": scaled_graphs(group),
+    }
 
 
 def start(device: str) -> tuple[int, int, str]:
