@@ -109,7 +109,7 @@ def compiled(
         weight = f"tensordesc<{dtype}[{block[0]},{block[1]}]>"
         types |= {"x": rows, "received": rows, "weight": weight}
     tile = f"[{tiling.rows},{tiling.columns}]>"
-    types |= dict.fromkeys(stores, f"tensordesc<{dtype}{tile}")
+    types |= dict.fromkeys(stores, f"tensordesc<{out}{tile}")
     if stores and partials:
         types["peer_tiles"] = f"tensordesc<{partials}{tile}"
     its = {name: value for name, value in constants.items() if name in kernel.arg_names}

@@ -221,7 +221,7 @@ def _send(
         )
     each = given.rows if operation == ALL_REDUCE else given.rows // ranks
     blocks = 1 if operation == ALL_REDUCE else ranks
-    wider = None if sent == x.dtype else sent
+    wider = None if sent == given.dtype else sent
     choice = choose(given, group, fused, tiling, num_sms=num_sms, partial_dtype=wider)
     sizes = given.tiling(choice.tiling, each, sent, blocks=blocks)
     programs = given.programs(sizes, num_sms)
