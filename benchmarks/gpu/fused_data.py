@@ -392,16 +392,10 @@ class Scaled(Product):
 
     def multiply_by_torch(self, slot: int, received: Any, out: Any) -> Any:
         given, weight = self.rows_of(slot, received), self.weights[slot]
-        scales = self.of_rows, self.of_columns
-        if given.device.type == "cpu":
-            # torch does not implement scales of rows.
-            operators: Any = import_module("weft.fused.scaled_operators")
-            made = operators.scaled_product(given, weight, *scales, self.dtype, True)
-            return made if out is None else out.view(made.shape).copy_(made)
-        options: dict[str, Any] = {"out_dtype": self.dtype, "use_fast_accum": True}
-        if out is not None:
-            options["out"] = out.view(given.shape[0], self.columns)
-        return torch._scaled_mm(given, weight.t(), *scales, **options)
+        out = None if out is None else out.view(given.shape[0], self.columns)
+        scales: Any = import_module("weft.fused.scales")
+        arguments = given, weight, self.of_rows, self.of_columns, self.dtype, True
+        return scales.scaled_product(*arguments, out=out)
 
     def load(self, slot: int) -> torch.Tensor:
         return self.inputs[slot].view(self.dtype)

@@ -51,7 +51,7 @@ def choose(
         options: other arguments of the kernel alone, `None` if they are not given.
 
     Raises:
-        ConfigurationError: if `fused` is False with options of the kernel, or with float8.
+        ConfigurationError: if `fused` is False with options of the kernel.
     """
     named = {"tiling": tiling, **options}
     kernel = [name for name, value in named.items() if value is not None]
@@ -60,14 +60,7 @@ def choose(
             f"weft.fused.{given.operator}: fused=False with {', '.join(kernel)}: these are options "
             "of the kernel; pass only one"
         )
-    if given.scales is not None:
-        if fused is False:
-            raise ConfigurationError(
-                f"weft.fused.{given.operator}: fused=False with {given.x.dtype}: float8 is "
-                "multiplied by the kernel alone; use torch._scaled_mm and a collective"
-            )
-        return Choice(True, tiling)
-    if fused is not None or kernel or given.interpreted:
+    if fused is not None or kernel or given.interpreted or given.scales is not None:
         return Choice(fused is not False, tiling)
     shape = Shape(given.rows, given.columns, given.inner)
     x, ranks, table = given.x, group.world_size, table_of(group)

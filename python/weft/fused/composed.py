@@ -1,9 +1,9 @@
 """Products by torch beside collectives of `weft.cuda.Collectives`: the unfused way of a call.
 
 Results are as those of the fused kernels, but for rounding: the product of a rank is rounded to the
-dtype of x before a sum, and of float32 it is as torch's settings have it. Tensors that peers access
-are in a symmetric space of these calls where that is faster, with a copy to the result if needed.
-Calls on several streams come in one order with those of the kernels.
+dtype of the result before a sum, and of float32 it is as torch's settings have it. Tensors that
+peers access are in a symmetric space of these calls where that is faster, with a copy to the result
+if needed. Calls on several streams come in one order with those of the kernels.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from weft.cuda.collectives import Collectives
 from weft.errors import ConfigurationError
 from weft.fused import spaces
 from weft.fused.kernels.gemm_send import ALL_REDUCE, REDUCE_SCATTER
+from weft.fused.scales import scaled_product
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,30 +49,31 @@ def send(
     Returns:
         `result`.
     """
-    x, weight, ranks = *_constants(given), group.world_size
+    x, ranks = given.x.detach(), group.world_size
     if given.inner == 0:
         return result.zero_()
     if ranks == 1:
-        return torch.mm(x, weight, out=result)
+        return _multiply(given, x, result)
     shape = given.rows, given.columns
-    size = given.rows * given.columns * x.itemsize
+    size = given.rows * given.columns * given.dtype.itemsize
     if operation == REDUCE_SCATTER:
-        collectives, (product,) = _begin(given, group, [shape])
-        torch.mm(x, weight, out=product)
+        collectives, (product,) = _begin(given, group, [shape], given.dtype)
+        _multiply(given, x, product)
         return collectives.reduce_scatter(product, out=result)
     if operation == ALL_REDUCE:
         if size * (ranks - 1) <= _STAGED_REDUCTION:
-            collectives, _ = _begin(given, group, [])
-            return collectives.all_reduce(torch.mm(x, weight, out=result))
+            collectives, _ = _begin(given, group, [], given.dtype)
+            return collectives.all_reduce(_multiply(given, x, result))
         # Not in place, so that the results of a failed call are NaN.
-        collectives, staged = _begin(given, group, [shape] if is_symmetric else [shape, shape])
-        torch.mm(x, weight, out=staged[0])
+        shapes = [shape] if is_symmetric else [shape, shape]
+        collectives, staged = _begin(given, group, shapes, given.dtype)
+        _multiply(given, x, staged[0])
         into = result if is_symmetric else staged[1]
         return _placed(collectives.all_reduce(staged[0], out=into), result)
     is_staged = not is_symmetric and size >= _STAGED_EXCHANGE
-    collectives, staged = _begin(given, group, [shape] if is_staged else [])
+    collectives, staged = _begin(given, group, [shape] if is_staged else [], given.dtype)
     into = staged[0] if is_staged else result
-    return _placed(collectives.all_to_all(torch.mm(x, weight), out=into), result)
+    return _placed(collectives.all_to_all(_multiply(given, x), out=into), result)
 
 
 def receive(
@@ -88,20 +90,25 @@ def receive(
     Returns:
         `result`, and the received rows, in memory that the next call uses again.
     """
-    x, weight = _constants(given)
+    x = given.x.detach()
     if given.inner == 0:
         return result.zero_(), x.new_empty(result.shape[0], 0)
     if group.world_size == 1:
-        return torch.mm(x, weight, out=result), x
-    collectives, (rows,) = _begin(given, group, [(result.shape[0], given.inner)])
+        return _multiply(given, x, result), x
+    collectives, (rows,) = _begin(given, group, [(result.shape[0], given.inner)], x.dtype)
     exchange = collectives.all_to_all if scatter else collectives.all_gather
     exchange(x, out=rows)
-    return torch.mm(rows, weight, out=result), rows
+    return _multiply(given, rows, result), rows
 
 
-def _constants(given: Operands) -> tuple[torch.Tensor, torch.Tensor]:
-    """X and the transposed weight, without a derivative."""
-    return given.x.detach(), given.weight.detach().t()
+def _multiply(given: Operands, rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Product of rows and the weight, without a derivative."""
+    weight = given.weight.detach()
+    if given.scales is None:
+        return torch.mm(rows, weight.t(), out=out)
+    scales = given.scales
+    factors = scales.x.detach(), scales.weight.detach()
+    return scaled_product(rows, weight, *factors, given.dtype, scales.fast, out=out)
 
 
 def _placed(found: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -109,18 +116,17 @@ def _placed(found: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 
 def _begin(
-    given: Operands, group: Communicator, shapes: Sequence[tuple[int, int]]
+    given: Operands, group: Communicator, shapes: Sequence[tuple[int, int]], dtype: torch.dtype
 ) -> tuple[Collectives, list[torch.Tensor]]:
     """Collectives of the ranks, and symmetric tensors of these shapes; a call begins."""
-    x = given.x
-    sizes = [-(-rows * columns * x.itemsize // _ALIGNED) * _ALIGNED for rows, columns in shapes]
-    device = x.device
+    width, device = dtype.itemsize, given.x.device
+    sizes = [-(-rows * columns * width // _ALIGNED) * _ALIGNED for rows, columns in shapes]
     its = spaces.space("composed", device, group, words=1, data=max(sum(sizes), _ALIGNED))
     its.enter()
     tensors, begin = list[torch.Tensor](), 0
     for (rows, columns), size in zip(shapes, sizes, strict=True):
-        part = its.data[begin : begin + rows * columns * x.itemsize]
-        tensors.append(part.view(x.dtype).view(rows, columns))
+        part = its.data[begin : begin + rows * columns * width]
+        tensors.append(part.view(dtype).view(rows, columns))
         begin += size
     return _collectives(given, group), tensors
 

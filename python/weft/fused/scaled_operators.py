@@ -16,12 +16,13 @@ import torch
 from weft.errors import ShapeError
 from weft.fused import counts, operators
 from weft.fused.groups import group_of
+from weft.fused.scales import scaled_product
 from weft.fused.tables import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PLAIN", "SCALED_OPERATORS", "scaled_product"]
+__all__ = ["PLAIN", "SCALED_OPERATORS"]
 
 _LIBRARY: Final = torch.library.Library("weft_fused", "FRAGMENT")
 #: Operator of the same collective without scales, by name.
@@ -44,36 +45,6 @@ def _check(name: str, x: torch.Tensor, weight: torch.Tensor, ranks: int) -> None
         )
     if name in _DIVIDED and x.shape[0] % ranks:
         raise ShapeError(f"{x.shape[0]} rows: expected a multiple of the number of ranks, {ranks}")
-
-
-def scaled_product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale_x: torch.Tensor,
-    scale_weight: torch.Tensor,
-    dtype: torch.dtype,
-    fast: bool,
-) -> torch.Tensor:
-    """Product of x [rows, inner] and weight [columns, inner], with their scales, by torch.
-
-    Args:
-        x: of float8.
-        weight: of float8, contiguous.
-        scale_x: float32 [rows, 1] or of one element.
-        scale_weight: float32 [1, columns] or of one element.
-        dtype: of the result.
-        fast: `use_fast_accum`.
-    """
-    by_rows = max(scale_x.numel(), scale_weight.numel()) > 1
-    if by_rows and x.device.type == "cpu":
-        # Which torch does not implement.
-        return ((x.float() @ weight.float().t()) * scale_x * scale_weight).to(dtype)
-    if by_rows:
-        scale_x = scale_x.expand(x.shape[0], 1).contiguous()
-        scale_weight = scale_weight.expand(1, weight.shape[0]).contiguous()
-    return torch._scaled_mm(
-        x, weight.t(), scale_x, scale_weight, out_dtype=dtype, use_fast_accum=fast
-    )
 
 
 def _run(

@@ -12,7 +12,7 @@ from weft.fused.kernels.gemm import COLUMN_SCALES, FAST_SUMS, ROW_SCALES, SCALED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FLOAT8", "OUT_DTYPES", "Scales", "checked_scales"]
+__all__ = ["FLOAT8", "OUT_DTYPES", "Scales", "checked_scales", "scaled_product"]
 
 #: Of operands with scales.
 FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -120,3 +120,41 @@ def _check_scale(
         raise ShapeError(
             f"{name}: {of} with strides {scale.stride()}: expected a contiguous tensor"
         )
+
+
+def scaled_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale_x: torch.Tensor,
+    scale_weight: torch.Tensor,
+    dtype: torch.dtype,
+    fast: bool,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Product of x [rows, inner] and weight [columns, inner], with their scales, by torch.
+
+    Args:
+        x: of float8.
+        weight: of float8, contiguous.
+        scale_x: float32 [rows, 1] or of one element.
+        scale_weight: float32 [1, columns] or of one element.
+        dtype: of the result.
+        fast: `use_fast_accum`.
+        out: [rows, columns]; by default a new tensor.
+    """
+    by_rows = max(scale_x.numel(), scale_weight.numel()) > 1
+    if x.device.type == "cpu":
+        if by_rows:
+            # torch does not implement these.
+            made = ((x.float() @ weight.float().t()) * scale_x * scale_weight).to(dtype)
+        else:
+            made = torch._scaled_mm(x, weight.t(), scale_x, scale_weight, out_dtype=dtype)
+        return made if out is None else out.copy_(made)
+    if by_rows:
+        scale_x = scale_x.expand(x.shape[0], 1).contiguous()
+        scale_weight = scale_weight.expand(1, weight.shape[0]).contiguous()
+    options: dict[str, Any] = {"out_dtype": dtype, "use_fast_accum": fast}
+    if out is not None:
+        options["out"] = out
+    return torch._scaled_mm(x, weight.t(), scale_x, scale_weight, **options)
