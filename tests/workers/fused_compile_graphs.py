@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed._functional_collectives as functional
 from torch import distributed, nn
+from torch._inductor import config
 from torch.nn.functional import linear
 
 import weft.fused
@@ -29,10 +30,17 @@ def graphs(group: str) -> dict[str, Any]:
 
     weft.fused.enable(force=True, timeout=20)
     weft.fused.reset_report()
+    left: list[str] = []
+
+    def listed(graph: torch.fx.Graph) -> None:
+        left.extend(str(node.target) for node in graph.nodes)
+
+    config.post_grad_custom_post_pass = listed
     try:
         with recorded() as messages, torch.no_grad():
             found = compiled(every)(inputs)
     finally:
+        config.post_grad_custom_post_pass = None
         weft.fused.disable()
     with torch.no_grad():
         expected = every(inputs)
@@ -40,7 +48,8 @@ def graphs(group: str) -> dict[str, Any]:
         name: own.shape == its.shape and torch.allclose(own, its, atol=1e-3)
         for name, own, its in zip(GRAPHS, found, expected, strict=True)
     }
-    return {"close": close, "lines": len(messages), **counted()}
+    products = left.count("aten.mm.default")
+    return {"close": close, "products": products, "lines": len(messages), **counted()}
 
 
 def dynamic(group: str) -> list[Any]:

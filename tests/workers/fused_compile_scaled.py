@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 #: x, weight, scales of rows and of columns.
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-FLOAT8, HALF = torch.float8_e4m3fn, torch.float16
+FLOAT8 = torch.float8_e4m3fn
+
+
+def half() -> torch.dtype:
+    """Dtype of results of 16 bits: torch has scales of rows for bfloat16 alone on a GPU."""
+    return torch.bfloat16 if torch.get_default_device().type == "cuda" else torch.float16
 
 
 def scaled_graphs(group: str) -> dict[str, Any]:
@@ -65,8 +70,8 @@ def _multiply(
     return (y if bias is None else y + bias).to(out_dtype)
 
 
-def _product(multiply: Any, x: Any, w: Any, a: Any, b: Any, dtype: torch.dtype = HALF) -> Any:
-    return multiply(x, w.t(), a, b, out_dtype=dtype, use_fast_accum=True)
+def _product(multiply: Any, x: Any, w: Any, a: Any, b: Any, dtype: Any = None) -> Any:
+    return multiply(x, w.t(), a, b, out_dtype=dtype or half(), use_fast_accum=True)
 
 
 def _all_reduce(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
@@ -75,7 +80,7 @@ def _all_reduce(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> An
 
 
 def _reduce_scatter(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
-    y = multiply(x, w.t(), a[0], b[0, :1], out_dtype=HALF, use_fast_accum=False)
+    y = multiply(x, w.t(), a[0], b[0, :1], out_dtype=half(), use_fast_accum=False)
     return functional.reduce_scatter_tensor(y, "sum", 0, group).relu()
 
 
@@ -95,7 +100,7 @@ def _gather(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
 def _gather_twice(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
     whole = _bytes_gathered(x, group)
     one = torch.full((1,), 0.5)
-    return _product(multiply, whole, w, one, b) + _product(multiply, whole, w, one, 2 * one)
+    return _product(multiply, whole, w, one, one) + _product(multiply, whole, w, one, 2 * one)
 
 
 def _exchange(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:
@@ -117,8 +122,8 @@ def _gather_of_axis(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -
         return torch.cat(torch.chunk(whole, ranks), 1).view(-1, part.shape[1])
 
     rows = gathered(x.view(torch.uint8)).view(FLOAT8)
-    bias = b[0].to(HALF)
-    return multiply(rows, w.t(), gathered(a), b, bias, out_dtype=HALF, use_fast_accum=True)
+    bias = b[0].to(half())
+    return multiply(rows, w.t(), gathered(a), b, bias, out_dtype=half(), use_fast_accum=True)
 
 
 def _float32(multiply: Any, x: Any, w: Any, a: Any, b: Any, group: str) -> Any:

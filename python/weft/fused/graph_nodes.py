@@ -27,6 +27,7 @@ __all__ = [
     "collectives",
     "depends_on",
     "erase",
+    "erase_source",
     "erase_unused",
     "even_ranks",
     "group_of_call",
@@ -271,6 +272,20 @@ def erase(*nodes: Node) -> None:
     for node in nodes:
         if not node.users:
             node.graph.erase_node(node)
+
+
+def erase_source(node: Node, *products: Any) -> None:
+    """Erase a product without a use, with the nodes between it and a collective.
+
+    Inductor computes it otherwise, if parts of it are concatenated.
+    """
+    between = (*VIEWS, ATEN.cat.default, ATEN.split.Tensor, operator.getitem)
+    if node.users or not is_call(node, (*between, *products)):
+        return
+    before = [] if node.target in products else node.all_input_nodes
+    node.graph.erase_node(node)
+    for each in before:
+        erase_source(each, *products)
 
 
 def erase_unused(node: Node) -> None:

@@ -24,6 +24,7 @@ from weft.fused.graph_nodes import (
     call,
     depends_on,
     erase,
+    erase_source,
     erase_unused,
     even_ranks,
     group_of_call,
@@ -114,7 +115,9 @@ def _scattered(node: Node) -> Match | None:
             y = call(OPERATORS["matmul_reduce_scatter"], x, _transposed(weight), node.args[3], site)
             y = reshaped(y, value_of(wait).shape)
         wait.replace_all_uses_with(y)
+        before = node.args[0]
         erase(wait, node)
+        erase_source(before, ATEN.mm.default)
 
     return _made("matmul_reduce_scatter", node, 3, product, shape, substitute, ranks)
 

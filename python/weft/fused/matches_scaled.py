@@ -22,6 +22,7 @@ from weft.fused.graph_nodes import (
     call,
     depends_on,
     erase,
+    erase_source,
     erase_unused,
     even_ranks,
     hint,
@@ -221,7 +222,7 @@ def _sent(
         wait.replace_all_uses_with(y)
         source = node.args[0]
         erase(wait, node)
-        _erase_product(source)
+        erase_source(source, _PRODUCT)
 
     return _made(name, node, 3, product, substitute, ranks)
 
@@ -319,20 +320,6 @@ def _replace(product: Node, y: Node, wait: Node, node: Node) -> None:
     product.graph.erase_node(product)
     erase_unused(wait)
     erase(node)
-
-
-def _erase_product(node: Node) -> None:
-    """Erase a product without a use, with the nodes between it and a collective.
-
-    Inductor computes it otherwise, if parts of it are concatenated.
-    """
-    between = (*VIEWS, ATEN.cat.default, ATEN.split.Tensor, operator.getitem)
-    if node.users or not is_call(node, (*between, _PRODUCT)):
-        return
-    before = [] if node.target is _PRODUCT else node.all_input_nodes
-    node.graph.erase_node(node)
-    for each in before:
-        _erase_product(each)
 
 
 def _check_sum(node: Node) -> None:
