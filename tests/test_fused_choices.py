@@ -147,3 +147,20 @@ def test_norms_of_more_tokens_have_a_kernel_of_their_own() -> None:
         if record["kind"] == "gemv_norm" and record["result"]["speedup"] < LEAST
     }
     assert not any(is_fused(tokens) for tokens in losses)
+
+
+def test_large_tiles_of_an_all_to_all_are_sent_by_bulk_stores() -> None:
+    from weft.fused import Tiling
+    from weft.fused.gemm_send import exchanging
+
+    few = exchanging(Tiling(), 4096, 7168, 132)
+    assert (few.bulk_stores, few.stages, few.slice_bytes, few.alternate) == (
+        True,
+        3,
+        64 << 10,
+        True,
+    )
+    many = exchanging(Tiling(), 16384, 7168, 132)
+    assert (many.bulk_stores, many.alternate) == (True, False)
+    short = Tiling(columns=128, warps=4, stages=3, programs=2)
+    assert exchanging(short, 16384, 7168, 132) == short

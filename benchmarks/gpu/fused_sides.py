@@ -239,6 +239,14 @@ class FusedSymmetric(Exchanged):
         )
 
 
+class DefaultSymmetric(FusedSymmetric):
+    """The same by its own choice between its kernel and a composition."""
+
+    def __init__(self, context: Context, data: Data, side: Side, bounds: dict[str, Bound]) -> None:
+        super().__init__(context, data, side, bounds, fused=None)
+        self.name = "default symmetric"
+
+
 class StoredSymmetric(FusedSymmetric):
     """The same with a tiling, by the fields that differ from the default's."""
 
@@ -365,6 +373,8 @@ def sides_of(context: Context, data: Data) -> list[Way]:
     found += [Fused(context, data, algorithm=algorithm) for algorithm in case.algorithms]
     if case.has_choice:
         found.append(Default(context, data))
+        if case.operator in SYMMETRIC:
+            found.append(DefaultSymmetric(context, data, exchanges[0], bounds))
     for library in libraries:
         found += [Composed(context, data, library, side, bounds) for side in exchanges]
     is_pipelined = case.operator in ("all_gather_gemm", "gemm_reduce_scatter")

@@ -11,7 +11,7 @@ from weft.cuda import symmetric
 from weft.errors import ConfigurationError, ShapeError
 from weft.fused import composed
 from weft.fused.choices import choose
-from weft.fused.gemm import descriptor, gemm_space, operands, output, symmetric_context
+from weft.fused.gemm import Tiling, descriptor, gemm_space, operands, output, symmetric_context
 from weft.fused.kernels import gemm_stream
 from weft.fused.kernels.gemm import MAX_SLICES
 from weft.fused.kernels.gemm_send import ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, multiply_send
@@ -20,12 +20,14 @@ from weft.fused.tracing import current_trace
 
 if TYPE_CHECKING:
     from weft.communicator import Communicator
-    from weft.fused.gemm import Operands, Tiling
+    from weft.fused.gemm import Operands
     from weft.fused.spaces import Space
 
 __all__ = ["gemm_all_reduce", "gemm_all_to_all", "gemm_reduce_scatter"]
 
 _ALIGNED: Final = 128
+#: Tiles of a program up to which own ones come between those that are sent.
+_FEW_TILES: Final = 12
 #: Of addresses and rows in bulk stores, in bytes.
 _BULK: Final = 16
 
@@ -225,6 +227,8 @@ def _send(
     choice = choose(given, group, fused, tiling, num_sms=num_sms, partial_dtype=wider)
     sizes = given.tiling(choice.tiling, each, sent, blocks=blocks)
     programs = given.programs(sizes, num_sms)
+    if operation == ALL_TO_ALL and choice.tiling is None and ranks == 2 and given.scales is None:
+        sizes = exchanging(sizes, given.rows, columns, programs)
     result = output(given, out, each if operation == REDUCE_SCATTER else given.rows)
     if given.rows == 0 or columns == 0:
         return result
@@ -292,6 +296,20 @@ def _send(
         **constants,
     )
     return result
+
+
+def exchanging(tiling: Tiling, rows: int, columns: int, programs: int) -> Tiling:
+    """The default tiling of a product before an all-to-all between two ranks.
+
+    Large tiles are sent by bulk stores, and own ones computed between them if there are few for
+    each program: on two H200, 0.92 to 0.93 of the time of ordinary stores.
+    """
+    if tiling != Tiling():
+        return tiling
+    tiles = -(-rows // tiling.rows) * -(-columns // tiling.columns)
+    return tiling._replace(
+        stages=3, slice_bytes=64 << 10, bulk_stores=True, alternate=tiles <= _FEW_TILES * programs
+    )
 
 
 def _bulk_stores(
