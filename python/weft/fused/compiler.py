@@ -33,7 +33,8 @@ def enable(
     they are on all ranks.
 
     Args:
-        operators: names as of `torch.ops.weft_fused`; by default all, of float8 only with `force`.
+        operators: names as of `torch.ops.weft_fused`; by default all; those of float8 and
+            `sequence_parallel` only with `force`.
         force: substitute wherever a kernel applies, without an expected gain; for tests.
         timeout: seconds to wait for the other ranks, in a compilation and at the first call of a
             compiled graph.
@@ -41,7 +42,7 @@ def enable(
     Raises:
         ConfigurationError: of an unknown operator.
     """
-    usual = gains.RULES.keys() - (() if force else gains.UNMEASURED)
+    usual = gains.RULES.keys() - (() if force else gains.ON_REQUEST)
     chosen = frozenset(usual if operators is None else operators)
     if unknown := chosen - set(gains.RULES):
         raise ConfigurationError(
