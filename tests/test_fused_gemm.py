@@ -120,7 +120,8 @@ def test_bulk_stores_give_the_same_products(count: int) -> None:
     """With other numbers of ranks than 2, calls store as without them."""
     cases = 12 if count == 2 else 2
     found = run("bulk_stores", count, cases=cases)
-    check_bulk_stores(found, calls=3 * cases if count == 2 else 0)
+    # Each third case is called again.
+    check_bulk_stores(found, calls=4 * cases if count == 2 else 0)
 
 
 def check_bulk_stores(results: list[dict[str, Any]], calls: int) -> None:
@@ -128,4 +129,4 @@ def check_bulk_stores(results: list[dict[str, Any]], calls: int) -> None:
     for result in results:
         assert result["wrong"] == []
         assert result["differ"] == []
-        assert result["bulk"] >= calls
+        assert result["bulk"] == calls

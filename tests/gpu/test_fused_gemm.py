@@ -69,7 +69,12 @@ def test_bulk_stores_give_the_same_products() -> None:
     found = ranks.run(
         "fused_gemm_calls.bulk_stores", 2, timeout=200, quiet=False, cases=8, device="cuda"
     )
-    interpreted.check_bulk_stores(found, calls=24)
+    interpreted.check_bulk_stores(found, calls=32)
+
+
+def test_a_large_exchange_by_default_has_the_bits_of_plain_stores(results: list[Any]) -> None:
+    for result in results:
+        assert result["exchange"]
 
 
 @pytest.mark.parametrize("operator", ["gemm_all_reduce", "all_gather_gemm"])

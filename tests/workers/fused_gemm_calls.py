@@ -23,6 +23,8 @@ LARGE = Tiling()
 SHORT = Tiling(columns=128, warps=4, stages=3, programs=2)
 WIDE = Tiling(columns=128, stages=3)
 FEW_ROWS = Tiling(columns=128, stages=5, stream_k=True)
+#: As large tiles of an all-to-all between two ranks are sent by default.
+BEHIND = LARGE._replace(stages=3, slice_bytes=64 << 10, bulk_stores=True, alternate=True)
 OPERATORS = (
     "gemm_all_to_all",
     "gemm_reduce_scatter",
@@ -224,6 +226,7 @@ def calls(cases: int, repeats: int, device: str = "twin") -> dict[str, Any]:
         if device == "cuda":
             result["graph"] = [_graph(place, each) for each in OPERATORS]
             result["streams"] = _streams(place)
+            result["exchange"] = _exchange(place)
         weft.check()
         communicator.barrier()
         return result
@@ -302,7 +305,8 @@ def _graph(place: Place, operator: str) -> bool:
     """Replays of a graph of captured calls with new values, also without the kernel."""
     xs, weights = place.operands(0, 512, 256, 384, torch.bfloat16)
     x, weight = xs[place.rank].clone(), weights[place.rank].clone()
-    options: list[dict[str, Any]] = [{"tiling": LARGE}, {"tiling": FEW_ROWS}, {"fused": False}]
+    tilings = (LARGE, FEW_ROWS, BEHIND)
+    options: list[dict[str, Any]] = [*({"tiling": each} for each in tilings), {"fused": False}]
     for each in options:
         _call(operator, x, weight, **each)
     torch.cuda.synchronize()
@@ -320,6 +324,17 @@ def _graph(place: Place, operator: str) -> bool:
     return right
 
 
+def _exchange(place: Place) -> bool:
+    """An all-to-all of more tiles than programs, as it is sent by default and by plain stores."""
+    xs, weights = place.operands(8, 4096 * place.ranks, 2048, 3072, torch.bfloat16)
+    x, weight = xs[place.rank], weights[place.rank]
+    found = [
+        _call("gemm_all_to_all", x, weight, fused=True, tiling=tiling) for tiling in (None, LARGE)
+    ]
+    right = expected("gemm_all_to_all", place.rank, xs, weights)
+    return torch.equal(*found) and close(found[0], right)
+
+
 def _streams(place: Place) -> list[bool]:
     """Calls of each operator, alternating between two streams, without a wait of the host."""
     streams = [torch.cuda.Stream() for _ in range(2)]
@@ -330,8 +345,9 @@ def _streams(place: Place) -> list[bool]:
         found = []
         for number in range(40):
             xs, weights = inputs[number % 4]
-            # Every third one without the kernel.
-            options: dict[str, Any] = {"tiling": LARGE} if number % 3 else {"fused": False}
+            # Every third one without the kernel, and one with bulk stores.
+            ways: list[dict[str, Any]] = [{"fused": False}, {"tiling": LARGE}, {"tiling": BEHIND}]
+            options = ways[number % 3]
             with torch.cuda.stream(streams[number % 2]):
                 found.append(_call(operator, xs[place.rank], weights[place.rank], **options))
         torch.cuda.synchronize()

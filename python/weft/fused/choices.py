@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft.errors import ConfigurationError
 from weft.fused import gains
 from weft.fused.gemm import Tiling
-from weft.fused.tables import COMPOSED, UNFUSED, Shape, table_of
+from weft.fused.tables import COMPOSED, DEFAULT, UNFUSED, Shape, Table, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,10 +66,14 @@ def choose(
     x, ranks, table = given.x, group.world_size, table_of(group)
     operator = given.operator.replace("gemm", "matmul")
     measured = table.choice(operator, shape, x.dtype, ranks, x.device)
-    if measured is not None:
+    if measured is not None and measured[0] != UNFUSED:
         name, fields = measured
-        return Choice(name not in (UNFUSED, COMPOSED), _tiling_of(fields))
-    return Choice(gains.doubt(operator, shape, x.dtype, ranks, x.device, table) is None)
+        return Choice(name != COMPOSED, _tiling_of(fields))
+    # The operators of torch are not a way of a plain call: the faster of the others is.
+    times = {} if measured is None else table.times(operator, shape, x.dtype, ranks, x.device)
+    if COMPOSED in times and DEFAULT in times:
+        return Choice(times[DEFAULT] < times[COMPOSED])
+    return Choice(gains.doubt(operator, shape, x.dtype, ranks, x.device, Table()) is None)
 
 
 def _tiling_of(fields: Mapping[str, Any] | None) -> Tiling | None:

@@ -104,6 +104,9 @@ def receive(
 def _multiply(given: Operands, rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Product of rows and the weight, without a derivative."""
     weight = given.weight.detach()
+    if out is None:
+        # Autocast would choose another dtype for the result.
+        out = rows.new_empty((rows.shape[0], given.columns), dtype=given.dtype)
     if given.scales is None:
         return torch.mm(rows, weight.t(), out=out)
     scales = given.scales

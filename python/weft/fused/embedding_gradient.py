@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from weft.errors import ConfigurationError
 from weft.fused.embedding_tables import ELEMENTS, MOST_COLUMNS
 from weft.fused.kernels import embedding_gradient
 from weft.fused.spaces import launch
@@ -113,11 +114,15 @@ class Ends:
 
     def __init__(self, bags: Bags, tables: int) -> None:
         self._zeros = [0] * (tables + 1)
+        self._is_captured = False
         self._event: torch.cuda.Event | None = None
         self._copy: torch.Tensor | None = None
         if bags.batch == 0 or tables == 0:
             return
         ends = bags.offsets[:: bags.batch]
+        self._is_captured = ends.is_cuda and torch.cuda.is_current_stream_capturing()
+        if self._is_captured:
+            return
         if ends.device.type == "cuda":
             self._copy = torch.empty(ends.shape, dtype=ends.dtype, pin_memory=True)
             self._copy.copy_(ends, non_blocking=True)
@@ -127,7 +132,16 @@ class Ends:
             self._copy = ends.clone()
 
     def wait(self) -> list[int]:
-        """The numbers, `[tables + 1]`."""
+        """The numbers, `[tables + 1]`.
+
+        Raises:
+            ConfigurationError: of a call that was captured into a CUDA graph.
+        """
+        if self._is_captured:
+            raise ConfigurationError(
+                "weft.fused.embedding_all_to_all: sparse gradients of a captured call: their "
+                "number of entries is not known; take sparse=False"
+            )
         if self._event is not None:
             self._event.synchronize()
         return self._zeros if self._copy is None else self._copy.tolist()

@@ -51,8 +51,8 @@ class Tiling(NamedTuple):
             the rows of all ranks, and slices are not sent apart. group, slice_bytes, senders and
             bulk_stores have no effect.
         bulk_stores: tiles are sent from shared memory by the bulk tensor copy engine, while the
-            main loop of the next tile runs; a buffer of a tile's size beside those of the stages.
-            For two ranks and products that send, whose operands and outputs have rows and addresses
+            main loop of the next tile runs; a buffer of a tile's size beside those of the stages,
+            of which 3 fit then with tiles of 128x256 of 16 bits. For two ranks and products that send, whose operands and outputs have rows and addresses
             of multiples of 16 bytes; other calls store as without it.
         alternate: for two ranks and an all-to-all after the product: own tiles are computed
             between those that are sent, so that half of the programs send at a time.
@@ -78,6 +78,8 @@ _FEW_ROWS: Final = 256
 _FEW_ROWS_OF_FEW_TILES: Final = 512
 #: Time of an element of a tile of 128x128 by that of one of 128x256, in percent.
 _SMALL_TILES: Final = 120
+#: Shared memory of a program of the H100 and H200, without what Triton keeps for itself.
+_SHARED_BYTES: Final = 226 << 10
 #: For choices: multiprocessors of the H100 and H200.
 _MULTIPROCESSORS: Final = 132
 
@@ -206,6 +208,16 @@ class Operands(NamedTuple):
                 f"weft.fused.{self.operator}: {given}: group, warps, stages, programs and senders "
                 "are at least 1"
             )
+        if given.bulk_stores and not given.stream_k:
+            width = self.x.itemsize
+            stages = given.stages * (given.rows + given.columns) * given.inner * width
+            tile = given.rows * given.columns * (partial_dtype or self.dtype).itemsize
+            if stages + tile > _SHARED_BYTES:
+                raise ConfigurationError(
+                    f"weft.fused.{self.operator}: bulk_stores with {given.stages} stages of "
+                    f"{sizes}: {stages + tile} bytes of shared memory, at most {_SHARED_BYTES} are "
+                    "possible; take fewer stages"
+                )
         if given.stream_k and given.programs > 1:
             raise ConfigurationError(
                 f"weft.fused.{self.operator}: stream_k with {given.programs} programs: all "
@@ -440,7 +452,8 @@ def gemm(
             one element.
         out_dtype: of float8: bfloat16 (default) or float16. The product is scaled in float32.
         use_fast_accum: of float8: sum the whole inner size by the tensor cores, whose sums have
-            fewer bits than float32, instead of 128 elements. As of `torch._scaled_mm`.
+            fewer bits than float32, instead of 128 elements. As of `torch._scaled_mm`. Equal on all
+            ranks.
         out: [rows, columns], contiguous; by default a new tensor.
         num_sms: multiprocessors to use; by default all.
         tiling: by default `default_tiling`.

@@ -116,6 +116,11 @@ def all_gather_gemm(
         use_fast_accum=use_fast_accum,
         gathered=group.world_size,
     )
+    if return_gathered and given.columns == 0:
+        raise ShapeError(
+            "weft.fused.all_gather_gemm: return_gathered with a weight of 0 columns: no rows are "
+            "gathered; at least 1 is needed"
+        )
     choice = choose(given, group, fused, tiling, num_sms=num_sms)
     if not choice.fused:
         return _gathered(given, out, group, return_gathered)

@@ -114,7 +114,7 @@ def gemm_reduce_scatter(
         out_dtype: of float8, as of `gemm`.
         use_fast_accum: of float8, as of `gemm`.
         out: [rows / ranks, columns], contiguous; by default a new tensor.
-        partial_dtype: the result's dtype (default) or float32.
+        partial_dtype: the result's dtype (default) or float32; equal on all ranks.
         num_sms: multiprocessors that the kernel uses (default: all); given on all ranks or none.
         tiling: by default `default_tiling` for a row block; equal on all ranks.
         fused: True: by the kernel; False: by torch's product and Weft's collective. None: by the
@@ -170,7 +170,7 @@ def gemm_all_reduce(
         out_dtype: of float8, as of `gemm`.
         use_fast_accum: of float8, as of `gemm`.
         out: [rows, columns], as in `gemm_all_to_all`.
-        partial_dtype: the result's dtype (default) or float32.
+        partial_dtype: the result's dtype (default) or float32; equal on all ranks.
         num_sms: multiprocessors that the kernel uses (default: all); given on all ranks or none.
         tiling: by default `default_tiling`; equal on all ranks.
         fused: True: by the kernel; False: by torch's product and Weft's collective. None: by the

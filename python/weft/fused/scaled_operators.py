@@ -89,7 +89,7 @@ def _run(
 
     def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         received.append(rows.view(x.dtype))
-        return scaled_product(received[0], weight, scale_x, scale_weight, dtype, fast)
+        return scaled_product(received[0], weight.contiguous(), scale_x, scale_weight, dtype, fast)
 
     # Bytes, since not all backends have collectives of float8.
     rows = x.contiguous().view(torch.uint8)

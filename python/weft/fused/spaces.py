@@ -49,10 +49,12 @@ class Space:
     ) -> None:
         head = -(-sizes.words * 4 // _LINE) * _LINE
         name: object = "twin" if device.type == "cpu" else device
-        block = symmetric_empty(head + sizes.data, torch.uint8, device=name, communicator=group)
+        # Tensors of inference mode could not be written outside of it.
+        with torch.inference_mode(False):
+            block = symmetric_empty(head + sizes.data, torch.uint8, device=name, communicator=group)
+            self.words = block[: sizes.words * 4].view(torch.int32)
+            self.data = block[head:]
         self.sizes = sizes
-        self.words = block[: sizes.words * 4].view(torch.int32)
-        self.data = block[head:]
         self.context = context(block, timeout=_TIMEOUT[0])
         self.state = torch.zeros(sizes.state, dtype=torch.int32, device=device)
         self.rank, self.ranks = group.rank, group.world_size
@@ -102,7 +104,7 @@ def set_timeout(timeout: float) -> None:
     The limit of a domain is the longest that any of its users has set, so that it falls for none.
 
     Args:
-        timeout: in seconds (default 30).
+        timeout: in seconds (default 30); equal on all ranks.
     """
     _TIMEOUT[0] = seconds(timeout)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPOSED",
+    "DEFAULT",
     "UNFUSED",
     "Shape",
     "Table",
@@ -44,6 +45,8 @@ __all__ = [
 UNFUSED: Final = "unfused"
 #: Name of the choice of a product of torch and a collective of Weft: `fused=False` of functions.
 COMPOSED: Final = "composed"
+#: That of the kernel with its default tiling.
+DEFAULT: Final = "default"
 _FORMAT: Final = "weft-fused-tuning-1"
 #: Seconds to wait for the ranks that agree on a table.
 _AGREE_TIMEOUT: Final = 60.0
@@ -87,6 +90,14 @@ class Table:
             return None
         found = self.entries.get(self.key(operator, shape, dtype, ranks, device_name(device)))
         return None if found is None else (str(found["choice"]), found.get("tiling"))
+
+    def times(
+        self, operator: str, shape: Shape, dtype: torch.dtype, ranks: int, device: torch.device
+    ) -> Mapping[str, float]:
+        """Microseconds of each candidate of a call's class, by name; empty if not measured."""
+        found = self.entries.get(self.key(operator, shape, dtype, ranks, device_name(device)), {})
+        times: Mapping[str, float] = found.get("microseconds", {})
+        return times
 
     def text(self) -> str:
         """JSON, with sorted keys."""

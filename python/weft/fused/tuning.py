@@ -16,6 +16,7 @@ from weft.fused.gains import kernel_of
 from weft.fused.groups import group_of
 from weft.fused.tables import (
     COMPOSED,
+    DEFAULT,
     UNFUSED,
     Shape,
     Table,
@@ -147,7 +148,7 @@ def _takes(
 def _name_of(tiling: Mapping[str, Any] | None) -> str:
     """Name of a tiling: its fields."""
     if not tiling:
-        return "default"
+        return DEFAULT
     return ",".join(f"{name}={value}" for name, value in sorted(tiling.items()))
 
 
