@@ -118,7 +118,7 @@ def check_missing(waiting: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.mark.parametrize("count", [2, 4])
 def test_bulk_stores_give_the_same_products(count: int) -> None:
     """With other numbers of ranks than 2, calls store as without them."""
-    cases = 12 if count == 2 else 2
+    cases = 6 if count == 2 else 1
     found = run("bulk_stores", count, cases=cases)
     # Each third case is called again.
     check_bulk_stores(found, calls=4 * cases if count == 2 else 0)

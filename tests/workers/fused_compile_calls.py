@@ -14,7 +14,7 @@ from weft.fused.scaled_operators import SCALED_OPERATORS
 from workers.fused_compile_agreement import cache_keys, disagreement, groups
 from workers.fused_compile_bags import bags
 from workers.fused_compile_graphs import dynamic, graphs
-from workers.fused_compile_models import decoder, llama, prefill
+from workers.fused_compile_models import decoder, llama, prefill, unequal
 from workers.fused_compile_operators import embedding, fallbacks, operator, replays, scaled
 from workers.fused_compile_options import options
 from workers.fused_compile_places import places
@@ -39,6 +39,7 @@ def calls(device: str = "cpu") -> dict[str, Any]:
         "decoder": decoder(sequence=False),
         "sequence": decoder(sequence=True),
         "prefill": prefill(),
+        "unequal": unequal(),
         "options": options(group),
         "llama": llama(),
         "tuning": choices(rank, group),

@@ -110,6 +110,11 @@ def _scatter_of_columns(x: Any, w: Any, v: Any, group: str) -> Any:
     return functional.reduce_scatter_tensor(y, "sum", 2, group).relu()
 
 
+def _scatter_of_split_columns(x: Any, w: Any, v: Any, group: str) -> Any:
+    y = linear(x.view(2, -1, x.shape[1]), w).view(2, -1, 4, 6)
+    return functional.reduce_scatter_tensor(y, "sum", 1, group).relu()
+
+
 def _gather_linear(x: Any, w: Any, v: Any, group: str) -> Any:
     return linear(functional.all_gather_tensor(x.relu(), 0, group), w)
 
@@ -178,6 +183,7 @@ GRAPHS = {
     "linear_reduce_scatter": linear_reduce_scatter,
     "scatter_of_axis": _scatter_of_axis,
     "scatter_of_columns": _scatter_of_columns,
+    "scatter_of_split_columns": _scatter_of_split_columns,
     "gather_linear": _gather_linear,
     "gather_linears": _gather_linears,
     "gather_with_reduction": _gather_with_reduction,

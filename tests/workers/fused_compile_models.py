@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch._inductor import config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor import parallel as tensor_parallel
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 import weft.fused
+from weft.fused import gains
 from workers.fused_compile_common import compiled, counted, recorded
 
 WIDTH, HEADS, LENGTH, BATCH = 32, 4, 8, 2
@@ -33,7 +35,7 @@ def prefill() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, rows in (("even", 40), ("odd", 35), ("trained", 40)):
         x = torch.randn(1, rows, WIDTH, requires_grad=name == "trained")
-        weft.fused.enable(force=True)
+        weft.fused.enable(force=True, operators=gains.RULES)
         weft.fused.reset_report()
         with torch.set_grad_enabled(name == "trained"):
             y = compiled(parallel)(x)
@@ -42,6 +44,49 @@ def prefill() -> dict[str, Any]:
             close = torch.allclose(y, layers(x), atol=1e-3)
         found[name] = {"close": close, **counted()}
     return found
+
+
+def unequal() -> dict[str, Any]:
+    """Sums with a norm behind, of which rank 0 returns one more; and scaled by a symbol."""
+    rank, group = distributed.get_rank(), distributed.group.WORLD.group_name
+    x, w, v = torch.randn(40, 16), torch.randn(16, 16), torch.randn(24, 16)
+
+    def summed(y: torch.Tensor) -> torch.Tensor:
+        collectives = torch.ops._c10d_functional
+        made: torch.Tensor = collectives.wait_tensor(collectives.all_reduce(y, "sum", group))
+        return made
+
+    def layers(x: torch.Tensor) -> list[torch.Tensor]:
+        first, second = (summed(linear(each, w)) for each in (x, x.relu()))
+        # All rows of both, and on rank 0 also those of the first.
+        both = linear(_normed(first + second), v)
+        return [both, linear(first.sin(), v)] if rank == 0 else [both]
+
+    def scaled(x: torch.Tensor, factor: int) -> torch.Tensor:
+        made: torch.Tensor = linear(_normed(summed(linear(x, w)) * factor), v)
+        return made
+
+    weft.fused.enable(force=True, operators=["sequence_parallel"])
+    uuid = config.post_grad_custom_pre_pass.uuid()
+    weft.fused.reset_report()
+    with torch.no_grad():
+        pairs = zip(compiled(layers)(x), layers(x), strict=True)
+        close = [torch.allclose(own, its, atol=1e-3) for own, its in pairs]
+    found = {"unequal": [close, counted()], "uuid": uuid}
+    weft.fused.reset_report()
+    run = torch.compile(scaled, dynamic=None, options={"fallback_by_default": True})
+    with torch.no_grad():
+        close = [torch.allclose(run(x, each), scaled(x, each), atol=1e-3) for each in (2, 3, 5)]
+    found["symbol"] = [close, counted()]
+    weft.fused.disable()
+    rows = torch.randn(4, 8).t()
+    own = torch.ops.weft_fused.own_rows(rows, group)
+    found["rows"] = [torch.equal(own, rows.chunk(2)[rank]), own.is_contiguous()]
+    return found
+
+
+def _normed(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
 
 
 def decoder(*, sequence: bool) -> dict[str, Any]:

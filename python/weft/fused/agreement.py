@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
     Attributes:
         position: of its collective among all collectives of the group in the graph.
-        turn: number of these collectives before the fused operator.
+        turn: number of collectives of all groups before the fused operator.
         text: operator, shape and dtype.
         reason: of the rank's refusal; `None` if it accepts the place.
         detail: of the rank, which may differ; distinguishes graphs.

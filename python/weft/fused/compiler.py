@@ -33,8 +33,9 @@ def enable(
     they are on all ranks.
 
     Args:
-        operators: names as of `torch.ops.weft_fused`; by default all; those of float8 and
-            `sequence_parallel` only with `force`.
+        operators: names as of `torch.ops.weft_fused`; by default all, those of float8 only with
+            `force`. `sequence_parallel` by name alone: what is added to a sum, or multiplied, up to
+            the next product is then equal on all ranks.
         force: substitute wherever a kernel applies, without an expected gain; for tests.
         timeout: seconds to wait for the other ranks, in a compilation and at the first call of a
             compiled graph.
@@ -42,7 +43,7 @@ def enable(
     Raises:
         ConfigurationError: of an unknown operator.
     """
-    usual = gains.RULES.keys() - (() if force else gains.ON_REQUEST)
+    usual = gains.RULES.keys() - gains.BY_NAME - (set() if force else gains.ON_REQUEST)
     chosen = frozenset(usual if operators is None else operators)
     if unknown := chosen - set(gains.RULES):
         raise ConfigurationError(

@@ -14,7 +14,7 @@ from weft.fused.tables import UNFUSED
 if TYPE_CHECKING:
     from weft.fused.tables import Shape, Table
 
-__all__ = ["MAX_GEMV_ROWS", "ON_REQUEST", "RULES", "Rule", "doubt", "kernel_of"]
+__all__ = ["BY_NAME", "MAX_GEMV_ROWS", "ON_REQUEST", "RULES", "Rule", "doubt", "kernel_of"]
 
 #: Most rows of the kernel of `gemv_all_reduce`.
 MAX_GEMV_ROWS: Final = 32
@@ -58,9 +58,10 @@ RULES: Final = {
     "all_gather_scaled_matmul": Rule(1024, 1 << 20, 1024),
     "all_to_all_scaled_matmul": Rule(2048, 1 << 20, 1024),
 }
-#: The pass has to be asked for these: few shapes of float8 are measured, and graphs that
-#: were made sequence-parallel took 0.96 and 1.02 of the time without the pass.
-ON_REQUEST: Final = frozenset(name for name in RULES if "scaled" in name) | {"sequence_parallel"}
+#: By name alone: graphs that were made sequence-parallel took 0.96 and 1.02 of the time without.
+BY_NAME: Final = frozenset(("sequence_parallel",))
+#: By name or `force`: few shapes of float8 are measured.
+ON_REQUEST: Final = frozenset(name for name in RULES if "scaled" in name)
 
 
 def kernel_of(operator: str, shape: Shape, is_straight: bool) -> str:

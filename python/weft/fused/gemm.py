@@ -52,8 +52,9 @@ class Tiling(NamedTuple):
             bulk_stores have no effect.
         bulk_stores: tiles are sent from shared memory by the bulk tensor copy engine, while the
             main loop of the next tile runs; a buffer of a tile's size beside those of the stages,
-            of which 3 fit then with tiles of 128x256 of 16 bits. For two ranks and products that send, whose operands and outputs have rows and addresses
-            of multiples of 16 bytes; other calls store as without it.
+            of which 3 fit then with tiles of 128x256 of 16 bits. For two ranks and products that
+            send, whose operands and outputs have rows and addresses of multiples of 16 bytes; other
+            calls store as without it.
         alternate: for two ranks and an all-to-all after the product: own tiles are computed
             between those that are sent, so that half of the programs send at a time.
     """

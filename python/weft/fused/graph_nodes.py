@@ -65,6 +65,7 @@ class Match:
         before: node before which the operator is put; by default the collective.
         product: product of the place, which is in one substituted place alone.
         detail: of this rank alone, which distinguishes graphs.
+        form: what is equal on all ranks beside the shape.
         site: name of the place, GRAPH/POSITION, for the agreement at the first call.
         substitute: puts the operator into the graph, with the site.
     """
@@ -82,6 +83,7 @@ class Match:
     before: Node | None = None
     product: Node | None = None
     detail: str = ""
+    form: str = ""
     site: str = ""
 
     def text(self) -> str:
@@ -92,7 +94,7 @@ class Match:
         """Operator, sizes and dtype, which are equal on all ranks."""
         sizes = "x".join(map(str, self.shape))
         name = str(self.dtype).removeprefix("torch.")
-        return f"{self.operator} {sizes} {name}"
+        return " ".join(each for each in (self.operator, sizes, name, self.form) if each)
 
 
 class RefusedError(Exception):

@@ -57,17 +57,21 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
             self.previous(graph)
         if not (self.is_active and distributed.is_initialized()):
             return
-        ranks = {name: group_of(name).ranks for name in collectives(graph)}
-        regions = sequence.find(graph, ranks)
-        self._substitute(graph, regions, is_rewrite=True)
+        if sequence.NAME in self._chosen:
+            ranks = {name: group_of(name).ranks for name in collectives(graph)}
+            self._substitute(graph, sequence.find(graph, ranks), is_rewrite=True)
         self._substitute(graph, [*find(graph), *find_scaled(graph)], is_rewrite=False)
 
     def uuid(self) -> Any:
         """Key of Inductor's caches: sources of this module, ranks, device, flags, measurements.
 
         And a text that changes when ranks did not agree, so that later processes compile again.
-        `None`, which turns the caches off, if the previous pass has none.
+        `None`, which turns the caches off, if the previous pass has none, and for graphs that may
+        become sequence-parallel.
         """
+        if sequence.NAME in self._chosen:
+            # A loaded graph has no unfused form for ranks that compile it anew.
+            return None
         before = None
         if self.previous is not None:
             before = self.previous.uuid() if isinstance(self.previous, CustomGraphPass) else None
@@ -96,10 +100,12 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
                     match.reason = "the product is in another place"
                 taken.add(match.product)
         order = {node: place for place, node in enumerate(graph.nodes)}
-        for name, nodes in sorted(collectives(graph).items()):
+        by_group = collectives(graph)
+        every = [node for nodes in by_group.values() for node in nodes]
+        for name, nodes in sorted(by_group.items()):
             if any(node.target in SEARCHED for node in nodes):
                 its = [each for each in matches if each.group == name]
-                self._agree(name, nodes, its, order, is_rewrite)
+                self._agree(name, nodes, every, its, order, is_rewrite)
         for match in matches:
             counts.add("matches", match.operator)
             if match.reason is not None or match.substitute is None:
@@ -114,6 +120,7 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         self,
         name: str,
         nodes: list[Node],
+        every: list[Node],
         matches: list[Match],
         order: Mapping[Any, int],
         is_rewrite: bool,
@@ -123,6 +130,7 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         Args:
             name: of the group.
             nodes: collectives of the group.
+            every: collectives of all groups.
             matches: those of the group.
             order: place of each node in the graph.
             is_rewrite: the collectives are those before a rewrite.
@@ -131,7 +139,7 @@ class Pass(CustomGraphPass):  # type: ignore[misc]
         places = {}
         for match in sorted(matches, key=lambda match: order[match.before or match.node]):
             at = position[match.node]
-            turn = sum(order[node] < order[match.before or match.node] for node in nodes)
+            turn = sum(order[node] < order[match.before or match.node] for node in every)
             places[at] = Place(at, turn, match.kind(), match.reason, match.detail)
         listed = [str(node.target) for node in nodes]
         values = {

@@ -106,6 +106,8 @@ def _scattered(node: Node) -> Match | None:
     sizes = static_shape(source) if axis else ()
     if axis and axis >= len(sizes) - 1:
         raise RefusedError("columns are scattered; expected rows")
+    if axis and sizes[-1] != shape.columns:
+        raise RefusedError("columns are split between the product and the collective")
 
     def substitute(site: str) -> None:
         x, weight = product.args
@@ -179,6 +181,8 @@ def _gathered(node: Node) -> Match | None:
     sizes = static_shape(node.args[0]) if axis else ()
     if axis and axis >= len(sizes) - 1:
         raise RefusedError("columns are gathered; expected rows")
+    if axis and sizes[-1] != shape.inner:
+        raise RefusedError("columns are joined between the collective and the product")
     is_only = _is_only_for(whole, product)
     if not is_only and depends_on(_operands(product)[1], wait):
         raise RefusedError("the weight depends on the gathered rows")

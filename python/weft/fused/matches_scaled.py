@@ -186,6 +186,8 @@ def _scattered(node: Node) -> Match | None:
     sizes = static_shape(source) if axis else ()
     if axis and axis >= len(sizes) - 1:
         raise RefusedError("columns are scattered; expected rows")
+    if axis and sizes[-1] != product.shape.columns:
+        raise RefusedError("columns are split between the product and the collective")
     ranks = int(node.args[2])
     return _sent("scaled_matmul_reduce_scatter", node, product, ranks, sizes, axis)
 
@@ -259,6 +261,8 @@ def _gathered(node: Node) -> Match | None:
     sizes = static_shape(node.args[0]) if axis else ()
     if axis and axis >= len(sizes) - 1:
         raise RefusedError("columns are gathered; expected rows")
+    if axis and sizes[-1] != product.shape.inner:
+        raise RefusedError("columns are joined between the collective and the product")
     is_only = _is_only_for(whole, product.node)
     if not is_only and any(depends_on(each, wait) for each in product.node.args[1:4]):
         raise RefusedError("the weight or a scale depends on the gathered rows")

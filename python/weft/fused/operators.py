@@ -380,7 +380,9 @@ def _define(
 def _own_rows(x: torch.Tensor, group_name: str) -> torch.Tensor:
     group: Any = c10d._resolve_process_group(group_name)
     rows = _divide(x.shape[0], group.size())
-    return x[group.rank() * rows : (group.rank() + 1) * rows].clone()
+    return x[group.rank() * rows : (group.rank() + 1) * rows].clone(
+        memory_format=torch.contiguous_format
+    )
 
 
 def _define_own_rows() -> Any:

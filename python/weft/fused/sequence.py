@@ -26,6 +26,7 @@ from weft.fused.graph_nodes import (
     Match,
     call,
     erase,
+    group_of_call,
     is_call,
     only_wait,
     reshaped,
@@ -91,8 +92,22 @@ class _Region:
         return Match(
             *(NAME, self.group, self.shape, self.ranks, value.dtype, value.device, reason),
             node=self.sums[0].args[0],
+            form=self.form(),
             substitute=lambda _: self.rewrite(),
         )
+
+    def form(self) -> str:
+        """Its sums and all-gathers by the number of the group's collectives before each."""
+        before, count = dict[Node, int](), 0
+        for node in self.sums[0].graph.nodes:
+            before[node] = count
+            count += group_of_call(node) == self.group
+        sums = [f"{before[each.args[0]]}/{before[each]}" for each in self.sums]
+        gathers = [
+            f"{before[each]}/{value_of(each).shape[-1]} {value_of(each).dtype}"
+            for each in self.gathered
+        ]
+        return f"sums {' '.join(sums)} gathers {' '.join(gathers)}"
 
     def rewrite(self) -> None:
         """Rewrite in place; the graph is to be sorted afterwards."""
@@ -241,6 +256,9 @@ def _is_by_row(node: Node, rows: int, divided: Mapping[Node, object]) -> bool:
     if node.target._schema.is_mutable:
         return False
     tensors = node.all_input_nodes
+    # A number that the graph has as a symbol is no tensor.
+    if not all(isinstance(each.meta.get("val"), torch.Tensor) for each in tensors):
+        return False
     lead = tuple(value_of(node).shape[:-1])
     return all(
         each in divided or _has_one_row(tuple(value_of(each).shape)) or _leads(each, lead)
