@@ -143,10 +143,17 @@ test-python: build ## Python tests without PyTorch
 	$(call step,Python tests)
 	@$(BIN)/python -m pytest -q -m 'not torch'
 
+# Compilers of kernels use one core; they run beside the others, which often wait.
+COMPILED := tests/test_collective_kernels.py tests/test_fused_embedding_kernels.py tests/test_fused_gemm_compiled.py
+
 .PHONY: test-torch
 test-torch: build $(STAMPS)/torch ## Python tests with PyTorch
 	$(call step,Python tests with PyTorch)
-	@$(BIN)/python -m pytest -q -m torch
+	@$(BIN)/python -m pytest -q -m torch -p no:cacheprovider $(COMPILED) > $(STAMPS)/compiled.log 2>&1 & \
+		compiled=$$!; \
+		$(BIN)/python -m pytest -q -m torch $(COMPILED:%=--ignore=%); status=$$?; \
+		wait $$compiled || status=$$?; \
+		cat $(STAMPS)/compiled.log; exit $$status
 
 .PHONY: test-torch-suite
 test-torch-suite: build $(STAMPS)/torch ## torch's own tests of torch.distributed over Weft; four minutes

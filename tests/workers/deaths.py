@@ -215,11 +215,12 @@ def finished(round: Round, by: signal.Signals, chance: random.Random) -> dict[st
     )
 
 
-def run(by: str, times: int, seed: int, at_once: int) -> list[dict[str, Any]]:
-    """Outcome of each round: `times` for each collective, `at_once` groups at a time."""
+def run(by: str, times: int, seed: int, at_once: int, count: int) -> list[dict[str, Any]]:
+    """Outcome of each round: `times` for each of `count` collectives, `at_once` at a time."""
     build.load()
     chance = random.Random(seed)
-    rounds = [(name, chance.randrange(RANKS)) for _ in range(times) for name in COLLECTIVES]
+    names = chance.sample(list(COLLECTIVES), count)
+    rounds = [(name, chance.randrange(RANKS)) for _ in range(times) for name in names]
     outcomes = []
     for first in range(0, len(rounds), at_once):
         with tempfile.TemporaryDirectory() as directory:
