@@ -18,12 +18,9 @@ one process for each rank.
 from weft.fused import embedding_operator, operators, scaled_operators, tuning
 from weft.fused.compiler import disable, enable
 from weft.fused.counts import Report, report, reset_report
-from weft.fused.embedding import (
-    EmbeddingAllToAll,
-    EmbeddingBags,
-    concatenate_bags,
-    embedding_all_to_all,
-)
+from weft.fused.embedding import EmbeddingAllToAll
+from weft.fused.embedding_module import EmbeddingBags, embedding_all_to_all
+from weft.fused.embedding_tables import concatenate_bags
 from weft.fused.gemm import Tiling, default_tiling, gemm
 from weft.fused.gemm_receive import all_gather_gemm, all_to_all_gemm
 from weft.fused.gemm_send import gemm_all_reduce, gemm_all_to_all, gemm_reduce_scatter

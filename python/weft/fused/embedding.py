@@ -11,22 +11,14 @@ import triton
 
 from weft.cuda import symmetric
 from weft.errors import ClosedError, ConfigurationError, OutOfRangeError, ShapeError
+from weft.fused.embedding_bags import checked_bags
 from weft.fused.embedding_gradient import (
-    Bags,
     Ends,
     dense_gradients,
     factor_gradients,
     sparse_gradients,
 )
-from weft.fused.embedding_tables import (
-    DTYPES,
-    ELEMENTS,
-    Tables,
-    Tiling,
-    concatenate_bags,
-    default_tiling,
-    local_batch,
-)
+from weft.fused.embedding_tables import ELEMENTS, Tables, default_tiling, local_batch
 from weft.fused.kernels import embedding as kernels
 from weft.fused.spaces import Space, drop, launch, programs_of, space
 from weft.fused.tracing import current_trace
@@ -35,24 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weft.communicator import Communicator
+    from weft.fused.embedding_bags import Bags
+    from weft.fused.embedding_tables import Tiling
 
-__all__ = [
-    "EmbeddingAllToAll",
-    "EmbeddingBags",
-    "Tiling",
-    "concatenate_bags",
-    "default_tiling",
-    "embedding_all_to_all",
-]
+__all__ = ["EmbeddingAllToAll"]
 
 #: Bytes to whose multiples output buffers are aligned.
 _LINE: Final = 128
 #: Numbers of operators, in the order in which all ranks make them.
 _NUMBERS: Final[weakref.WeakKeyDictionary[Communicator, itertools.count[int]]] = (
-    weakref.WeakKeyDictionary()
-)
-#: Operators of the function, by the shapes of their tables.
-_MADE: Final[weakref.WeakKeyDictionary[Communicator, dict[Any, EmbeddingAllToAll]]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -159,9 +142,8 @@ class EmbeddingAllToAll:
                 and no table does.
             WaitTimeoutError, PeerLostError: of earlier calls.
         """
-        return self._call(
-            self.weights, Bags(*self._bags(indices, offsets, per_sample_weights, batch)), out, copy
-        )
+        bags = checked_bags(self.tables, indices, offsets, per_sample_weights, batch)
+        return self.call(self.weights, bags, out, copy)
 
     def pool(
         self,
@@ -173,7 +155,7 @@ class EmbeddingAllToAll:
 
         Samples of a rank are adjacent rows. Gradients are not recorded. The call is local.
         """
-        bags = Bags(*self._bags(indices, offsets, per_sample_weights, None))
+        bags = checked_bags(self.tables, indices, offsets, per_sample_weights, None)
         outputs = torch.empty(
             (bags.batch, self.tables.columns),
             dtype=self.tables.layout.dtype,
@@ -231,13 +213,14 @@ class EmbeddingAllToAll:
         drop(self._name, group)
         drop(f"{self._name} gradients", group)
 
-    def _call(
+    def call(
         self,
         weights: Sequence[torch.Tensor],
         bags: Bags,
         out: torch.Tensor | None,
         copy: bool | None,
     ) -> torch.Tensor:
+        """As of `__call__`, with tables of the operator's shapes, and with checked bags."""
         is_trained = self.tables.layout.is_trained and torch.is_grad_enabled()
         if out is not None:
             self._check_out(out, bags.batch, is_trained)
@@ -379,59 +362,6 @@ class EmbeddingAllToAll:
             return every
         return tiling.programs * min(every, self._num_sms or every)
 
-    def _bags(
-        self,
-        indices: torch.Tensor | None,
-        offsets: torch.Tensor | None,
-        factors: torch.Tensor | None,
-        batch: int | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]:
-        """Checked arguments."""
-        tables = self.tables
-        count = len(tables.shapes)
-        if count == 0:
-            if batch is None:
-                raise ShapeError("this rank has no tables: expected batch=, the global batch")
-            empty = torch.zeros(1, dtype=torch.int64, device=tables.device)
-            return empty[:0], empty, None, _batch(batch)
-        if indices is None or offsets is None:
-            raise ShapeError(f"this rank has {count} tables: expected indices and offsets")
-        for name, tensor in (("indices", indices), ("offsets", offsets)):
-            if tensor.dtype not in (torch.int32, torch.int64) or tensor.dim() != 1:
-                raise ShapeError(
-                    f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}: expected int32 or "
-                    "int64 of one dimension"
-                )
-        found, rest = divmod(offsets.numel() - 1, count)
-        if rest or offsets.numel() == 0 or batch not in (None, found):
-            expected = f"{count} tables * batch + 1"
-            raise ShapeError(
-                f"offsets has {offsets.numel()} elements: expected {expected}"
-                + ("" if batch is None else f" with a batch of {batch}")
-            )
-        if (factors is not None) != tables.is_weighted:
-            raise ConfigurationError(
-                'per_sample_weights is missing: tables have mode "weighted_sum"'
-                if tables.is_weighted
-                else 'per_sample_weights is given: expected a table with mode "weighted_sum"'
-            )
-        if factors is not None:
-            if factors.shape != indices.shape or str(factors.dtype)[6:] not in DTYPES:
-                raise ShapeError(
-                    f"per_sample_weights is {factors.dtype} of shape {tuple(factors.shape)}: "
-                    f"expected floats of shape {tuple(indices.shape)}"
-                )
-            if factors.requires_grad and not tables.layout.is_trained:
-                raise ConfigurationError(
-                    "per_sample_weights requires a gradient, but no table of any rank does: all "
-                    "ranks make the backward pass only if a table requires it"
-                )
-            factors = factors.contiguous()
-        for tensor in (indices, offsets, factors):
-            if tensor is not None and tensor.device != tables.device:
-                raise ShapeError(f"a tensor is on {tensor.device}: expected {tables.device}")
-        return indices.contiguous(), offsets.contiguous(), factors, found
-
     def _check_out(self, out: torch.Tensor, batch: int, is_trained: bool) -> None:
         layout = self.tables.layout
         shape = (local_batch(batch, self.rank, self.ranks)[1], layout.width)
@@ -484,104 +414,6 @@ class _Pooling(torch.autograd.Function):  # type: ignore[misc]
         return (None, None, None, None, factors, *own)
 
 
-def embedding_all_to_all(
-    weights: Sequence[torch.Tensor],
-    indices: torch.Tensor | None = None,
-    offsets: torch.Tensor | None = None,
-    per_sample_weights: torch.Tensor | None = None,
-    *,
-    modes: str | Sequence[str] = "sum",
-    batch: int | None = None,
-    out: torch.Tensor | None = None,
-    communicator: Communicator | None = None,
-    out_dtype: torch.dtype | None = None,
-    sparse: bool = False,
-    device: torch.device | str | None = None,
-    name: str = "",
-) -> torch.Tensor:
-    """Pool embedding bags and exchange them: see `EmbeddingAllToAll`, which this makes and keeps.
-
-    The operator is made by the first call with tables of these shapes, which all ranks make
-    together; so ranks change the shapes of their tables, or which of them have gradients, in the
-    same call. Where the tables of several collections differ on some ranks alone, `name`, equal on
-    all ranks, distinguishes them. The output is a tensor of its own.
-
-    Returns:
-        `[local batch, columns]`.
-    """
-    group = symmetric.only_open() if communicator is None else communicator
-    made = _MADE.setdefault(group, {})
-    key = (
-        tuple((tuple(each.shape), each.dtype, each.device, each.requires_grad) for each in weights),
-        modes if isinstance(modes, str) else tuple(modes),
-        *(out_dtype, sparse, str(device), name),
-    )
-    operator = made.get(key)
-    if operator is None:
-        operator = EmbeddingAllToAll(
-            weights,
-            modes,
-            communicator=group,
-            out_dtype=out_dtype,
-            buffers=1,
-            sparse=sparse,
-            device=device,
-        )
-        operator.weights = []
-        made[key] = operator
-    bags = Bags(*operator._bags(indices, offsets, per_sample_weights, batch))
-    return operator._call(weights, bags, out, copy=True)
-
-
-class EmbeddingBags(torch.nn.Module):  # type: ignore[misc]
-    """A module of tables, `weights`, pooled by `EmbeddingAllToAll`; all ranks make it together.
-
-    Args:
-        tables: rows and columns of each table of this rank.
-        modes: as of `EmbeddingAllToAll`, and so is `options`.
-        dtype: of the tables.
-        device: by default the current GPU.
-    """
-
-    def __init__(
-        self,
-        tables: Sequence[tuple[int, int]],
-        modes: str | Sequence[str] = "sum",
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__()
-        on: Any = device
-        if on is None and torch.cuda.is_available():
-            on = torch.device("cuda", torch.cuda.current_device())
-        self.weights = torch.nn.ParameterList(
-            torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=on)) for shape in tables
-        )
-        self.reset_parameters()
-        options.setdefault("out_dtype", dtype)
-        self.operator = EmbeddingAllToAll(list(self.weights), modes, device=on, **options)
-
-    def reset_parameters(self) -> None:
-        """Set all tables to values of the normal distribution, as `torch.nn.EmbeddingBag`."""
-        for weight in self.weights:
-            torch.nn.init.normal_(weight)
-
-    def forward(
-        self,
-        indices: torch.Tensor | None = None,
-        offsets: torch.Tensor | None = None,
-        per_sample_weights: torch.Tensor | None = None,
-        *,
-        batch: int | None = None,
-    ) -> torch.Tensor:
-        """Pooled rows of this rank's samples: see `EmbeddingAllToAll`."""
-        operator = self.operator
-        bags = Bags(*operator._bags(indices, offsets, per_sample_weights, batch))
-        return operator._call(list(self.weights), bags, None, None)
-
-
 def _check_device(device: torch.device) -> None:
     """Raise unless kernels run on a device."""
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
@@ -596,9 +428,3 @@ def _check_device(device: torch.device) -> None:
 def _given(dtype: torch.dtype | None) -> torch.dtype:
     assert dtype is not None
     return dtype
-
-
-def _batch(batch: int) -> int:
-    if batch < 0:
-        raise ShapeError(f"batch is {batch}: expected at least 0")
-    return batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -15,9 +15,10 @@ from weft.fused.spaces import launch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weft.fused.embedding_bags import Bags
     from weft.fused.embedding_tables import Tables, Tiling
 
-__all__ = ["Bags", "Ends", "dense_gradients", "factor_gradients", "sparse_gradients"]
+__all__ = ["Ends", "dense_gradients", "factor_gradients", "sparse_gradients"]
 
 #: Indices of a program for gradients of sample weights, and columns that it multiplies at a time.
 _POSITIONS: Final = 32
@@ -26,28 +27,6 @@ _COLUMNS: Final = 64
 _ENTRIES: Final = 4096
 #: Elements to whose multiples gradients of tables are aligned.
 _ALIGNMENT: Final = 16
-
-
-class Bags(NamedTuple):
-    """Bags of a call.
-
-    Attributes:
-        indices: `[total]`.
-        offsets: `[tables * batch + 1]`.
-        factors: sample weights, `[total]`, if a table uses them.
-        batch: global batch.
-    """
-
-    indices: torch.Tensor
-    offsets: torch.Tensor
-    factors: torch.Tensor | None
-    batch: int
-
-    def owners(self) -> torch.Tensor:
-        """Number of the bag of each index, int64; -1 or too great outside of all bags."""
-        places = torch.arange(self.indices.numel(), device=self.indices.device)
-        # The last of equal offsets: those before it are of empty bags.
-        return torch.searchsorted(self.offsets.to(torch.int64), places, right=True) - 1
 
 
 def dense_gradients(

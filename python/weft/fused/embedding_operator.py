@@ -17,7 +17,7 @@ from torch.nn.functional import embedding_bag
 
 from weft.errors import ShapeError
 from weft.fused import counts
-from weft.fused.embedding import embedding_all_to_all
+from weft.fused.embedding_module import embedding_all_to_all
 from weft.fused.embedding_tables import local_batch
 from weft.fused.groups import group_of
 from weft.fused.operators import DTYPES, SITE_TIMEOUT, interprets
