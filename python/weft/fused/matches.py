@@ -20,61 +20,54 @@ from weft.fused.graph_nodes import (
     VIEWS,
     Match,
     RefusedError,
-    are_parts,
     call,
     depends_on,
     erase,
     erase_source,
     erase_unused,
     even_ranks,
-    group_of_call,
     hint,
     is_call,
     only_wait,
     reshaped,
     resplit,
     root,
-    static_shape,
     value_of,
     wait_of,
 )
 from weft.fused.operators import OPERATORS
+from weft.fused.product_nodes import (
+    biased,
+    check_sum,
+    gathered_sizes,
+    has_collective_between,
+    joined,
+    matched,
+    scattered_sizes,
+    sliced,
+    transposed,
+    unsplit,
+)
 from weft.fused.tables import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch.fx import Graph, Node
 
-__all__ = ["SEARCHED", "Match", "find"]
+__all__ = ["SEARCHED", "Match", "find", "products_after"]
 
 
 def find(graph: Graph) -> list[Match]:
     """All places, in the order of the graph."""
-    return [match for node in list(graph.nodes) for match in _match(node)]
-
-
-def _match(node: Node) -> Iterator[Match]:
-    if node.op != "call_function" or node.target not in _FINDERS:
-        return
-    finder, name, place = _FINDERS[node.target]
-    group = node.args[place]
-    try:
-        found = finder(node)
-        if found is not None:
-            if not isinstance(group, str):
-                raise RefusedError("the group is not given by its name")
-            yield found
-    except RefusedError as refused:
-        yield Match(name, str(group), Shape(0, 0, 0), reason=str(refused), node=node)
+    return [match for node in list(graph.nodes) for match in matched(node, _FINDERS)]
 
 
 def _reduced(node: Node) -> Match | None:
     product = _product_before(node.args[0])
     if product is None:
         return None
-    if node.args[1] != "sum":
-        raise RefusedError(f"reduction {node.args[1]}; expected sum")
+    check_sum(node)
     wait = wait_of(node)
     shape = _shape_of(product)
     # With dynamic rows, each call has the kernel for its number.
@@ -85,7 +78,7 @@ def _reduced(node: Node) -> Match | None:
     def substitute(site: str) -> None:
         x, weight = product.args
         with product.graph.inserting_before(product):
-            y = call(OPERATORS[name], x, _transposed(weight), node.args[2], site)
+            y = call(OPERATORS[name], x, transposed(weight), node.args[2], site)
         product.replace_all_uses_with(y)
         wait.replace_all_uses_with(node.args[0])
         erase(wait, node, product)
@@ -96,25 +89,20 @@ def _reduced(node: Node) -> Match | None:
 
 
 def _scattered(node: Node) -> Match | None:
-    source, axis = _unsplit(node.args[0], node.args[2])
+    source, axis = unsplit(node.args[0], node.args[2])
     product = _product_before(source)
     if product is None:
         return None
-    if node.args[1] != "sum":
-        raise RefusedError(f"reduction {node.args[1]}; expected sum")
+    check_sum(node)
     wait, shape, ranks = wait_of(node), _shape_of(product), int(node.args[2])
-    sizes = static_shape(source) if axis else ()
-    if axis and axis >= len(sizes) - 1:
-        raise RefusedError("columns are scattered; expected rows")
-    if axis and sizes[-1] != shape.columns:
-        raise RefusedError("columns are split between the product and the collective")
+    sizes = scattered_sizes(source, axis, shape.columns)
 
     def substitute(site: str) -> None:
         x, weight = product.args
         with node.graph.inserting_before(node):
             if axis and prod(sizes[:axis]) > 1:
-                x = _sliced(x, sizes, axis, ranks)
-            y = call(OPERATORS["matmul_reduce_scatter"], x, _transposed(weight), node.args[3], site)
+                x = sliced(x, sizes, axis, ranks)
+            y = call(OPERATORS["matmul_reduce_scatter"], x, transposed(weight), node.args[3], site)
             y = reshaped(y, value_of(wait).shape)
         wait.replace_all_uses_with(y)
         before = node.args[0]
@@ -135,7 +123,7 @@ def _exchanged(node: Node) -> Match | None:
     def substitute(site: str) -> None:
         x, weight = product.args
         with node.graph.inserting_before(node):
-            y = call(OPERATORS["matmul_all_to_all"], x, _transposed(weight), node.args[3], site)
+            y = call(OPERATORS["matmul_all_to_all"], x, transposed(weight), node.args[3], site)
             y = reshaped(y, value_of(wait).shape)
         wait.replace_all_uses_with(y)
         erase(wait, node)
@@ -145,7 +133,7 @@ def _exchanged(node: Node) -> Match | None:
 
 def _exchanged_before(node: Node) -> Match | None:
     wait = only_wait(node)
-    products = [] if wait is None else _products_after(wait)
+    products = [] if wait is None else products_after(wait)
     if wait is None or not products:
         return None
     if len(products) > 1 or not _is_only_for(wait, products[0]):
@@ -157,8 +145,8 @@ def _exchanged_before(node: Node) -> Match | None:
         _, weight, bias = _operands(product)
         with product.graph.inserting_before(product):
             x = reshaped(node.args[0], (-1, shape.inner))
-            y = call(OPERATORS["all_to_all_matmul"], x, _transposed(weight), node.args[3], site)
-            y = _biased(y, bias)
+            y = call(OPERATORS["all_to_all_matmul"], x, transposed(weight), node.args[3], site)
+            y = biased(y, bias)
         product.replace_all_uses_with(y)
         erase(product, *_views_before(product, wait), wait, node)
 
@@ -172,21 +160,17 @@ def _gathered(node: Node) -> Match | None:
         return None
     ranks = int(node.args[1])
     whole, axis = resplit(wait, ranks)
-    products = _products_after(whole)
+    products = products_after(whole)
     if not products:
         return None
     product = products[0]
     every = _shape_of(product)
     shape = every._replace(rows=every.rows // ranks)
-    sizes = static_shape(node.args[0]) if axis else ()
-    if axis and axis >= len(sizes) - 1:
-        raise RefusedError("columns are gathered; expected rows")
-    if axis and sizes[-1] != shape.inner:
-        raise RefusedError("columns are joined between the collective and the product")
+    sizes = gathered_sizes(node.args[0], axis, shape.inner)
     is_only = _is_only_for(whole, product)
     if not is_only and depends_on(_operands(product)[1], wait):
         raise RefusedError("the weight depends on the gathered rows")
-    if not is_only and _has_collective_between(wait, product):
+    if not is_only and has_collective_between(wait, product):
         raise RefusedError("a collective before the product needs the gathered rows")
 
     def substitute(site: str) -> None:
@@ -194,14 +178,14 @@ def _gathered(node: Node) -> Match | None:
         # Behind the weight; the graph is sorted afterwards.
         with node.graph.inserting_before(product):
             x = reshaped(node.args[0], (-1, shape.inner))
-            weight = _transposed(weight)
+            weight = transposed(weight)
             both = call(OPERATORS["all_gather_matmul"], x, weight, node.args[2], not is_only, site)
             y = call(operator.getitem, both, 0)
             if axis and prod(sizes[:axis]) > 1:
-                y = _joined(y, sizes, axis, ranks)
+                y = joined(y, sizes, axis, ranks)
             if not is_only:
                 gathered = reshaped(call(operator.getitem, both, 1), value_of(wait).shape)
-            y = _biased(y, bias)
+            y = biased(y, bias)
         product.replace_all_uses_with(y)
         if not is_only:
             wait.replace_all_uses_with(gathered)
@@ -258,28 +242,18 @@ def _is_product(node: Any) -> bool:
     return is_call(node, (ATEN.mm.default, ATEN.addmm.default))
 
 
-def _products_after(node: Node) -> list[Node]:
+def products_after(node: Node) -> list[Node]:
     """Products whose first operand is a node, in other shapes; in the order of the graph."""
     found: list[Node] = []
     for user in node.users:
         if is_call(user, VIEWS):
-            found += _products_after(user)
+            found += products_after(user)
         elif _is_product(user) and not user.kwargs:
             first, *others = _operands(user)
             if first is node and node not in others:
                 found.append(user)
     order = {each: place for place, each in enumerate(node.graph.nodes)}
     return sorted(dict.fromkeys(found), key=order.__getitem__)
-
-
-def _has_collective_between(wait: Node, product: Node) -> bool:
-    """True if a collective that needs a wait is before a product; it would be put behind it."""
-    node = wait.next
-    while node is not product:
-        if group_of_call(node) is not None and depends_on(node, wait):
-            return True
-        node = node.next
-    return False
 
 
 def _is_only_for(node: Node, product: Node) -> bool:
@@ -308,26 +282,6 @@ def _views_before(product: Node, last: Node) -> list[Node]:
     return found
 
 
-def _unsplit(node: Any, ranks: int) -> tuple[Any, int]:
-    """Tensor and axis that a scatter of another axis than the first one splits and concatenates.
-
-    Into a part for each rank.
-    """
-    if not is_call(node, (ATEN.cat.default,)) or (len(node.args) > 1 and node.args[1] != 0):
-        return node, 0
-    parts = node.args[0]
-    split: Any = parts[0].args[0] if is_call(parts[0], (operator.getitem,)) else None
-    if not is_call(split, (ATEN.split.Tensor,)) or len(split.args) < 3:
-        return node, 0
-    source, length, axis = split.args
-    sizes = value_of(source).shape
-    is_whole = isinstance(length, int) and sizes[axis] == length * len(parts)
-    is_whole &= len(parts) == ranks
-    if not is_whole or not are_parts(parts, split):
-        return node, 0
-    return source, axis % len(sizes)
-
-
 def _shape_of(product: Node) -> Shape:
     x, weight, _ = _operands(product)
     rows, inner = value_of(x).shape
@@ -335,36 +289,6 @@ def _shape_of(product: Node) -> Shape:
     if not isinstance(inner, int):
         raise RefusedError("dynamic inner size")
     return Shape(*sizes)
-
-
-def _transposed(node: Any) -> Node:
-    """The weight [columns, inner] of a product's second operand."""
-    if is_call(node, (ATEN.permute.default,)) and list(node.args[1]) == [1, 0]:
-        return node.args[0]
-    return call(ATEN.permute.default, node, [1, 0])
-
-
-def _sliced(x: Any, sizes: tuple[int, ...], axis: int, ranks: int) -> Node:
-    """Rows of x in the order of the ranks that an axis of the product is scattered to."""
-    inner = value_of(x).shape[1]
-    before, after = prod(sizes[:axis]), prod(sizes[axis + 1 : -1])
-    each = sizes[axis] // ranks * after
-    split = call(ATEN.reshape.default, x, [before, ranks, each, inner])
-    turned = call(ATEN.permute.default, split, [1, 0, 2, 3])
-    return call(ATEN.reshape.default, turned, [-1, inner])
-
-
-def _joined(y: Node, sizes: tuple[int, ...], axis: int, ranks: int) -> Node:
-    """Rows of a product, by rank, in the order of a gather of an axis; sizes of a rank's part."""
-    columns = value_of(y).shape[1]
-    before, after = prod(sizes[:axis]), prod(sizes[axis:-1])
-    split = call(ATEN.reshape.default, y, [ranks, before, after, columns])
-    turned = call(ATEN.permute.default, split, [1, 0, 2, 3])
-    return call(ATEN.reshape.default, turned, [-1, columns])
-
-
-def _biased(y: Any, bias: Any) -> Any:
-    return y if bias is None else call(ATEN.add.Tensor, y, bias)
 
 
 #: Function that finds a place, operator of refused places, and argument with the group, by

@@ -30,27 +30,28 @@ from weft.fused.graph_nodes import (
     only_wait,
     reshaped,
     resplit,
-    static_shape,
     value_of,
     wait_of,
 )
-from weft.fused.matches import (
-    _biased,
-    _has_collective_between,
-    _joined,
-    _sliced,
-    _transposed,
-    _unsplit,
-)
-from weft.fused.matches import (
-    _products_after as _unscaled_after,
+from weft.fused.matches import products_after as unscaled_after
+from weft.fused.product_nodes import (
+    biased,
+    check_sum,
+    gathered_sizes,
+    has_collective_between,
+    joined,
+    matched,
+    scattered_sizes,
+    sliced,
+    transposed,
+    unsplit,
 )
 from weft.fused.scaled_operators import SCALED_OPERATORS
 from weft.fused.scales import FLOAT8, OUT_DTYPES
 from weft.fused.tables import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch.fx import Graph, Node
 
@@ -116,7 +117,7 @@ class _Product(NamedTuple):
         """
         _, weight, scale, of_columns = self.node.args[:4]
         of_rows = scale if of_rows is None else of_rows
-        given = (x, _transposed(weight), of_rows, of_columns, group, *options)
+        given = (x, transposed(weight), of_rows, of_columns, group, *options)
         return call(SCALED_OPERATORS[name], *given, self.dtype, self.fast, site)
 
 
@@ -132,39 +133,14 @@ def _fits(scale: torch.Tensor, size: Any, axis: int) -> bool:
 
 def find_scaled(graph: Graph) -> list[Match]:
     """All places, in the order of the graph."""
-    return [match for node in list(graph.nodes) for match in _match(node)]
-
-
-def _match(node: Node) -> Iterator[Match]:
-    finders = {
-        COLLECTIVES.all_reduce.default: (_reduced, "scaled_matmul_all_reduce", 2),
-        COLLECTIVES.reduce_scatter_tensor.default: (
-            _scattered,
-            "scaled_matmul_reduce_scatter",
-            3,
-        ),
-        COLLECTIVES.all_to_all_single.default: (_exchanged, "scaled_matmul_all_to_all", 3),
-        COLLECTIVES.all_gather_into_tensor.default: (_gathered, "all_gather_scaled_matmul", 2),
-    }
-    if node.op != "call_function" or node.target not in finders:
-        return
-    finder, name, place = finders[node.target]
-    group = node.args[place]
-    try:
-        found = finder(node)
-        if found is not None:
-            if not isinstance(group, str):
-                raise RefusedError("the group is not given by its name")
-            yield found
-    except RefusedError as refused:
-        yield Match(name, str(group), Shape(0, 0, 0), reason=str(refused), node=node)
+    return [match for node in list(graph.nodes) for match in matched(node, _FINDERS)]
 
 
 def _reduced(node: Node) -> Match | None:
     product = _product_before(node.args[0])
     if product is None:
         return None
-    _check_sum(node)
+    check_sum(node)
     found, wait = product.node, wait_of(node)
 
     def substitute(site: str) -> None:
@@ -178,16 +154,12 @@ def _reduced(node: Node) -> Match | None:
 
 
 def _scattered(node: Node) -> Match | None:
-    source, axis = _unsplit(node.args[0], node.args[2])
+    source, axis = unsplit(node.args[0], node.args[2])
     product = _product_before(source)
     if product is None:
         return None
-    _check_sum(node)
-    sizes = static_shape(source) if axis else ()
-    if axis and axis >= len(sizes) - 1:
-        raise RefusedError("columns are scattered; expected rows")
-    if axis and sizes[-1] != product.shape.columns:
-        raise RefusedError("columns are split between the product and the collective")
+    check_sum(node)
+    sizes = scattered_sizes(source, axis, product.shape.columns)
     ranks = int(node.args[2])
     return _sent("scaled_matmul_reduce_scatter", node, product, ranks, sizes, axis)
 
@@ -196,7 +168,7 @@ def _exchanged(node: Node) -> Match | None:
     product = _product_before(node.args[0])
     if product is None:
         return _exchanged_before(node)
-    if (wait := only_wait(node)) is not None and _unscaled_after(wait):
+    if (wait := only_wait(node)) is not None and unscaled_after(wait):
         # The place of a product behind the collective, found by `weft.fused.matches`.
         return None
     return _sent("scaled_matmul_all_to_all", node, product, even_ranks(node))
@@ -216,9 +188,9 @@ def _sent(
         x, _, of_rows, _ = product.node.args[:4]
         with node.graph.inserting_before(node):
             if prod(sizes[:axis]) > 1:
-                x = _sliced(x, sizes, axis, ranks)
+                x = sliced(x, sizes, axis, ranks)
                 if product.has_row_scales:
-                    of_rows = _sliced(of_rows, sizes, axis, ranks)
+                    of_rows = sliced(of_rows, sizes, axis, ranks)
             y = product.call(name, x, node.args[3], site, of_rows=of_rows)
             y = reshaped(y, value_of(wait).shape)
         wait.replace_all_uses_with(y)
@@ -242,7 +214,7 @@ def _exchanged_before(node: Node) -> Match | None:
         with product.node.graph.inserting_before(product.node):
             x = _rows_of(node.args[0], product)
             y = product.call("all_to_all_scaled_matmul", x, node.args[3], site)
-            y = _biased(y, product.bias)
+            y = biased(y, product.bias)
         _replace(product.node, y, wait, node)
 
     return _made("all_to_all_scaled_matmul", node, 3, product, substitute, ranks, product.node)
@@ -258,15 +230,11 @@ def _gathered(node: Node) -> Match | None:
         return None
     every = _Product.of(products[0])
     product = every._replace(shape=every.shape._replace(rows=every.shape.rows // ranks))
-    sizes = static_shape(node.args[0]) if axis else ()
-    if axis and axis >= len(sizes) - 1:
-        raise RefusedError("columns are gathered; expected rows")
-    if axis and sizes[-1] != product.shape.inner:
-        raise RefusedError("columns are joined between the collective and the product")
+    sizes = gathered_sizes(node.args[0], axis, product.shape.inner)
     is_only = _is_only_for(whole, product.node)
     if not is_only and any(depends_on(each, wait) for each in product.node.args[1:4]):
         raise RefusedError("the weight or a scale depends on the gathered rows")
-    if not is_only and _has_collective_between(wait, product.node):
+    if not is_only and has_collective_between(wait, product.node):
         raise RefusedError("a collective before the product needs the gathered rows")
 
     def substitute(site: str) -> None:
@@ -278,13 +246,13 @@ def _gathered(node: Node) -> Match | None:
             if is_turned and product.has_row_scales:
                 # From the order of the product to that of the ranks.
                 lengths = (*sizes[:axis], sizes[axis] * ranks, *sizes[axis + 1 :])
-                of_rows = _sliced(of_rows, lengths, axis, ranks)
+                of_rows = sliced(of_rows, lengths, axis, ranks)
             given = (x, node.args[2], site, not is_only)
             both = product.call("all_gather_scaled_matmul", *given, of_rows=of_rows)
             y = call(operator.getitem, both, 0)
             if is_turned:
-                y = _joined(y, sizes, axis, ranks)
-            y = _biased(y, product.bias)
+                y = joined(y, sizes, axis, ranks)
+            y = biased(y, product.bias)
             if not is_only:
                 gathered = call(operator.getitem, both, 1)
                 gathered = _as(gathered, value_of(wait).dtype)
@@ -324,11 +292,6 @@ def _replace(product: Node, y: Node, wait: Node, node: Node) -> None:
     product.graph.erase_node(product)
     erase_unused(wait)
     erase(node)
-
-
-def _check_sum(node: Node) -> None:
-    if node.args[1] != "sum":
-        raise RefusedError(f"reduction {node.args[1]}; expected sum")
 
 
 def _product_before(node: Any) -> _Product | None:
@@ -383,3 +346,12 @@ def _rows_of(node: Any, product: _Product) -> Any:
 def _as(node: Any, dtype: torch.dtype) -> Any:
     """A node as another dtype of one byte."""
     return node if value_of(node).dtype == dtype else call(ATEN.view.dtype, node, dtype)
+
+
+#: As of `weft.fused.matches`.
+_FINDERS: Final = {
+    COLLECTIVES.all_reduce.default: (_reduced, "scaled_matmul_all_reduce", 2),
+    COLLECTIVES.reduce_scatter_tensor.default: (_scattered, "scaled_matmul_reduce_scatter", 3),
+    COLLECTIVES.all_to_all_single.default: (_exchanged, "scaled_matmul_all_to_all", 3),
+    COLLECTIVES.all_gather_into_tensor.default: (_gathered, "all_gather_scaled_matmul", 2),
+}
