@@ -372,9 +372,7 @@ def test_ranks_compare_the_form_of_what_becomes_sequence_parallel(
         assert ", rank 1 has " in reason or ", rank 1 sequence_parallel" in reason
         # No graph of this is loaded from a cache.
         assert found["uuid"] is None
-        close, counts = found["symbol"]
-        assert close == [True] * 3
-        assert counts["substitutions"].get("sequence_parallel", 0) <= 1
+        assert found["symbol"] == [True] * 3
         assert found["rows"] == [True, True]
 
 

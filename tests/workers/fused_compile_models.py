@@ -73,11 +73,10 @@ def unequal() -> dict[str, Any]:
         pairs = zip(compiled(layers)(x), layers(x), strict=True)
         close = [torch.allclose(own, its, atol=1e-3) for own, its in pairs]
     found = {"unequal": [close, counted()], "uuid": uuid}
-    weft.fused.reset_report()
     run = torch.compile(scaled, dynamic=None, options={"fallback_by_default": True})
     with torch.no_grad():
         close = [torch.allclose(run(x, each), scaled(x, each), atol=1e-3) for each in (2, 3, 5)]
-    found["symbol"] = [close, counted()]
+    found["symbol"] = close
     weft.fused.disable()
     rows = torch.randn(4, 8).t()
     own = torch.ops.weft_fused.own_rows(rows, group)
