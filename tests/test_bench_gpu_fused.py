@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks" / "gpu"
 FIELDS = {"benchmark", "case", "kind", "status", "reason", "workload", "result", "seconds"}
 #: Names of the tilings of a comparison of stores on the twin.
-TILINGS = ["stream_k False, rows 16, columns 32, inner 16, bulk_stores True", "rows 48"]
+TILINGS = ["stream_k False, rows 16, columns 32, inner 16, paced_stores True", "rows 48"]
 FIGURES = {
     *("sides", "buffers", "calls", "wrong", "fused", "best_unfused", "speedup", "speedup_nccl"),
     *(

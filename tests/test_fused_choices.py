@@ -156,18 +156,20 @@ def test_norms_of_more_tokens_have_a_kernel_of_their_own() -> None:
     assert not any(is_fused(tokens) for tokens in losses)
 
 
-def test_large_tiles_of_an_all_to_all_are_sent_by_bulk_stores() -> None:
+def test_tiles_of_short_products_are_sent_at_a_pace() -> None:
     from weft.fused import Tiling
-    from weft.fused.gemm_send import exchanging
+    from weft.fused.gemm_send import sending
+    from weft.fused.kernels.gemm_send import ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 
-    few = exchanging(Tiling(), 4096, 7168, 132)
-    assert (few.bulk_stores, few.stages, few.slice_bytes, few.alternate) == (
-        True,
-        3,
-        64 << 10,
-        True,
+    paced, bulk = (
+        Tiling(paced_stores=True),
+        Tiling(stages=3, slice_bytes=64 << 10, bulk_stores=True),
     )
-    many = exchanging(Tiling(), 16384, 7168, 132)
-    assert (many.bulk_stores, many.alternate) == (True, False)
+    for operation, last in ((ALL_TO_ALL, bulk), (REDUCE_SCATTER, Tiling()), (ALL_REDUCE, Tiling())):
+        assert sending(Tiling(), operation, 512, 112, 2) == paced
+        assert sending(Tiling(), operation, 3584, 32, 2) == last
+        assert sending(Tiling(), operation, 3584, 32, 4) == Tiling()
+        assert sending(Tiling(), operation, 896, 32, 4) == paced
+        assert sending(Tiling(), operation, 512, 112, 1) == Tiling()
     short = Tiling(columns=128, warps=4, stages=3, programs=2)
-    assert exchanging(short, 16384, 7168, 132) == short
+    assert sending(short, ALL_TO_ALL, 512, 112, 2) == short

@@ -106,7 +106,7 @@ def test_products_beside_collectives_are_substituted_with_equal_results(
         assert found["fused_calls"] == 11
         assert found["unfused_calls"] == []
         # Of places that are refused, and of second products of gathered rows.
-        assert found["products"] == 8
+        assert found["products"] == 11
 
 
 def test_refusals_are_counted_and_logged_with_their_reasons(results: list[dict[str, Any]]) -> None:

@@ -105,6 +105,13 @@ def test_a_rank_that_does_not_call_is_named() -> None:
     check_missing(*run("missing", 2, operator="gemm_all_reduce"))
 
 
+@pytest.mark.parametrize("operator", ["gemm_all_to_all", "gemm_all_reduce"])
+def test_paced_stores_leave_a_rank_alone_that_does_not_call(operator: str) -> None:
+    found = run("missing", 2, operator=operator, is_paced=True)
+    check_missing(*found)
+    assert found[1]["unchanged"]
+
+
 def check_missing(waiting: dict[str, Any], other: dict[str, Any]) -> None:
     assert waiting["right"]
     assert other["right"]
@@ -115,18 +122,22 @@ def check_missing(waiting: dict[str, Any], other: dict[str, Any]) -> None:
     assert other["error"][0] == "GroupPoisonedError"
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_bulk_stores_give_the_same_products(count: int) -> None:
-    """With other numbers of ranks than 2, calls store as without them."""
-    cases = 6 if count == 2 else 1
-    found = run("bulk_stores", count, cases=cases)
-    # Each third case is called again.
-    check_bulk_stores(found, calls=4 * cases if count == 2 else 0)
+@pytest.mark.parametrize("count", [2, 3])
+def test_bulk_and_paced_stores_give_the_same_products(count: int) -> None:
+    """With other numbers of ranks than 2, calls store as without bulk stores."""
+    cases = 6 if count == 2 else 2
+    check_stores(run("stores", count, cases=cases), cases, has_bulk=count == 2)
 
 
-def check_bulk_stores(results: list[dict[str, Any]], calls: int) -> None:
-    """`calls`: of all, those that had bulk stores."""
+def check_stores(results: list[dict[str, Any]], cases: int, *, has_bulk: bool) -> None:
+    """`cases`: of each operator."""
     for result in results:
         assert result["wrong"] == []
         assert result["differ"] == []
-        assert result["bulk"] == calls
+        # Each third case of an operator is called again; half of the all-to-alls have bulk
+        # stores. Two cases of an all-reduce are further ones.
+        calls = [1 + (each % 3 == 0) for each in range(cases)]
+        bulk = sum(calls[::2])
+        assert result["bulk"] == bulk * has_bulk
+        further = 2 + sum((3 * cases + each) // 3 % 3 == 0 for each in (0, 1))
+        assert result["paced"] == 3 * sum(calls) - bulk + further

@@ -23,6 +23,7 @@ import torch  # noqa: E402
 from weft.fused import Tiling, default_tiling  # noqa: E402
 from weft.fused.kernels import gemm, gemm_receive, gemm_send, gemm_stream  # noqa: E402
 from weft.fused.kernels.gemm import COLUMN_SCALES, FAST_SUMS, ROW_SCALES, SCALED  # noqa: E402
+from weft.fused.kernels.gemm_send import ALL_TO_ALL  # noqa: E402
 from weft.triton import lint, ptx  # noqa: E402
 
 #: Of a multiprocessor of the H100 and H200: shared memory with 1 KiB for each block, registers.
@@ -47,12 +48,8 @@ SEND: dict[str, dict[str, Any]] = {
     "all_reduce": {"operation": gemm_send.ALL_REDUCE, "in_place": False},
     "all_reduce in place": {"operation": gemm_send.ALL_REDUCE, "in_place": True},
 }
-#: Descriptors for bulk stores, by operation.
-STORES: dict[str, tuple[str, ...]] = {
-    "all_to_all": ("peer_tiles", "own_tiles"),
-    "reduce_scatter": ("peer_tiles", "own_tiles"),
-    "all_reduce": ("peer_tiles", "own_tiles", "peer_sums"),
-}
+#: Descriptors for bulk stores.
+STORES = ("peer_tiles", "own_tiles")
 RECEIVE: dict[str, dict[str, Any]] = {
     "all_gather": {"scatter": False},
     "all_to_all": {"scatter": True},
@@ -79,6 +76,7 @@ def compiled(
     transposed: bool = False,
     traced: bool = False,
     stores: tuple[str, ...] = (),
+    paced: bool = False,
     out: str = "",
     **constants: Any,
 ) -> Compiled:
@@ -92,7 +90,6 @@ def compiled(
         "transposed": transposed,
         "bulk": bulk,
         "interpreted": False,
-        "alternate": tiling.alternate,
         "send_block": tiling.warps * (4096 if bulk else 512) // size,
     }
     out = out or dtype
@@ -110,8 +107,8 @@ def compiled(
         types |= {"x": rows, "received": rows, "weight": weight}
     tile = f"[{tiling.rows},{tiling.columns}]>"
     types |= dict.fromkeys(stores, f"tensordesc<{out}{tile}")
-    if stores and partials:
-        types["peer_tiles"] = f"tensordesc<{partials}{tile}"
+    if paced:
+        types["staging"] = types["landing" if constants["operation"] == ALL_TO_ALL else "partials"]
     its = {name: value for name, value in constants.items() if name in kernel.arg_names}
     made = triton_code.compiled(
         kernel,
@@ -131,6 +128,8 @@ def check(made: Compiled, tiling: Tiling, *, instruction: str = "HGMMA", stack: 
     """Memory order; tensor cores; few spills; wide or bulk stores; all programs resident."""
     assert lint.check(made.ptx) == []
     assert instruction in made.sass
+    # Products of 16 bits in one step of a main loop, of at most two, are not serialised by ptxas.
+    assert instruction != "HGMMA" or made.sass.count("WARPGROUP.ARRIVE") <= 2
     # In flight before the loop are the loads of all stages but one, of two operands.
     assert made.sass.count("UTMALDG") >= 2 * tiling.stages
     assert made.stack <= stack
@@ -155,7 +154,6 @@ def test_the_product_alone(tiling: Tiling, transposed: bool, tmp_path: Path) -> 
         ("reduce_scatter", LONG),
         ("all_reduce in place", LONG),
         ("all_to_all in place", FEW_ROWS),
-        ("all_to_all", LONG._replace(alternate=True)),
         ("all_reduce", SHORT),
     ],
 )
@@ -168,20 +166,13 @@ def test_products_that_send(operation: str, tiling: Tiling, tmp_path: Path) -> N
     [
         ("all_to_all", BULK, {}),
         ("all_to_all in place", BULK_SHORT, {"transposed": True}),
-        ("all_to_all in place", BULK._replace(alternate=True), {"dtype": "bf16"}),
-        ("reduce_scatter", BULK, {"dtype": "bf16"}),
-        ("reduce_scatter", BULK_SHORT, {}),
-        ("all_reduce", BULK, {}),
-        ("all_reduce in place", BULK, {"dtype": "bf16", "traced": True}),
-        ("all_reduce in place", BULK_SHORT, {}),
-        ("all_reduce", WIDE._replace(columns=64, bulk_stores=True), {"partials": "fp32"}),
+        ("all_to_all in place", BULK, {"dtype": "bf16", "traced": True}),
     ],
 )
 def test_bulk_stores_overlap_the_main_loop(
     operation: str, tiling: Tiling, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    stores = STORES[operation.removesuffix(" in place")]
-    options = SEND[operation] | options | {"stores": stores}
+    options = SEND[operation] | options | {"stores": STORES}
     made = compiled(gemm_send.multiply_send, tiling, tmp_path, **options)
     if options.get("traced"):
         assert lint.check(made.ptx) == []
@@ -190,7 +181,7 @@ def test_bulk_stores_overlap_the_main_loop(
     (function,) = ptx.functions(made.ptx)
     code = function.instructions
     sent = [at for at, each in enumerate(code) if lint._is_bulk_store(each)]
-    assert len(sent) == len(stores) == made.sass.count("UTMASTG")
+    assert len(sent) == len(STORES) == made.sass.count("UTMASTG")
     waits = ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read")
     for at in sent:
         # The buffer is free again, and its values are visible to the copy engine.
@@ -217,6 +208,40 @@ def test_bulk_stores_overlap_the_main_loop(
     assert (
         len(re.findall(r"cp.async.bulk.wait_group 0;\s*fence.proxy.async.global;", made.ptx)) >= 2
     )
+
+
+@pytest.mark.parametrize(
+    ("operation", "tiling", "options"),
+    [
+        ("all_to_all", LONG, {}),
+        ("all_to_all in place", SHORT, {"transposed": True, "stack": 16}),
+        ("reduce_scatter", LONG, {"dtype": "bf16"}),
+        ("reduce_scatter", WIDE, {"partials": "fp32"}),
+        ("reduce_scatter", SHORT, {"stack": 16}),
+        ("all_reduce", LONG, {"dtype": "bf16", "traced": True, "stack": 24}),
+        ("all_reduce in place", LONG, {}),
+    ],
+)
+def test_paced_stores_are_in_the_main_loop(
+    operation: str, tiling: Tiling, options: dict[str, Any], tmp_path: Path
+) -> None:
+    options = {"stack": 0, **options}
+    stack = options.pop("stack")
+    options |= SEND[operation]
+    made = compiled(gemm_send.multiply_send, tiling, tmp_path, paced=True, **options)
+    check(made, tiling, stack=stack)
+    # While a step's products are computed, and before their end is awaited: a store to the peer,
+    # and behind it a load of the next part.
+    loop = made.ttgir[made.ttgir.index("ttng.warp_group_dot") :]
+    part = tiling.rows // 16
+    store = re.search(rf"tt.store %held.* : tensor<{part}x{tiling.columns}x", loop)
+    load = re.search(rf"%held\S* = tt.load .*cacheModifier = cg : tensor<{part}x", loop)
+    end = loop.index("scf.yield %", loop.index("tt.store"))
+    assert store is not None
+    assert load is not None
+    assert store.start() < load.start() < end
+    plain = compiled(gemm_send.multiply_send, tiling, tmp_path, **options)
+    assert made.shared == plain.shared
 
 
 @pytest.mark.parametrize(("operation", "tiling"), [("all_gather", LONG), ("all_to_all", SHORT)])

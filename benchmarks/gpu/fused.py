@@ -6,7 +6,7 @@ torch, and all parts alone. A side that fails is recorded as failed in its case,
 run; if it ends the ranks, they are started anew without it. `--device twin` runs tiny shapes on the
 CPU under Triton's interpreter, for tests. Cases of the kind `ablation`, which run if `--cases`
 names them, have the fused operator alone, with one size of its tiling at a time changed; those of
-the kind `stores` have several tilings of ordinary and of bulk stores, and Weft's parts alone.
+the kind `stores` have several tilings of ordinary, paced and bulk stores, and Weft's parts alone.
 Products of float8 beside `torch._scaled_mm`, of the kind `scaled`, run by name too.
 """
 

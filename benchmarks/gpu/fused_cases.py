@@ -103,22 +103,16 @@ ABLATED: Final = (
     "all_gather_gemm mixtral 4096",
     "embedding 8x256 batch 4096 pooling 1",
 )
-#: Tilings of products that send: ordinary stores and bulk stores, by size of a slice.
+#: Tilings of products that send: ordinary, paced and bulk stores, by size of a slice.
 STORES: Final[list[dict[str, int]]] = [
     {"slice_bytes": 64 << 10},
-    {"slice_bytes": 128 << 10},
-    {"stages": 3},
-    {"bulk_stores": True, "stages": 3, "slice_bytes": 64 << 10},
-    {"bulk_stores": True, "stages": 3, "slice_bytes": 128 << 10},
-    {"bulk_stores": True, "stages": 3, "slice_bytes": 256 << 10},
+    {"paced_stores": True},
+    {"paced_stores": True, "slice_bytes": 64 << 10},
     # All-to-alls alone.
-    {"alternate": True, "slice_bytes": 64 << 10},
-    {"bulk_stores": True, "alternate": True, "stages": 3, "slice_bytes": 64 << 10},
+    {"bulk_stores": True, "stages": 3, "slice_bytes": 64 << 10},
     # Two programs on a multiprocessor.
-    SHORT | {"stages": 3, "slice_bytes": 64 << 10},
-    SHORT | {"stages": 3, "slice_bytes": 256 << 10},
-    SHORT | {"bulk_stores": True, "stages": 2, "slice_bytes": 64 << 10},
-    SHORT | {"bulk_stores": True, "stages": 2, "slice_bytes": 256 << 10},
+    SHORT | {"stages": 3},
+    SHORT | {"stages": 3, "paced_stores": True},
 ]
 #: Cases with these tilings.
 STORED: Final = (
@@ -131,7 +125,7 @@ STORED: Final = (
 )
 #: The same on the twin; the last does not fit.
 TINY_STORES: Final[list[dict[str, int]]] = [
-    {"stream_k": False, "rows": 16, "columns": 32, "inner": 16, "bulk_stores": True},
+    {"stream_k": False, "rows": 16, "columns": 32, "inner": 16, "paced_stores": True},
     {"rows": 48},
 ]
 #: Small shapes by computation, for the twin and for a short test of GPUs.
@@ -391,13 +385,15 @@ def ablation() -> Iterator[Case]:
 
 
 def stores() -> Iterator[Case]:
-    """Products that send, by tilings of ordinary and of bulk stores."""
+    """Products that send, by tilings of ordinary, paced and bulk stores."""
     by_name = {case.name: case for case in CASES}
     for name in STORED:
         case = by_name[name]
         # The estimate is of about twelve sides, as many as here.
         tilings = [
-            each for each in STORES if "alternate" not in each or case.operator == "gemm_all_to_all"
+            each
+            for each in STORES
+            if "bulk_stores" not in each or case.operator == "gemm_all_to_all"
         ]
         yield replace(case, name=f"stores {name}", kind="stores", limit=180.0, tilings=tilings)
 

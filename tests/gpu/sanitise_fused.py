@@ -41,25 +41,25 @@ def main() -> int:
 
 def products(communicator: Any, device: str) -> list[str]:
     """Calls of each product with a collective, of both main loops, two times; wrong ones."""
+    import torch
+
     from workers import fused_gemm_calls as calls
 
     place = calls.Place(communicator, device)
     large, few = (calls.LARGE, calls.FEW_ROWS) if device == "cuda" else (calls.SMALL, calls.STREAM)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float16
+    common = {"dtype": dtype, "transposed": False, "symmetric": False, "wide": False}
+    common |= {"sizes": (256, 192, 512) if device == "cuda" else (32, 24, 64), "num_sms": 2}
     cases = [
-        {"operator": operator, "tiling": tiling, "symmetric": False, "wide": False}
+        common | {"operator": operator, "tiling": tiling}
         for operator in calls.OPERATORS
         for tiling in (large, few)
     ]
-    import torch
-
-    sizes = (256, 192, 512) if device == "cuda" else (32, 24, 64)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float16
-    common = {"sizes": sizes, "dtype": dtype, "transposed": False, "num_sms": 2}
-    found = [
-        calls.run_case(place, common | case, seed)
-        for seed, case in enumerate(cases)
-        for _ in (1, 2)
-    ]
+    # One program, so that it has further tiles behind one of each step; 20 steps of a main loop.
+    paced = common | {"tiling": large._replace(paced_stores=True), "num_sms": 1}
+    paced["sizes"] = (256, 1280, 512) if device == "cuda" else (32, 320, 64)
+    cases += [paced | {"operator": operator} for operator in calls.OPERATORS[:3]]
+    found = [calls.run_case(place, case, seed) for seed, case in enumerate(cases) for _ in (1, 2)]
     return [text for right, text, _ in found if not right]
 
 

@@ -61,15 +61,16 @@ def test_calls_on_two_streams_come_in_one_order(results: list[Any]) -> None:
         assert result["streams"] == [True] * len(interpreted.OPERATORS)
 
 
-def test_bulk_stores_give_the_same_products() -> None:
+@pytest.mark.parametrize("count", [2, 4])
+def test_bulk_and_paced_stores_give_the_same_products(count: int) -> None:
     import torch
 
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs 2 GPUs")
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} GPUs")
     found = ranks.run(
-        "fused_gemm_calls.bulk_stores", 2, timeout=200, quiet=False, cases=8, device="cuda"
+        "fused_gemm_calls.stores", count, timeout=200, quiet=False, cases=8, device="cuda"
     )
-    interpreted.check_bulk_stores(found, calls=32)
+    interpreted.check_stores(found, 8, has_bulk=count == 2)
 
 
 def test_a_large_exchange_by_default_has_the_bits_of_plain_stores(results: list[Any]) -> None:
@@ -87,3 +88,14 @@ def test_a_rank_that_does_not_call_is_named(operator: str) -> None:
         "fused_gemm_calls.missing", 2, timeout=120, quiet=False, operator=operator, device="cuda"
     )
     interpreted.check_missing(*found)
+
+
+def test_paced_stores_leave_a_rank_alone_that_does_not_call() -> None:
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    options: Any = {"operator": "gemm_all_to_all", "device": "cuda", "is_paced": True}
+    found = ranks.run("fused_gemm_calls.missing", 2, timeout=120, quiet=False, **options)
+    interpreted.check_missing(*found)
+    assert found[1]["unchanged"]

@@ -48,7 +48,7 @@ def graphs(group: str) -> dict[str, Any]:
         name: own.shape == its.shape and torch.allclose(own, its, atol=1e-3)
         for name, own, its in zip(GRAPHS, found, expected, strict=True)
     }
-    products = left.count("aten.mm.default")
+    products = sum(left.count(f"aten.{name}.default") for name in ("mm", "addmm"))
     return {"close": close, "products": products, "lines": len(messages), **counted()}
 
 

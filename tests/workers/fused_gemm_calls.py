@@ -23,8 +23,11 @@ LARGE = Tiling()
 SHORT = Tiling(columns=128, warps=4, stages=3, programs=2)
 WIDE = Tiling(columns=128, stages=3)
 FEW_ROWS = Tiling(columns=128, stages=5, stream_k=True)
-#: As large tiles of an all-to-all between two ranks are sent by default.
-BEHIND = LARGE._replace(stages=3, slice_bytes=64 << 10, bulk_stores=True, alternate=True)
+#: As tiles of short products are sent by default, in a call whose program has several of each step.
+PACED: dict[str, Any] = {
+    "tiling": LARGE._replace(slice_bytes=128 << 10, paced_stores=True),
+    "num_sms": 1,
+}
 OPERATORS = (
     "gemm_all_to_all",
     "gemm_reduce_scatter",
@@ -303,10 +306,10 @@ def _unfused(place: Place) -> list[str]:
 
 def _graph(place: Place, operator: str) -> bool:
     """Replays of a graph of captured calls with new values, also without the kernel."""
-    xs, weights = place.operands(0, 512, 256, 384, torch.bfloat16)
+    xs, weights = place.operands(0, 512, 1280, 384, torch.bfloat16)
     x, weight = xs[place.rank].clone(), weights[place.rank].clone()
-    tilings = (LARGE, FEW_ROWS, BEHIND)
-    options: list[dict[str, Any]] = [*({"tiling": each} for each in tilings), {"fused": False}]
+    options: list[dict[str, Any]] = [{"tiling": LARGE}, {"tiling": FEW_ROWS}, PACED]
+    options.append({"fused": False})
     for each in options:
         _call(operator, x, weight, **each)
     torch.cuda.synchronize()
@@ -315,7 +318,7 @@ def _graph(place: Place, operator: str) -> bool:
         found = [_call(operator, x, weight, **each) for each in options]
     right = True
     for number in range(1, 6):
-        xs, weights = place.operands(number, 512, 256, 384, torch.bfloat16)
+        xs, weights = place.operands(number, 512, 1280, 384, torch.bfloat16)
         x.copy_(xs[place.rank])
         weight.copy_(weights[place.rank])
         graph.replay()
@@ -325,7 +328,7 @@ def _graph(place: Place, operator: str) -> bool:
 
 
 def _exchange(place: Place) -> bool:
-    """An all-to-all of more tiles than programs, as it is sent by default and by plain stores."""
+    """An all-to-all of several tiles a program, as it is sent by default and by plain stores."""
     xs, weights = place.operands(8, 4096 * place.ranks, 2048, 3072, torch.bfloat16)
     x, weight = xs[place.rank], weights[place.rank]
     found = [
@@ -338,15 +341,15 @@ def _exchange(place: Place) -> bool:
 def _streams(place: Place) -> list[bool]:
     """Calls of each operator, alternating between two streams, without a wait of the host."""
     streams = [torch.cuda.Stream() for _ in range(2)]
-    inputs = [place.operands(number, 512, 256, 384, torch.bfloat16) for number in range(4)]
+    inputs = [place.operands(number, 512, 1280, 384, torch.bfloat16) for number in range(4)]
     torch.cuda.synchronize()
     right = []
     for operator in OPERATORS:
         found = []
         for number in range(40):
             xs, weights = inputs[number % 4]
-            # Every third one without the kernel, and one with bulk stores.
-            ways: list[dict[str, Any]] = [{"fused": False}, {"tiling": LARGE}, {"tiling": BEHIND}]
+            # Every third one without the kernel, and one with paced stores.
+            ways: list[dict[str, Any]] = [{"fused": False}, {"tiling": LARGE}, PACED]
             options = ways[number % 3]
             with torch.cuda.stream(streams[number % 2]):
                 found.append(_call(operator, xs[place.rank], weights[place.rank], **options))
@@ -489,80 +492,126 @@ def _refused() -> list[tuple[str, str]]:
     return [(name, message) for name, _, message in errors]
 
 
-def missing(operator: str, device: str = "twin") -> dict[str, Any]:
-    """The last rank does not make the second call."""
+def missing(operator: str, device: str = "twin", is_paced: bool = False) -> dict[str, Any]:
+    """The last rank does not make the second call; with paced stores, whether it was stored to."""
     on_gpu = device == "cuda"
     # On a GPU, a rank may compile for some seconds longer than its peer.
     weft.fused.set_timeout(8 if on_gpu else 2)
     dtype, tiling = (torch.bfloat16, FEW_ROWS) if on_gpu else (torch.float16, SMALL)
+    sizes = 32, 32, 32
+    options: dict[str, Any] = {"tiling": tiling}
     with weft.init() as communicator:
         place = Place(communicator, device)
-        xs, weights = place.operands(1, 32, 32, 32, dtype)
+        if is_paced:
+            # Two tiles of the one program go to the other rank.
+            sizes = (256, 1280, 512) if on_gpu else (32, 320, 64)
+            tiling = (LARGE if on_gpu else SMALL)._replace(paced_stores=True)
+            out = weft.symmetric_empty((sizes[0], sizes[2]), dtype, device=device)
+            options = {"tiling": tiling, "num_sms": 1, "out": out}
+        xs, weights = place.operands(1, *sizes, dtype)
         x, weight = xs[place.rank], weights[place.rank]
-        first = _call(operator, x, weight, tiling=tiling)
+        first = _call(operator, x, weight, **options).clone()
         right = close(first, expected(operator, place.rank, xs, weights))
         found: dict[str, Any] = {"right": right}
         if place.rank < place.ranks - 1:
-            second = _call(operator, x, weight, tiling=tiling)
+            second = _call(operator, -x, weight, **options)
             found["nan"] = bool(second.isnan().any())
         found["error"] = awaited_error()
+        if is_paced and place.rank == place.ranks - 1:
+            found["unchanged"] = torch.equal(first, options["out"])
         return found
 
 
-def bulk_stores(cases: int, device: str = "twin") -> dict[str, Any]:
-    """Calls of products that send with bulk stores and without: wrong ones, and bits that differ.
+def stores(cases: int, device: str = "twin") -> dict[str, Any]:
+    """Calls of products that send with bulk or paced stores and without.
 
     Args:
         cases: random sizes of each operator.
         device: "cuda" or "twin".
 
     Returns:
-        `wrong` and `differ`, cases; `bulk`, the number of launches with bulk stores.
+        `wrong` and `differ`, cases with wrong results or other bits than with ordinary stores;
+        `bulk` and `paced`, the number of launches with these stores.
     """
     weft.fused.set_timeout(120)
     numpy.seterr(all="ignore")
-    launches = [0]
-    made = gemm_send._bulk_stores
+    launches = {"bulk": 0, "paced": 0}
+    module: Any = gemm_send
+    launch = module.launch
 
-    def counted(*arguments: Any, **options: Any) -> dict[str, Any]:
-        stores = made(*arguments, **options)
-        launches[0] += bool(stores)
-        return stores
+    def counted(kernel: Any, *arguments: Any, **options: Any) -> None:
+        launches["bulk"] += "peer_tiles" in options
+        launches["paced"] += options.get("staging") is not None
+        launch(kernel, *arguments, **options)
 
-    gemm_send._bulk_stores = counted
+    module.launch = counted
     with weft.init() as communicator:
         place = Place(communicator, device)
         generator, wrong, differ = random.Random(11), [], []
-        for number in range(3 * cases):
-            case = _bulk_case(generator, place, OPERATORS[number % 3])
-            plain = case | {"tiling": case["tiling"]._replace(bulk_stores=False)}
-            found = [run_case(place, each, number) for each in (case, plain)]
+        given = [
+            _stores_case(
+                generator, place, operator, operator == "gemm_all_to_all" and number % 2 == 0
+            )
+            for number in range(cases)
+            for operator in OPERATORS[:3]
+        ]
+        # Of sums that are sent with the next tile: a slice of two tiles, and partial sums of
+        # float32 in place.
+        paced, scale = given[1]["tiling"]._replace(paced_stores=True), 1
+        if place.name == "cuda":
+            paced, scale = LARGE._replace(paced_stores=True, columns=128), 8
+        common = {"operator": "gemm_all_reduce", "dtype": given[0]["dtype"], "symmetric": False}
+        tile = paced.rows * paced.columns * 2
+        given += [
+            common
+            | {
+                "sizes": (40 * scale, 304 * (4 if scale > 1 else 1), 72 * scale),
+                "transposed": False,
+            }
+            | {"tiling": paced._replace(slice_bytes=2 * tile), "num_sms": 2, "wide": False},
+            common
+            | {"sizes": (33 * scale, 328 * (4 if scale > 1 else 1), 40 * scale), "transposed": True}
+            | {"tiling": paced._replace(stages=2), "num_sms": 1, "wide": True, "symmetric": True},
+        ]
+        for number, case in enumerate(given):
+            tiling = case["tiling"]._replace(bulk_stores=False, paced_stores=False)
+            # Each third case of an operator is called again.
+            found = [
+                run_case(place, each, number // 3) for each in (case, case | {"tiling": tiling})
+            ]
             wrong += [text for right, text, _ in found if not right]
             differ += [] if found[0][2] == found[1][2] else [str(case)]
         weft.check()
         communicator.barrier()
-        return {"wrong": wrong, "differ": differ, "bulk": launches[0]}
+        return {"wrong": wrong, "differ": differ, **launches}
 
 
-def _bulk_case(generator: random.Random, place: Place, operator: str) -> dict[str, Any]:
-    """A random call with bulk stores, of a product that sends."""
+def _stores_case(
+    generator: random.Random, place: Place, operator: str, is_bulk: bool
+) -> dict[str, Any]:
+    """A random call with bulk or paced stores, of a product that sends."""
     rows = generator.choice([1, 16, 40, generator.randint(1, 70)])
-    columns, inner = (8 * generator.randint(1, 12) for _ in range(2))
-    on_gpu = place.name == "cuda"
+    columns, on_gpu = 8 * generator.randint(1, 12), place.name == "cuda"
+    # At least the steps of paced stores, and not many more.
+    inner = 8 * (generator.randint(1, 12) if is_bulk else generator.randint(38, 48))
     if on_gpu:
-        rows, columns, inner = rows * 16, columns * 32, inner * 8
+        rows, columns, inner = rows * 64, 16 * generator.randint(1, 190), inner * 8
     if operator != "gemm_all_reduce":
         rows *= place.ranks
-    base = LARGE._replace(stages=3) if on_gpu else SMALL
+    tiling = LARGE if on_gpu else SMALL
+    if is_bulk:
+        tiling = tiling._replace(bulk_stores=True, stages=3 if on_gpu else tiling.stages)
+    elif on_gpu and generator.random() < 0.3:
+        tiling = SHORT
     is_sum = operator != "gemm_all_to_all"
     return {
         "operator": operator,
         "sizes": (rows, inner, columns),
         "dtype": torch.bfloat16 if on_gpu else torch.float16,
         "transposed": generator.random() < 0.3,
-        "tiling": base._replace(bulk_stores=True, alternate=generator.random() < 0.5),
+        "tiling": tiling if is_bulk else tiling._replace(paced_stores=True),
         "symmetric": operator != "gemm_reduce_scatter" and generator.random() < 0.5,
-        # Two tiles of float32 do not fit a multiprocessor beside the stages.
+        # With large tiles, those of float32 do not fit a multiprocessor beside the stages.
         "wide": is_sum and not on_gpu and generator.random() < 0.3,
-        "num_sms": generator.choice([None, 1, 2]),
+        "num_sms": generator.choice([1, 2, 7 if on_gpu else 3]),
     }

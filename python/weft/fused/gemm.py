@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from weft.fused.scales import Scales
 
 __all__ = [
+    "MULTIPROCESSORS",
     "Operands",
     "Tiling",
     "default_tiling",
@@ -49,14 +50,15 @@ class Tiling(NamedTuple):
             before the product.
         stream_k: for few rows: the steps of all tiles are divided evenly among programs, tiles span
             the rows of all ranks, and slices are not sent apart. group, slice_bytes, senders and
-            bulk_stores have no effect.
-        bulk_stores: tiles are sent from shared memory by the bulk tensor copy engine, while the
-            main loop of the next tile runs; a buffer of a tile's size beside those of the stages,
-            of which 3 fit then with tiles of 128x256 of 16 bits. For two ranks and products that
-            send, whose operands and outputs have rows and addresses of multiples of 16 bytes; other
-            calls store as without it.
-        alternate: for two ranks and an all-to-all after the product: own tiles are computed
-            between those that are sent, so that half of the programs send at a time.
+            bulk_stores and paced_stores have no effect.
+        bulk_stores: of an all-to-all after the product, between two ranks: tiles are sent from
+            shared memory by the bulk tensor copy engine, while the main loop of the next tile runs;
+            a buffer of a tile's size beside those of the stages, of which 3 fit then with tiles of
+            128x256 of 16 bits. Rows and addresses of operands and outputs are multiples of 16
+            bytes; other calls store as without it, and those with paced stores.
+        paced_stores: of products that send: each tile is kept in memory of the own GPU, and its 16
+            parts are sent evenly over the main loop of the next tile. Of main loops with fewer than
+            19 steps without effect; sums of an all-reduce are sent so between two ranks.
     """
 
     rows: int = 128
@@ -70,7 +72,7 @@ class Tiling(NamedTuple):
     senders: int = 24
     stream_k: bool = False
     bulk_stores: bool = False
-    alternate: bool = False
+    paced_stores: bool = False
 
 
 #: Rows of a product whose time is that of reading the weight.
@@ -82,7 +84,7 @@ _SMALL_TILES: Final = 120
 #: Shared memory of a program of the H100 and H200, without what Triton keeps for itself.
 _SHARED_BYTES: Final = 226 << 10
 #: For choices: multiprocessors of the H100 and H200.
-_MULTIPROCESSORS: Final = 132
+MULTIPROCESSORS: Final = 132
 
 
 def default_tiling(
@@ -146,7 +148,7 @@ def default_tiling(
 def _time(tiling: Tiling, rows: int, columns: int) -> int:
     """Relative time of the tiles of a block of rows, by the multiprocessors that they fill."""
     tiles = -(-rows // tiling.rows) * -(-columns // tiling.columns)
-    waves = -(-tiles // _MULTIPROCESSORS)
+    waves = -(-tiles // MULTIPROCESSORS)
     return waves * tiling.columns * (_SMALL_TILES if tiling.columns < 256 else 100)
 
 
@@ -209,16 +211,6 @@ class Operands(NamedTuple):
                 f"weft.fused.{self.operator}: {given}: group, warps, stages, programs and senders "
                 "are at least 1"
             )
-        if given.bulk_stores and not given.stream_k:
-            width = self.x.itemsize
-            stages = given.stages * (given.rows + given.columns) * given.inner * width
-            tile = given.rows * given.columns * (partial_dtype or self.dtype).itemsize
-            if stages + tile > _SHARED_BYTES:
-                raise ConfigurationError(
-                    f"weft.fused.{self.operator}: bulk_stores with {given.stages} stages of "
-                    f"{sizes}: {stages + tile} bytes of shared memory, at most {_SHARED_BYTES} are "
-                    "possible; take fewer stages"
-                )
         if given.stream_k and given.programs > 1:
             raise ConfigurationError(
                 f"weft.fused.{self.operator}: stream_k with {given.programs} programs: all "
@@ -230,6 +222,16 @@ class Operands(NamedTuple):
                 f"{self.columns} columns, inner {self.inner}: below 2^31 elements are needed"
             )
         return given
+
+    def check_bulk_stores(self, tiling: Tiling) -> None:
+        """Refuse bulk stores whose buffer does not fit beside the stages."""
+        stages = tiling.stages * (tiling.rows + tiling.columns) * tiling.inner * self.x.itemsize
+        used = stages + tiling.rows * tiling.columns * self.dtype.itemsize
+        if used > _SHARED_BYTES:
+            raise ConfigurationError(
+                f"weft.fused.{self.operator}: bulk_stores with {tiling}: {used} bytes of shared "
+                f"memory, at most {_SHARED_BYTES} are possible; take fewer stages"
+            )
 
     def matrices(self, tiling: Tiling) -> tuple[Any, Any]:
         """Both operands as kernels take them."""

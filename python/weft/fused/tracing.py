@@ -25,8 +25,9 @@ def tracing(trace: torch.Tensor) -> Iterator[None]:
     """Operators that are called in the block record spans of their kernels' programs.
 
     Kernels are compiled anew for that. `weft.triton.timeline(trace, weft.fused.SPANS)` has the
-    spans of the last traced kernel: "compute", "send" (stores and signals), "wait" and "finish"
-    (sums and copies of what has arrived). Products with `stream_k`, `all_reduce_rms_norm` and
+    spans of the last traced kernel: "compute", "send" (stores and signals; with paced stores, which
+    lie within "compute", copies to the own memory), "wait" and "finish" (sums and copies of what
+    has arrived). Products with `stream_k`, `all_reduce_rms_norm` and
     gradients of embedding bags are not traced. A call that is captured into a CUDA graph in the
     block records in each replay.
 

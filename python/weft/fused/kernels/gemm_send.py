@@ -1,12 +1,13 @@
 """Product whose tiles are sent as they are computed: all-to-all, reduce-scatter, all-reduce.
 
-Each destination gets `tiles` tiles. Those of the next rank come first, those of this rank last. A
-tile is stored to its destination at once, and the program that stores the last tile of a slice (a
-run of `slice_tiles` tiles) sets the slice's flag there.
+Each destination gets `tiles` tiles. Those of the next rank come first, those of this rank last. The
+program that stores the last tile of a slice (a run of `slice_tiles` tiles) to its destination sets
+the slice's flag there.
 
-With bulk stores, a tile is on its way while the next one is computed, and is counted near the end
-of that one's main loop; step 1 then also computes the first own tile of each program. Ranks may
-differ in the way of storing.
+By default a tile is stored at once. With bulk or paced stores it is on its way while the next one
+is computed, and is counted near the end of that one's main loop. With paced stores
+(`weft.fused.kernels.gemm_parts`), step 1 also computes the first own tile of each program. Ranks
+may differ in the way of storing.
 
 1. Tiles of other ranks: computed and sent.
 2. Own tiles: for sums, added in float32 to those that the other ranks have sent, in rank order; for
@@ -29,6 +30,7 @@ from weft.fused.kernels.gemm import (
     MAX_SLICES,
     add_step,
     arrive,
+    block_barrier,
     complete_bulk_stores,
     enter,
     fence_bulk_loads,
@@ -40,6 +42,8 @@ from weft.fused.kernels.gemm import (
     store_tile,
     tile_offsets,
 )
+from weft.fused.kernels.gemm_parts import PARTS, part_is_due, product_with_send, send_part
+from weft.fused.kernels.gemm_sums import arrive_sums, finish_tile
 from weft.fused.kernels.rounds import end_round, this_round
 from weft.fused.kernels.tracing import COMPUTE, FINISH, SEND, WAIT
 
@@ -48,30 +52,12 @@ __all__ = ["ALL_REDUCE", "ALL_TO_ALL", "REDUCE_SCATTER", "multiply_send"]
 ALL_TO_ALL = 1
 REDUCE_SCATTER = 2
 ALL_REDUCE = 3
-
 _SLICES = tl.constexpr(MAX_SLICES)
 _ARRIVALS = tl.constexpr(ARRIVALS)
+_PARTS = tl.constexpr(PARTS)
 _ALL_TO_ALL = tl.constexpr(ALL_TO_ALL)
 _REDUCE_SCATTER = tl.constexpr(REDUCE_SCATTER)
 _ALL_REDUCE = tl.constexpr(ALL_REDUCE)
-
-
-@triton.jit
-def _turn(index, tiles, programs, alternate: tl.constexpr):
-    """Number of the tile that comes at a place in the order.
-
-    Without `alternate` they are equal. With it, a wave of tiles that are sent comes first, then
-    each of the others behind an own one, then a wave of own tiles, which hides the last sends.
-    """
-    turn = index
-    if alternate:
-        wave = tl.minimum(programs, tiles)
-        at = index - wave
-        # Both of a pair are in one wave of an even number of programs.
-        swapped = at // programs * ((programs + 1) % 2)
-        turn = tl.where((at + swapped) % 2 == 0, tiles + at // 2, wave + at // 2)
-        turn = tl.where((index < wave) | (index >= 2 * tiles - wave), index, turn)
-    return turn
 
 
 @triton.jit
@@ -93,29 +79,6 @@ def _arrive_sent(
     parts = tl.minimum(tiles - part * slice_tiles, slice_tiles)
     if arrive(counters + to * _SLICES + part, parts, fine, interpreted):
         signal(context, flags + rank * _SLICES + part, epoch, to, interpreted)
-
-
-@triton.jit
-def _arrive_sums(
-    context,
-    results,
-    counters,
-    tile,
-    tiles,
-    slice_tiles,
-    rank,
-    ranks,
-    epoch,
-    fine,
-    interpreted: tl.constexpr,
-):
-    """Counts a tile of sums that was sent; the last of a slice sets its flag at all peers."""
-    part = tile // slice_tiles
-    parts = tl.minimum(tiles - part * slice_tiles, slice_tiles)
-    if arrive(counters + part, parts, fine, interpreted):
-        for other in range(ranks - 1):
-            to = wt.destination_at(other, rank, ranks)
-            wt.signal(context, results + rank * _SLICES + part, epoch, to)
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "slice_tiles"])
@@ -146,8 +109,7 @@ def multiply_send(
     trace=None,
     peer_tiles=None,
     own_tiles=None,
-    peer_sums=None,
-    alternate: tl.constexpr = False,
+    staging=None,
     scale_x=None,
     scale_weight=None,
     scaling: tl.constexpr = 0,
@@ -173,12 +135,11 @@ def multiply_send(
     - `block_rows`, `block_columns`, `block_inner`, `group`, `transposed`, `bulk`: as in
       `weft.fused.kernels.gemm`.
     - `trace`: of spans, or None.
-    - `peer_tiles`, `own_tiles`, `peer_sums`: for bulk stores, or None; tensor descriptors with
-      blocks of a tile. `peer_tiles` is the part of this rank in the peer's `partials`, as
-      [tiles * block_rows, block_columns], or in its `landing`, [rows // ranks, columns].
-      `own_tiles` is `out`, or that part of it (all-to-all). `peer_sums` is the peer's `landing`
-      (all-reduce).
-    - `alternate`: for an all-to-all of two ranks: own tiles between those that are sent.
+    - `peer_tiles`, `own_tiles`: for bulk stores of an all-to-all of two ranks, or None; tensor
+      descriptors with blocks of a tile, of the part of this rank in the peer's `landing` and in
+      `out`, [rows // ranks, columns].
+    - `staging`: for paced stores, or None; in memory of this GPU, a tile for each program, of the
+      dtype that is sent.
     - `scale_x`, `scale_weight`, `scaling`: as in `weft.fused.kernels.gemm`.
     """
     rank, ranks = wt.rank(context), wt.world_size(context)
@@ -213,26 +174,35 @@ def multiply_send(
     others = (ranks - 1) * tiles
     until = ranks * tiles if operation == _ALL_TO_ALL else others
     bulk_stores: tl.constexpr = peer_tiles is not None
+    paced: tl.constexpr = staging is not None
+    is_sum: tl.constexpr = operation != _ALL_TO_ALL
     # The tiles of step 2. The stride of programs goes on from step 1.
     begin, stride = (program - others % programs + programs) % programs, programs
     if interpreted:
         begin, stride = tl.where(program == programs - 1, 0, tiles), 1
-    # The main loop of the first own tile hides the last bulk stores.
+    # The main loop of the first own tile hides the last paced stores.
     more = 0
-    if bulk_stores and operation != _ALL_TO_ALL:
+    if paced and is_sum:
         more = (begin < tiles).to(tl.int32)
     steps = tl.maximum(tl.cdiv(inner, block_inner), 1)
     index = program - programs
     step, down_at, along_at, above = -1, 0, 0, 0
     total = tl.zeros([block_rows, block_columns], tl.float32)
+    amount = (tl.cdiv(until - program, programs) + more) * steps
+    if paced:
+        staging += tl.cast(program, tl.int64) * size
+        sink = landing if operation == _ALL_TO_ALL else partials
+        # Of the tile that is on its way: its turn, rows and columns, and its next part.
+        none = tiles * 0
+        pending, sink_rows, sink_columns, part = none - 1, none, none, none
+        held = tl.zeros([block_rows // _PARTS, block_columns], staging.dtype.element_ty)
     began = wt.span_begin(trace, meet=False)
-    for _ in tl.range(0, (tl.cdiv(until - program, programs) + more) * steps):
+    for passed in tl.range(0, amount):
         step = tl.where(step == steps - 1, 0, step + 1)
         if step == 0:
             index += programs
-            turn = _turn(index, tiles, programs, alternate)
-            to, tile = wt.destination_at(turn // tiles, rank, ranks), turn % tiles
-            if bulk_stores and operation != _ALL_TO_ALL:
+            to, tile = wt.destination_at(index // tiles, rank, ranks), index % tiles
+            if paced and is_sum:
                 to, tile = tl.where(index < others, to, rank), tl.where(index < others, tile, begin)
             down_at, along_at = place_of(to * first + tile, down, along, group)
             above = 0 if operation == _ALL_REDUCE else to * block
@@ -253,12 +223,35 @@ def multiply_send(
             bulk,
             scaling,
         )
+        if paced:
+            width = columns if operation == _ALL_TO_ALL else block_columns
+            due = (pending >= 0) & part_is_due(part, step, steps)
+            held = send_part(
+                held, staging, block_columns, sink, width, part, due, sink_rows, sink_columns
+            )
+            part += due.to(tl.int32)
+            if (pending >= 0) & (step == steps - 2):
+                _arrive_sent(
+                    context,
+                    flags,
+                    counters,
+                    pending,
+                    tiles,
+                    slice_tiles,
+                    rank,
+                    ranks,
+                    epoch,
+                    fine,
+                    interpreted,
+                )
+                fence_bulk_loads(bulk, interpreted)
+                pending = none - 1
         if bulk_stores:
             # The last tile: its buffer is needed soon, and so is its flag at the peer. Not in the
             # step of the store: Triton puts this block behind that one.
             late = tl.maximum(steps - 2 - tl.minimum(steps // 16, 4), 0)
             if (step == late) & (index >= programs):
-                sent = _turn(index - programs, tiles, programs, alternate)
+                sent = index - programs
                 if sent < others:
                     complete_bulk_stores(interpreted)
                     _arrive_sent(
@@ -276,7 +269,7 @@ def multiply_send(
                     )
                     fence_bulk_loads(bulk, interpreted)
         is_stored = step == steps - 1
-        if bulk_stores and operation != _ALL_TO_ALL:
+        if paced and is_sum:
             is_stored &= index < others
         if is_stored:
             total = scaled(
@@ -284,59 +277,68 @@ def multiply_send(
             )
             spans = wt.span_end(trace, spans, COMPUTE, began, meet=False)
             began = wt.span_begin(trace, meet=False)
-            turn = _turn(index, tiles, programs, alternate)
-            to, tile = wt.destination_at(turn // tiles, rank, ranks), turn % tiles
+            to, tile = wt.destination_at(index // tiles, rank, ranks), index % tiles
             # Tiles are not stored to ranks that have not entered.
             if bulk_stores:
-                values = total.to(peer_tiles.dtype)
-                if operation == _ALL_TO_ALL:
-                    if turn < others:
-                        peer_tiles.store([tl.where(fine, row, block), column], values)
-                    else:
-                        own_tiles.store([row, column], values)
+                values = total.to(dtype)
+                if index < others:
+                    peer_tiles.store([tl.where(fine, row, block), column], values)
                 else:
-                    place = tl.where(fine, tile, tiles) * block_rows
-                    peer_tiles.store([place, 0], values)
-            elif operation == _ALL_TO_ALL:
-                at = out
-                if turn < others:
-                    at = wt.peer(landing_context, landing, to)
-                at += tl.cast(rank, tl.int64) * block * columns
-                present = tl.where(fine | (turn >= others), block, 0)
-                store_tile(at, total.to(dtype), row, column, present, columns)
+                    own_tiles.store([row, column], values)
             else:
-                at = wt.peer(context, partials, to)
-                at += (tl.cast(rank, tl.int64) * tiles + tile) * size
-                values = total.to(partials.dtype.element_ty)
-                store_tile(at, values, 0, 0, tl.where(fine, block_rows, 0), block_columns)
-            if not bulk_stores and turn < others:
-                _arrive_sent(
-                    context,
-                    flags,
-                    counters,
-                    turn,
-                    tiles,
-                    slice_tiles,
-                    rank,
-                    ranks,
-                    epoch,
-                    fine,
-                    interpreted,
-                )
-                fence_bulk_loads(bulk, interpreted)
+                if operation == _ALL_TO_ALL:
+                    at = out
+                    if index < others:
+                        at = wt.peer(landing_context, landing, to)
+                    at += tl.cast(rank, tl.int64) * block * columns
+                    at += tl.cast(row, tl.int64) * columns + column
+                    height, along_tile, width = block - row, columns - column, columns
+                else:
+                    at = wt.peer(context, partials, to)
+                    at += (tl.cast(rank, tl.int64) * tiles + tile) * size
+                    height, along_tile, width = block_rows, block_columns, block_columns
+                height = tl.where(fine | (index >= others), height, 0)
+                values = total.to(at.dtype.element_ty)
+                later = False
+                if paced:
+                    later = (index < others) & (passed + 1 < amount)
+                    if later:
+                        block_barrier(interpreted)
+                        tl.store(staging + packed, values)
+                        block_barrier(interpreted)
+                        pending, sink, part = index, at, none
+                        sink_rows, sink_columns = height + none, along_tile + none
+                if not later:
+                    mask = (tl.arange(0, block_rows) < height)[:, None]
+                    mask &= (tl.arange(0, block_columns) < along_tile)[None, :]
+                    tl.store(at + tile_offsets(width, block_rows, block_columns), values, mask=mask)
+                    if index < others:
+                        _arrive_sent(
+                            context,
+                            flags,
+                            counters,
+                            index,
+                            tiles,
+                            slice_tiles,
+                            rank,
+                            ranks,
+                            epoch,
+                            fine,
+                            interpreted,
+                        )
+                        fence_bulk_loads(bulk, interpreted)
             spans = wt.span_end(trace, spans, SEND, began, meet=False)
             began = wt.span_begin(trace, meet=False)
             total = tl.zeros([block_rows, block_columns], tl.float32)
 
     if bulk_stores:
         complete_bulk_stores(interpreted)
-        turn = _turn(index, tiles, programs, alternate)
-        if (index >= 0) & (turn < others):
+        if (index >= 0) & (index < others):
             _arrive_sent(
                 context,
                 flags,
                 counters,
-                turn,
+                index,
                 tiles,
                 slice_tiles,
                 rank,
@@ -346,17 +348,91 @@ def multiply_send(
                 interpreted,
             )
 
-    # Step 2.
-    if operation != _ALL_TO_ALL:
-        sent = -1
+    # Step 2. The first tile is apart: total in both loops would take too many registers.
+    if is_sum:
+        above = 0 if operation == _ALL_REDUCE else rank * block
+        # The tile of sums that is sent during the next main loop.
+        kept = tiles * 0 - 1
+        if paced and more > 0:
+            down_at, along_at = place_of(rank * first + begin, down, along, group)
+            row, column = down_at * block_rows, along_at * block_columns
+            total = scaled(
+                total, scale_x, scale_weight, above + row, column, rows, columns, scaling
+            )
+            spans = wt.span_end(trace, spans, COMPUTE, began)
+            is_kept = (begin + stride < tiles) & (ranks == 2)
+            fine, spans = finish_tile(
+                total,
+                begin,
+                row,
+                column,
+                block,
+                columns,
+                out,
+                context,
+                flags,
+                partials,
+                landing_context,
+                landing,
+                results,
+                result_counters,
+                tiles,
+                slice_tiles,
+                epoch,
+                trace,
+                spans,
+                is_kept,
+                operation == _ALL_REDUCE,
+                interpreted,
+            )
+            kept = tl.where(is_kept, begin, -1)
+            begin += stride
         for tile in range(begin, tiles, stride):
             down_at, along_at = place_of(rank * first + tile, down, along, group)
             row, column = down_at * block_rows, along_at * block_columns
-            above = 0 if operation == _ALL_REDUCE else rank * block
             fence_bulk_loads(bulk, interpreted)
             began = wt.span_begin(trace)
-            if not bulk_stores or tile != begin:
-                total = product(
+            if paced and operation == _ALL_REDUCE:
+                before_down, before_along = place_of(
+                    rank * first + tile - stride, down, along, group
+                )
+                its_row, its_column = before_down * block_rows, before_along * block_columns
+                at = tl.cast(its_row, tl.int64) * columns + its_column
+                peer_landing = wt.peer(landing_context, landing, wt.destination_at(0, rank, ranks))
+                own = product_with_send(
+                    x,
+                    weight,
+                    above + row,
+                    column,
+                    rows,
+                    columns,
+                    inner,
+                    block_rows,
+                    block_columns,
+                    block_inner,
+                    transposed,
+                    bulk,
+                    scaling,
+                    out + at,
+                    peer_landing + at,
+                    tl.where(fine, block - its_row, 0),
+                    columns - its_column,
+                    kept >= 0,
+                )
+                if kept >= 0:
+                    arrive_sums(
+                        context,
+                        results,
+                        result_counters,
+                        kept,
+                        tiles,
+                        slice_tiles,
+                        epoch,
+                        fine,
+                        interpreted,
+                    )
+            else:
+                own = product(
                     x,
                     weight,
                     above + row,
@@ -371,84 +447,36 @@ def multiply_send(
                     bulk,
                     scaling,
                 )
-            total = scaled(
-                total, scale_x, scale_weight, above + row, column, rows, columns, scaling
-            )
+            own = scaled(own, scale_x, scale_weight, above + row, column, rows, columns, scaling)
             spans = wt.span_end(trace, spans, COMPUTE, began)
-            if bulk_stores:
-                complete_bulk_stores(interpreted)
-                if (operation == _ALL_REDUCE) & (sent >= 0):
-                    _arrive_sums(
-                        context,
-                        results,
-                        result_counters,
-                        sent,
-                        tiles,
-                        slice_tiles,
-                        rank,
-                        ranks,
-                        epoch,
-                        fine,
-                        interpreted,
-                    )
-            part = tile // slice_tiles
-            fine = rank >= 0
-            began = wt.span_begin(trace)
-            for other in range(ranks - 1):
-                source = other + (other >= rank).to(tl.int32)
-                word = flags + source * _SLICES + part
-                fine &= wt.wait(context, word, epoch, source, part + 1)
-            spans = wt.span_end(trace, spans, WAIT, began)
-            began = wt.span_begin(trace)
-            for other in range(ranks - 1):
-                source = other + (other >= rank).to(tl.int32)
-                at = partials + (tl.cast(source, tl.int64) * tiles + tile) * size + packed
-                total += tl.load(at).to(tl.float32)
-            values = tl.where(fine, total, float("nan")).to(dtype)
-            if bulk_stores:
-                own_tiles.store([row, column], values)
-            else:
-                store_tile(out, values, row, column, block, columns)
-            if operation == _ALL_REDUCE:
-                present = tl.where(fine, block, 0)
-                if bulk_stores:
-                    peer_sums.store([tl.where(fine, row, block), column], values)
-                    sent = tile
-                else:
-                    for other in range(ranks - 1):
-                        to = wt.destination_at(other, rank, ranks)
-                        at = wt.peer(landing_context, landing, to)
-                        store_tile(at, values, row, column, present, columns)
-                    _arrive_sums(
-                        context,
-                        results,
-                        result_counters,
-                        tile,
-                        tiles,
-                        slice_tiles,
-                        rank,
-                        ranks,
-                        epoch,
-                        fine,
-                        interpreted,
-                    )
-            spans = wt.span_end(trace, spans, FINISH, began)
-        if bulk_stores:
-            complete_bulk_stores(interpreted)
-            if (operation == _ALL_REDUCE) & (sent >= 0):
-                _arrive_sums(
-                    context,
-                    results,
-                    result_counters,
-                    sent,
-                    tiles,
-                    slice_tiles,
-                    rank,
-                    ranks,
-                    epoch,
-                    fine,
-                    interpreted,
-                )
+            is_kept = tile < 0
+            if paced:
+                is_kept = (tile + stride < tiles) & (ranks == 2)
+            fine, spans = finish_tile(
+                own,
+                tile,
+                row,
+                column,
+                block,
+                columns,
+                out,
+                context,
+                flags,
+                partials,
+                landing_context,
+                landing,
+                results,
+                result_counters,
+                tiles,
+                slice_tiles,
+                epoch,
+                trace,
+                spans,
+                is_kept,
+                operation == _ALL_REDUCE,
+                interpreted,
+            )
+            kept = tl.where(is_kept, tile, -1)
 
     # Step 3.
     if operation != _REDUCE_SCATTER:
