@@ -35,6 +35,7 @@ def port(name: str, **changes: Any) -> VerbsPort:
         "max_completions": 1 << 22,
         "max_requests": 1 << 15,
         "max_receives": (1 << 15) - 1,
+        "on_demand_paging": True,
     }
     return {**found, **changes}  # type: ignore[typeddict-item]
 
@@ -78,7 +79,7 @@ COMPLETE = Host(
     peer_memory=(),
 )
 #: Rows that no host has.
-ALWAYS = ["RDMA relaxed ordering", "RDMA on-demand paging"]
+ALWAYS = ["RDMA relaxed ordering"]
 
 
 def rows(found: list[Finding]) -> dict[str, Finding]:
@@ -137,7 +138,7 @@ def test_devices_of_efa_have_rows_of_their_own() -> None:
 
 def test_without_the_library_devices_are_listed_but_no_ports() -> None:
     host = replace(COMPLETE, verbs=NONE)
-    assert lacking(host) == ["libibverbs", "RDMA GPU memory"]
+    assert lacking(host) == ["libibverbs", "RDMA on-demand paging", "RDMA GPU memory"]
     found = rows(verbs.findings(host))
     assert found["libibverbs"].follows == "install libibverbs (Debian: libibverbs1)"
     assert found["RDMA devices"].found
@@ -187,6 +188,7 @@ def test_low_limits_and_no_permission_have_remedies() -> None:
     host = replace(COMPLETE, locked_bytes=8 << 20, nics=closed, verbs=libibverbs())
     assert lacking(host) == [
         *("RDMA devices", "RDMA mlx5_0", "RDMA mlx5_1", "RDMA locked memory"),
+        "RDMA on-demand paging",
     ]
     found = rows(verbs.findings(host))
     assert found["RDMA devices"].detail == "/dev/infiniband/uverbs0: Permission denied, and 1 more"
@@ -194,6 +196,21 @@ def test_low_limits_and_no_permission_have_remedies() -> None:
     assert found["RDMA mlx5_0"].follows == "the row RDMA devices has the cause"
     assert found["RDMA locked memory"].detail == "at most 8.0 MiB"
     assert "ulimit -l unlimited" in found["RDMA locked memory"].follows
+
+
+def test_regions_beyond_the_limit_are_paged_where_all_nics_do_that() -> None:
+    host = replace(COMPLETE, locked_bytes=8 << 20)
+    assert lacking(host) == ["RDMA locked memory"]
+    found = rows(verbs.findings(host))
+    assert found["RDMA locked memory"].follows.startswith("larger regions are paged on demand: ")
+    assert found["RDMA on-demand paging"].detail == "RDMA writes"
+    assert "WEFT_VERBS_ON_DEMAND_PAGING" in found["RDMA on-demand paging"].follows
+    without = [port(f"mlx5_1:{number}", on_demand_paging=False) for number in (1, 2)]
+    host = replace(host, verbs=libibverbs(port("mlx5_0:1"), *without))
+    found = rows(verbs.findings(host))
+    assert found["RDMA locked memory"].follows.startswith("larger regions fail: ")
+    assert found["RDMA on-demand paging"].detail == "none: mlx5_1"
+    assert not found["RDMA on-demand paging"].found
 
 
 @pytest.mark.parametrize(

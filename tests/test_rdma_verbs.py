@@ -80,6 +80,22 @@ def test_an_iwarp_device_is_refused_by_name(lab: Guests) -> None:
     assert "siw0: an iWARP device, which has no immediates; use the provider tcp" in outcome.stderr
 
 
+def test_a_device_without_on_demand_paging_is_refused_by_name_and_doctor_names_it(
+    lab: Guests,
+) -> None:
+    program = "import weft; weft.init(rank=0, world_size=2, providers=['verbs'])"
+    always = {"WEFT_VERBS_ON_DEMAND_PAGING": "always"}
+    refused, doctor = (
+        lab.run({1: [sys.executable, *each]}, 60, always, check=False, directory=rdma.ROOT)[1]
+        for each in (["-c", program], ["-m", "weft", "doctor"])
+    )
+    assert "ProviderError" in refused.stderr, refused
+    expected = "rxe0:1: WEFT_VERBS_ON_DEMAND_PAGING=always: the device or its driver has no "
+    assert expected in refused.stderr
+    rows = [line for line in doctor.stdout.splitlines() if "on-demand paging" in line]
+    assert any("none: rxe0, rxe1" in row for row in rows), doctor
+
+
 def test_ranks_of_three_guests_write_to_each_other(lab: Guests) -> None:
     name = "verbs::processes_write_random_pages_to_each_other"
     command = rdma.ranks("conformance", name, 3)

@@ -97,6 +97,10 @@ FAULTS: list[Any] = [
     ({"WEFT_VERBS_ACK_TIMEOUT": "99"}, "WEFT_VERBS_ACK_TIMEOUT=99: expected 0 to 31"),
     ({"WEFT_VERBS_SERVICE_LEVEL": "high"}, "WEFT_VERBS_SERVICE_LEVEL=high: expected 0 to 15"),
     ({"WEFT_VERBS_GID_INDEX": "256"}, "WEFT_VERBS_GID_INDEX=256: expected 0 to 255"),
+    (
+        {"WEFT_VERBS_ON_DEMAND_PAGING": "yes"},
+        "WEFT_VERBS_ON_DEMAND_PAGING=yes: expected never, auto or always",
+    ),
     ({"WEFT_VERBS_TRAFFIC_CLASS": "-1"}, "WEFT_VERBS_TRAFFIC_CLASS=-1: expected 0 to 255"),
     pytest.param(
         {},

@@ -1136,6 +1136,7 @@ class VerbsPort(TypedDict):
     max_completions: int
     max_requests: int
     max_receives: int
+    on_demand_paging: bool
 
 class VerbsReport(TypedDict):
     """Report on libibverbs, for typing only."""

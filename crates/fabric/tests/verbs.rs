@@ -19,6 +19,8 @@ mod gpu_memory;
 mod layouts;
 #[path = "verbs/links.rs"]
 mod links;
+#[path = "verbs/paging.rs"]
+mod paging;
 #[path = "verbs/reform.rs"]
 mod reform;
 

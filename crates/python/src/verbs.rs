@@ -41,5 +41,6 @@ fn describe<'py>(py: Python<'py>, port: &PortReport) -> PyResult<Bound<'py, PyDi
     answer.set_item("max_completions", completions)?;
     answer.set_item("max_requests", requests)?;
     answer.set_item("max_receives", receives)?;
+    answer.set_item("on_demand_paging", port.on_demand_paging)?;
     Ok(answer)
 }

@@ -121,7 +121,7 @@ def findings(host: Host) -> list[Finding]:
         *(slot(each.device.name, each.slot, each.numa_node, host) for each in host.nics),
         locked_memory(host),
         relaxed_ordering(),
-        on_demand_paging(),
+        on_demand_paging(host),
         gpu_memory(host),
     ]
 
@@ -253,8 +253,9 @@ def locked_memory(host: Host) -> Finding:
     if host.locked_bytes is None:
         return Finding(name, True, "unlimited", "any memory can be registered")
     detail = f"at most {host.locked_bytes / rdma.MIB:.1f} MiB"
+    beyond = "fail" if unpaged(host) or not host.ports() else "are paged on demand"
     follows = (
-        "larger regions fail: `ulimit -l unlimited` (limits.conf: memlock); containers:"
+        f"larger regions {beyond}: `ulimit -l unlimited` (limits.conf: memlock); containers:"
         " --ulimit memlock=-1"
     )
     return Finding(name, False, detail, follows)
@@ -268,10 +269,25 @@ def relaxed_ordering() -> Finding:
     return Finding("RDMA relaxed ordering", False, "unknown: set by firmware and BIOS", follows)
 
 
-def on_demand_paging() -> Finding:
+def unpaged(host: Host) -> list[str]:
+    """Devices whose NIC or driver does not page regions on demand, each once."""
+    lacking = [each["device"] for each in host.ports() if not each["on_demand_paging"]]
+    return list(dict.fromkeys(lacking))
+
+
+def on_demand_paging(host: Host) -> Finding:
     """Finding on registration without locked memory."""
-    follows = "Weft does not use it: registered memory is locked, as the limit above allows"
-    return Finding("RDMA on-demand paging", False, "unknown: not queried", follows)
+    name = "RDMA on-demand paging"
+    if not host.ports():
+        return Finding(name, False, "unknown: no device can be queried", "regions are locked")
+    if lacking := unpaged(host):
+        follows = "memory of regions is locked, as the limit above allows"
+        return Finding(name, False, f"none: {', '.join(lacking)}", follows)
+    follows = (
+        "used for regions that cannot be locked (WEFT_VERBS_ON_DEMAND_PAGING); a page that is not"
+        " in memory delays its write; tested with simulated NICs only: check results"
+    )
+    return Finding(name, True, "RDMA writes", follows)
 
 
 def gpu_memory(host: Host) -> Finding:

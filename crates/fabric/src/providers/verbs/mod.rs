@@ -71,6 +71,36 @@ pub const SERVICE_LEVEL: &str = "WEFT_VERBS_SERVICE_LEVEL";
 /// Environment variable: [`VerbsChoice::ack_timeout`].
 pub const ACK_TIMEOUT: &str = "WEFT_VERBS_ACK_TIMEOUT";
 
+/// Environment variable: [`VerbsChoice::on_demand_paging`], by [`OnDemandPaging::name`].
+pub const ON_DEMAND_PAGING: &str = "WEFT_VERBS_ON_DEMAND_PAGING";
+
+/// Regions in host memory whose pages a NIC faults in when it accesses them, instead of locking them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnDemandPaging {
+    /// None: a region beyond the limit of locked memory is refused.
+    Never,
+    /// Those whose memory cannot be locked, on NICs that have on-demand paging.
+    #[default]
+    Auto,
+    /// All; each NIC must have on-demand paging.
+    Always,
+}
+
+impl OnDemandPaging {
+    /// Values of the environment variable.
+    pub const ALL: [OnDemandPaging; 3] =
+        [OnDemandPaging::Never, OnDemandPaging::Auto, OnDemandPaging::Always];
+
+    /// Value in the environment variable.
+    pub fn name(self) -> &'static str {
+        match self {
+            OnDemandPaging::Never => "never",
+            OnDemandPaging::Auto => "auto",
+            OnDemandPaging::Always => "always",
+        }
+    }
+}
+
 /// Configuration of a [`VerbsDevice`]. A pair of ranks uses the smaller of their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsConfig {
@@ -84,6 +114,8 @@ pub struct VerbsConfig {
     pub service_level: u8,
     /// [`VerbsChoice::ack_timeout`].
     pub ack_timeout: u8,
+    /// [`VerbsChoice::on_demand_paging`].
+    pub on_demand_paging: OnDemandPaging,
     /// Longest part of a write; the port's longest message bounds it too.
     pub max_part_bytes: u64,
     /// Shortest write, in bytes, that is striped over several NICs.
@@ -118,6 +150,8 @@ pub struct VerbsChoice {
     /// Time without an acknowledgement after which a packet is repeated, at most 31: 4.096 us times 2 to
     /// this power. After seven repetitions the peer is lost.
     pub ack_timeout: u8,
+    /// Regions in host memory that are paged on demand.
+    pub on_demand_paging: OnDemandPaging,
 }
 
 impl Default for VerbsChoice {
@@ -129,13 +163,15 @@ impl Default for VerbsChoice {
             service_level: 0,
             // 1.07 s: eight of them outlive a link that comes back.
             ack_timeout: 18,
+            on_demand_paging: OnDemandPaging::default(),
         }
     }
 }
 
 impl VerbsChoice {
     /// Choice by `WEFT_VERBS_DEVICES` (names with commas), `WEFT_VERBS_GID_INDEX`,
-    /// `WEFT_VERBS_TRAFFIC_CLASS`, `WEFT_VERBS_SERVICE_LEVEL` and `WEFT_VERBS_ACK_TIMEOUT`.
+    /// `WEFT_VERBS_TRAFFIC_CLASS`, `WEFT_VERBS_SERVICE_LEVEL`, `WEFT_VERBS_ACK_TIMEOUT` and
+    /// `WEFT_VERBS_ON_DEMAND_PAGING`.
     ///
     /// # Errors
     /// [`crate::Error::Provider`] for a value out of range.
@@ -152,25 +188,34 @@ impl VerbsChoice {
         let byte = |name, most, default| -> Result<u8> {
             Ok(number(name, most)?.map_or(default, |it| it as u8))
         };
+        let paging = get(ON_DEMAND_PAGING).map_or(Ok(default.on_demand_paging), |value| {
+            let named = OnDemandPaging::ALL.into_iter().find(|it| it.name() == value.trim());
+            named.ok_or_else(|| {
+                provider_error(format!(
+                    "{ON_DEMAND_PAGING}={value}: expected never, auto or always"
+                ))
+            })
+        })?;
         Ok(VerbsChoice {
             devices: get(DEVICES).map_or_else(Vec::new, split),
             gid_index: number(GID_INDEX, 255)?,
             traffic_class: byte(TRAFFIC_CLASS, 255, default.traffic_class)?,
             service_level: byte(SERVICE_LEVEL, 15, default.service_level)?,
             ack_timeout: byte(ACK_TIMEOUT, 31, default.ack_timeout)?,
+            on_demand_paging: paging,
         })
     }
 
     /// Configuration with this choice.
     pub fn resolve(&self) -> VerbsConfig {
-        let VerbsChoice { devices, gid_index, traffic_class, service_level, ack_timeout } =
-            self.clone();
+        let choice = self.clone();
         VerbsConfig {
-            devices,
-            gid_index,
-            traffic_class,
-            service_level,
-            ack_timeout,
+            devices: choice.devices,
+            gid_index: choice.gid_index,
+            traffic_class: choice.traffic_class,
+            service_level: choice.service_level,
+            ack_timeout: choice.ack_timeout,
+            on_demand_paging: choice.on_demand_paging,
             max_part_bytes: 1 << 30,
             stripe_from: 128 << 10,
             queue_requests: 256,
@@ -321,6 +366,8 @@ pub struct PortReport {
     pub firmware: String,
     /// Entries of a completion queue, work requests of a send queue, receives of a shared queue.
     pub limits: [i32; 3],
+    /// True if the device pages regions of RDMA writes on demand.
+    pub on_demand_paging: bool,
 }
 
 /// Path of the libibverbs of this process.
@@ -350,6 +397,7 @@ fn report(candidate: nic::Candidate) -> PortReport {
         PortReport { name: candidate.name(), device: candidate.device, ..PortReport::default() };
     if let Some(limits) = &candidate.limits {
         found.firmware = nic::firmware(limits);
+        found.on_demand_paging = candidate.on_demand_paging;
         found.limits = [limits.max_cqe, limits.max_qp_wr, limits.max_srq_wr];
     }
     if let Some(port) = &candidate.attributes {

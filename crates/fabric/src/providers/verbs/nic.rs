@@ -2,7 +2,7 @@
 
 use super::library::Library;
 use super::objects::{Context, Result, device_names};
-use super::{DEVICES, GID_INDEX, VerbsConfig, sys};
+use super::{DEVICES, GID_INDEX, ON_DEMAND_PAGING, OnDemandPaging, VerbsConfig, sys};
 
 /// Entries of a GID table that are read at most: those that an address handle can name.
 const MAX_GIDS: i32 = 256;
@@ -21,6 +21,8 @@ pub struct Nic {
     pub gid: sys::GidEntry,
     pub attributes: sys::PortAttr,
     pub limits: sys::DeviceAttr,
+    /// The device pages regions of RDMA writes on demand.
+    pub on_demand_paging: bool,
 }
 
 impl Nic {
@@ -41,6 +43,8 @@ pub struct Candidate {
     pub port: u8,
     /// Limits of the device, if it can be opened.
     pub limits: Option<sys::DeviceAttr>,
+    /// The device pages regions of RDMA writes on demand.
+    pub on_demand_paging: bool,
     /// State of the port, if the device can be opened.
     pub attributes: Option<sys::PortAttr>,
     /// Entries of its GID table that are in use.
@@ -75,6 +79,7 @@ pub fn candidates(library: &'static Library, gid_index: Option<u32>) -> Result<V
                 device,
                 port: 1,
                 limits: None,
+                on_demand_paging: false,
                 attributes: None,
                 gid_entries: 0,
                 nic: Err(why),
@@ -110,6 +115,7 @@ fn candidate(
     let (device, attributes) = (device.to_owned(), context.port(port));
     let gids = attributes.as_ref().map_or_else(|_| Vec::new(), |it| gids(context, port, it));
     let gid_entries = gids.len() as u32;
+    let on_demand_paging = context.pages_on_demand();
     let nic = attributes.clone().and_then(|attributes| {
         if is_iwarp(&device) {
             return Err("an iWARP device, which has no immediates; use the provider tcp".into());
@@ -117,9 +123,11 @@ fn candidate(
         check(&attributes, limits.max_srq)?;
         let table = || format!("/sys/class/infiniband/{device}/ports/{port}/gids");
         let gid = choose_gid(&attributes, &gids, gid_index, table)?;
-        Ok(Nic { device: device.clone(), port, network, gid, attributes, limits })
+        let device = device.clone();
+        Ok(Nic { device, port, network, gid, attributes, limits, on_demand_paging })
     });
-    Candidate { device, port, limits: Some(limits), attributes: attributes.ok(), gid_entries, nic }
+    let (limits, attributes) = (Some(limits), attributes.ok());
+    Candidate { device, port, limits, on_demand_paging, attributes, gid_entries, nic }
 }
 
 /// True for an iWARP device. Its queue pairs connect like others, and refuse the first write with an
@@ -256,6 +264,16 @@ pub fn select(library: &'static Library, config: &VerbsConfig) -> Result<Vec<Nic
             .map(|(name, network)| named(&candidates, name).map(|nic| Nic { network, ..nic }));
         named.collect::<Result<_>>()?
     };
+    let lacks_paging = |nic: &&Nic| !nic.on_demand_paging;
+    if config.on_demand_paging == OnDemandPaging::Always
+        && let Some(nic) = nics.iter().find(lacks_paging)
+    {
+        return Err(format!(
+            "{}: {ON_DEMAND_PAGING}=always: the device or its driver has no on-demand paging for RDMA \
+             writes; set auto or never, or leave the device out of {DEVICES}",
+            nic.name()
+        ));
+    }
     let layers = nics.iter().map(|nic| nic.attributes.link_layer);
     if layers.clone().any(|layer| Some(layer) != layers.clone().next()) {
         let names: Vec<String> = nics.iter().map(Nic::name).collect();
@@ -354,6 +372,7 @@ mod tests {
             device: "mlx5_0".into(),
             port,
             limits: None,
+            on_demand_paging: false,
             attributes: None,
             gid_entries: 0,
             nic: Err(why.into()),

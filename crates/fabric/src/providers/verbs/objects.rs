@@ -8,7 +8,7 @@ use crate::error::Error;
 use std::ffi::{c_int, c_uint, c_void};
 use std::io;
 use std::os::fd::RawFd;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 
 /// Result with the failed call and its cause.
@@ -127,6 +127,23 @@ impl Context {
             check("ibv_query_device", (self.library.query_device)(self.raw(), &mut found))?;
             Ok(found)
         }
+    }
+
+    /// True if the device pages regions of RDMA writes over reliable connections on demand. Receives have no
+    /// memory here.
+    pub fn pages_on_demand(&self) -> bool {
+        // SAFETY: the context is open; all zero is a valid value, which the call fills in.
+        let caps = unsafe {
+            let Some(query) = sys::VerbsContext::query_device_ex(self.raw()) else { return false };
+            let mut found: sys::DeviceAttrEx = std::mem::zeroed();
+            let size = size_of::<sys::DeviceAttrEx>();
+            if query(self.raw(), null(), &mut found, size) != 0 {
+                return false;
+            }
+            found.odp_caps
+        };
+        caps.general_caps & sys::IBV_ODP_SUPPORT != 0
+            && caps.rc_odp_caps & sys::IBV_ODP_SUPPORT_WRITE != 0
     }
 
     /// State and limits of a port, numbered from 1.

@@ -4,7 +4,7 @@ use super::super::granted_regions::RemoteMemory;
 use super::fork;
 use super::gpu::Gpus;
 use super::objects::{MemoryRegion, ProtectionDomain};
-use super::sys;
+use super::{OnDemandPaging, sys};
 use crate::memory::{Memory, MemoryKind};
 use std::ffi::c_uint;
 use std::sync::Arc;
@@ -56,8 +56,9 @@ impl RegisteredRegion {
         memory: &Arc<Memory>,
         domains: impl Iterator<Item = &'a Arc<ProtectionDomain>> + Clone,
         gpus: &dyn Gpus,
+        paging: OnDemandPaging,
     ) -> Result<RegisteredRegion, String> {
-        let sources = registrations(memory, domains, gpus, 0)?;
+        let sources = registrations(memory, domains, gpus, (0, paging))?;
         let (address, length) = (memory.address(), memory.len() as u64);
         let device = match memory.kind() {
             MemoryKind::Host => None,
@@ -73,12 +74,14 @@ impl RegisteredRegion {
         &mut self,
         domains: impl Iterator<Item = &'a Arc<ProtectionDomain>> + Clone,
         gpus: &dyn Gpus,
+        paging: OnDemandPaging,
     ) -> Result<Vec<RemoteMemory>, String> {
         let access = sys::IBV_ACCESS_LOCAL_WRITE
             | sys::IBV_ACCESS_REMOTE_WRITE
             | sys::IBV_ACCESS_RELAXED_ORDERING;
         if self.destinations.is_empty() {
-            self.destinations = registrations(&self.memory, domains.clone(), gpus, access)?;
+            let how = (access, paging);
+            self.destinations = registrations(&self.memory, domains.clone(), gpus, how)?;
         }
         if self.length == 0 {
             return Ok(domains.map(|_| RemoteMemory { base: self.address, key: 0 }).collect());
@@ -118,22 +121,26 @@ fn registrations<'a>(
     memory: &Memory,
     domains: impl Iterator<Item = &'a Arc<ProtectionDomain>> + Clone,
     gpus: &dyn Gpus,
-    access: c_uint,
+    (access, paging): (c_uint, OnDemandPaging),
 ) -> Result<Vec<MemoryRegion>, String> {
     if memory.is_empty() {
         return Ok(Vec::new());
     }
     let address = memory.address();
-    // SAFETY: the region keeps the memory until its registrations are dropped.
-    let of_address =
-        |domain: &Arc<ProtectionDomain>| unsafe { domain.register(address, memory.len(), access) };
     if memory.kind() == MemoryKind::Host {
-        let registered: Vec<MemoryRegion> = domains.map(of_address).collect::<Result<_, _>>()?;
+        // SAFETY: the region keeps the memory until its registrations are dropped.
+        let of_host = |domain: &Arc<ProtectionDomain>| unsafe {
+            domain.register_host(address, memory.len(), access, paging)
+        };
+        let registered: Vec<MemoryRegion> = domains.map(of_host).collect::<Result<_, _>>()?;
         if let Some(first) = registered.first() {
             fork::keep_in_children(first.library(), address, memory.len());
         }
         return Ok(registered);
     }
+    // SAFETY: as above.
+    let of_address =
+        |domain: &Arc<ProtectionDomain>| unsafe { domain.register(address, memory.len(), access) };
     let by_dma_buf = gpus.export(memory).and_then(|exported| {
         let domains = domains.clone();
         // SAFETY: as above.

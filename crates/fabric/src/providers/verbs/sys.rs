@@ -40,11 +40,14 @@ pub struct Context {
     pub cmd_fd: c_int,
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
+    mutex: libc::pthread_mutex_t,
+    /// All ones: it is the last field of a [`VerbsContext`].
+    pub abi_compat: *mut c_void,
 }
 
 impl Context {
     /// Context with these functions, for a twin of the library.
-    pub fn of(device: *mut c_void, path: DataPath, cmd_fd: c_int, async_fd: c_int) -> Context {
+    fn of(device: *mut c_void, path: DataPath, cmd_fd: c_int, async_fd: c_int) -> Context {
         let none = std::ptr::null_mut();
         let DataPath { poll_cq, req_notify_cq, post_srq_recv, post_send } = path;
         let ops = ContextOps {
@@ -56,7 +59,95 @@ impl Context {
             _pairs: [none; 4],
             post_send,
         };
-        Context { device, ops, _rest_of_ops: [none; 6], cmd_fd, async_fd, num_comp_vectors: 1 }
+        Context {
+            device,
+            ops,
+            _rest_of_ops: [none; 6],
+            cmd_fd,
+            async_fd,
+            num_comp_vectors: 1,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            abi_compat: EXTENDED,
+        }
+    }
+}
+
+/// Mark of a context that is the last field of a [`VerbsContext`].
+const EXTENDED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
+
+pub type AdviseMr = unsafe extern "C" fn(*mut Pd, c_uint, u32, *mut Sge, u32) -> c_int;
+pub type QueryDeviceEx =
+    unsafe extern "C" fn(*mut Context, *const c_void, *mut DeviceAttrEx, usize) -> c_int;
+
+/// Context behind the functions that libibverbs has added to it, the latest first.
+#[repr(C)]
+pub struct VerbsContext {
+    advise_mr: Option<AdviseMr>,
+    _later: [*mut c_void; 25],
+    query_device_ex: Option<QueryDeviceEx>,
+    _earlier: [*mut c_void; 10],
+    _placeholder: u64,
+    /// Bytes of the whole in the version of the library.
+    sz: usize,
+    pub context: Context,
+}
+
+impl VerbsContext {
+    /// Context with these functions, for a twin of the library.
+    pub fn of(
+        device: *mut c_void,
+        path: DataPath,
+        (query_device_ex, advise_mr): (QueryDeviceEx, AdviseMr),
+        descriptors: (c_int, c_int),
+    ) -> VerbsContext {
+        let none = std::ptr::null_mut();
+        VerbsContext {
+            advise_mr: Some(advise_mr),
+            _later: [none; 25],
+            query_device_ex: Some(query_device_ex),
+            _earlier: [none; 10],
+            _placeholder: 0,
+            sz: size_of::<VerbsContext>(),
+            context: Context::of(device, path, descriptors.0, descriptors.1),
+        }
+    }
+
+    /// The whole of which a context is the last field.
+    pub fn around(context: *mut Context) -> *mut VerbsContext {
+        context.wrapping_byte_sub(std::mem::offset_of!(VerbsContext, context)).cast()
+    }
+
+    /// Queries a device with its extended attributes; `None` if its driver does not.
+    ///
+    /// # Safety
+    /// The context is open.
+    pub unsafe fn query_device_ex(context: *mut Context) -> Option<QueryDeviceEx> {
+        let offset = std::mem::offset_of!(VerbsContext, query_device_ex);
+        // SAFETY: by the caller's contract; the library's version has the field.
+        unsafe { Self::has(context, offset).then(|| (*Self::around(context)).query_device_ex) }
+            .flatten()
+    }
+
+    /// Gives advice on registered memory; `None` if the driver takes none.
+    ///
+    /// # Safety
+    /// The context is open.
+    pub unsafe fn advise_mr(context: *mut Context) -> Option<AdviseMr> {
+        let offset = std::mem::offset_of!(VerbsContext, advise_mr);
+        // SAFETY: by the caller's contract; the library's version has the field.
+        unsafe { Self::has(context, offset).then(|| (*Self::around(context)).advise_mr) }.flatten()
+    }
+
+    /// True if the version of the library has the field at an offset.
+    ///
+    /// # Safety
+    /// The context is open.
+    unsafe fn has(context: *mut Context, offset: usize) -> bool {
+        // SAFETY: by the caller's contract; an extended context is the last field of a whole with a size.
+        unsafe {
+            (*context).abi_compat == EXTENDED
+                && (*Self::around(context)).sz >= size_of::<VerbsContext>() - offset
+        }
     }
 }
 
@@ -144,6 +235,25 @@ pub struct DeviceAttr {
     pub max_pkeys: u16,
     pub local_ca_ack_delay: u8,
     pub phys_port_cnt: u8,
+}
+
+/// Attributes of a device with those that libibverbs has added.
+#[repr(C)]
+pub struct DeviceAttrEx {
+    pub orig_attr: DeviceAttr,
+    pub comp_mask: u32,
+    pub odp_caps: OdpCaps,
+    _later: [u64; 17],
+}
+
+/// Capabilities of on-demand paging.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct OdpCaps {
+    pub general_caps: u64,
+    pub rc_odp_caps: u32,
+    pub uc_odp_caps: u32,
+    pub ud_odp_caps: u32,
 }
 
 #[repr(C)]
@@ -356,7 +466,12 @@ pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
 pub const IBV_ACCESS_LOCAL_WRITE: c_uint = 1;
 pub const IBV_ACCESS_REMOTE_WRITE: c_uint = 1 << 1;
+pub const IBV_ACCESS_ON_DEMAND: c_uint = 1 << 6;
 pub const IBV_ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
+pub const IBV_ODP_SUPPORT: u64 = 1;
+pub const IBV_ODP_SUPPORT_WRITE: u32 = 1 << 2;
+pub const IBV_ADVISE_MR_ADVICE_PREFETCH: c_uint = 0;
+pub const IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE: c_uint = 1;
 pub const IBV_QPT_RC: c_uint = 2;
 pub const IBV_QPS_RESET: c_uint = 0;
 pub const IBV_QPS_INIT: c_uint = 1;
@@ -413,7 +528,7 @@ pub fn layout() -> Vec<(String, u64)> {
     }
     offsets! {
         ContextOps ibv_context_ops: poll_cq, req_notify_cq, post_srq_recv, post_send;
-        Context ibv_context: device, ops, cmd_fd, async_fd, num_comp_vectors;
+        Context ibv_context: device, ops, cmd_fd, async_fd, num_comp_vectors, abi_compat;
         Pd ibv_pd: context, handle;
         Mr ibv_mr: context, pd, addr, length, handle, lkey, rkey;
         CompletionChannel ibv_comp_channel: context, fd, refcnt;
@@ -421,6 +536,8 @@ pub fn layout() -> Vec<(String, u64)> {
         Srq ibv_srq: context, srq_context, pd, handle;
         Qp ibv_qp: context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type;
         DeviceAttr ibv_device_attr: fw_ver, node_guid, sys_image_guid, max_mr_size, page_size_cap, vendor_id, vendor_part_id, hw_ver, max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd, max_cq, max_cqe, max_fmr, max_map_per_fmr, max_srq, max_srq_wr, max_srq_sge, max_pkeys, local_ca_ack_delay, phys_port_cnt;
+        DeviceAttrEx ibv_device_attr_ex: orig_attr, comp_mask, odp_caps;
+        OdpCaps ibv_odp_caps: general_caps, rc_odp_caps as per_transport_caps.rc_odp_caps, uc_odp_caps as per_transport_caps.uc_odp_caps, ud_odp_caps as per_transport_caps.ud_odp_caps;
         PortAttr ibv_port_attr: state, max_mtu, active_mtu, gid_tbl_len, port_cap_flags, max_msg_sz, bad_pkey_cntr, qkey_viol_cntr, pkey_tbl_len, lid, sm_lid, lmc, max_vl_num, sm_sl, subnet_timeout, init_type_reply, active_width, active_speed, phys_state, link_layer, flags, port_cap_flags2;
         GidEntry ibv_gid_entry: gid, gid_index, port_num, gid_type, ndev_ifindex;
         QpCapacity ibv_qp_cap: max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data;
@@ -441,11 +558,14 @@ pub fn layout() -> Vec<(String, u64)> {
         )*};
     }
     constants! {
-        IBV_PORT_ACTIVE, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET, IBV_GID_TYPE_ROCE_V2, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_RELAXED_ORDERING, IBV_QPT_RC, IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_STATE, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_DEST_QPN, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_SEND_SIGNALED, IBV_SEND_INLINE, IBV_WC_SUCCESS, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM, IBV_EVENT_CQ_ERR, IBV_EVENT_SRQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_LAST_WQE_REACHED
+        IBV_PORT_ACTIVE, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET, IBV_GID_TYPE_ROCE_V2, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_RELAXED_ORDERING, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_WRITE, IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_QPT_RC, IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_STATE, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_DEST_QPN, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_SEND_SIGNALED, IBV_SEND_INLINE, IBV_WC_SUCCESS, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM, IBV_EVENT_CQ_ERR, IBV_EVENT_SRQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_LAST_WQE_REACHED
     }
     let sizes = [
         ("ibv_context_ops", size_of::<ContextOps>() + 6 * size_of::<usize>()),
+        ("ibv_context", size_of::<Context>()),
         ("ibv_device_attr", size_of::<DeviceAttr>()),
+        ("ibv_device_attr_ex", size_of::<DeviceAttrEx>()),
+        ("ibv_odp_caps", size_of::<OdpCaps>()),
         ("ibv_port_attr", size_of::<PortAttr>()),
         ("ibv_gid_entry", size_of::<GidEntry>()),
         ("ibv_qp_init_attr", size_of::<QpInitAttr>()),
@@ -457,6 +577,17 @@ pub fn layout() -> Vec<(String, u64)> {
         ("ibv_wc", size_of::<Completion>()),
         ("ibv_async_event", size_of::<AsyncEvent>()),
     ];
+    // A version of libibverbs adds fields in front.
+    let whole = std::mem::offset_of!(VerbsContext, context);
+    let before = |field: &str, offset: usize| {
+        let expression = format!(
+            "offsetof(struct verbs_context, context) - offsetof(struct verbs_context, {field})"
+        );
+        (expression, (whole - offset) as u64)
+    };
+    lines.push(before("advise_mr", std::mem::offset_of!(VerbsContext, advise_mr)));
+    lines.push(before("query_device_ex", std::mem::offset_of!(VerbsContext, query_device_ex)));
+    lines.push(before("sz", std::mem::offset_of!(VerbsContext, sz)));
     lines.extend(sizes.map(|(name, size)| (format!("sizeof(struct {name})"), size as u64)));
     lines
 }

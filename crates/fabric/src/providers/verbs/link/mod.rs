@@ -228,7 +228,8 @@ impl Link for VerbsLink {
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
         let refuse = |detail| Error::Unusable { provider: ProviderKind::Verbs, key, detail };
         let domains = self.rails.iter().map(Rail::domain);
-        let region = RegisteredRegion::new(memory, domains, &*self.gpus);
+        let paging = self.config.on_demand_paging;
+        let region = RegisteredRegion::new(memory, domains, &*self.gpus, paging);
         self.regions.insert(key, region.map_err(refuse)?);
         Ok(())
     }
@@ -240,7 +241,8 @@ impl Link for VerbsLink {
         if let Some(device) = region.device() {
             self.flushed_gpus.add(&*self.gpus, device).map_err(refuse)?;
         }
-        let targets = region.targets(self.rails.iter().map(Rail::domain), &*self.gpus);
+        let (domains, paging) = (self.rails.iter().map(Rail::domain), self.config.on_demand_paging);
+        let targets = region.targets(domains, &*self.gpus, paging);
         let targets = targets.map_err(refuse)?;
         Ok(GrantEntry { begin: range.start, end: range.end, targets }.encode())
     }

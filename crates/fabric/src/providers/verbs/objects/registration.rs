@@ -1,13 +1,18 @@
 //! Registered memory: of the host or of devices by address, of devices by dma-buf.
 
 use super::super::library::Library;
-use super::{MemoryRegion, ProtectionDomain, Result};
+use super::super::{OnDemandPaging, sys};
+use super::{MemoryRegion, ProtectionDomain, Result, check};
 use crate::memory::DmaBuf;
 use std::ffi::{c_int, c_uint, c_void};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+const CALL: &str = "ibv_reg_mr";
+/// Bytes of one range of advice, whose length has 32 bits.
+const ADVISED: u64 = 1 << 30;
 
 impl ProtectionDomain {
     /// Registers memory under its own address.
@@ -20,11 +25,58 @@ impl ProtectionDomain {
         length: usize,
         access: c_uint,
     ) -> Result<MemoryRegion> {
+        // SAFETY: by the caller's contract.
+        unsafe { self.try_register(address, length, access) }
+            .map_err(|error| refusal(CALL, length, &error))
+    }
+
+    /// [`ProtectionDomain::register`] of host memory, which is locked or paged on demand.
+    ///
+    /// # Safety
+    /// As for [`ProtectionDomain::register`].
+    pub unsafe fn register_host(
+        self: &Arc<Self>,
+        address: u64,
+        length: usize,
+        access: c_uint,
+        paging: OnDemandPaging,
+    ) -> Result<MemoryRegion> {
+        let try_register = |access| {
+            // SAFETY: by the caller's contract.
+            unsafe { self.try_register(address, length, access) }
+        };
+        let on_demand = || {
+            let region = try_register(access | sys::IBV_ACCESS_ON_DEMAND)?;
+            region.prefetch(address, length as u64, access);
+            Ok(region)
+        };
+        let registered = match paging {
+            OnDemandPaging::Never => try_register(access),
+            OnDemandPaging::Always => on_demand(),
+            OnDemandPaging::Auto => try_register(access).or_else(|refused| {
+                if !is_locking(&refused) || !self.context.pages_on_demand() {
+                    return Err(refused);
+                }
+                log::warn!("{CALL} of {length} bytes: {refused}; these are paged on demand");
+                on_demand().map_err(|_: io::Error| refused)
+            }),
+        };
+        registered.map_err(|error| refusal(CALL, length, &error))
+    }
+
+    /// # Safety
+    /// As for [`ProtectionDomain::register`].
+    unsafe fn try_register(
+        self: &Arc<Self>,
+        address: u64,
+        length: usize,
+        access: c_uint,
+    ) -> io::Result<MemoryRegion> {
         let start = address as *mut c_void;
         // SAFETY: by the caller's contract.
         let raw =
             unsafe { (self.library().reg_mr_iova2)(self.raw(), start, length, address, access) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed("ibv_reg_mr", length))?;
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         Ok(MemoryRegion { raw, domain: self.clone() })
     }
 
@@ -49,17 +101,22 @@ impl ProtectionDomain {
         let raw = unsafe {
             register(self.raw(), exported.offset, length, address, descriptor, access as c_int)
         };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(CALL, length))?;
+        let raw =
+            NonNull::new(raw).ok_or_else(|| refusal(CALL, length, &io::Error::last_os_error()))?;
         Ok(MemoryRegion { raw, domain: self.clone() })
     }
 }
 
+/// True for an error of the limit of locked memory.
+fn is_locking(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM))
+}
+
 /// Error of a failed registration, with the usual remedy.
 #[cold]
-fn failed(call: &str, length: usize) -> String {
-    let error = io::Error::last_os_error();
+fn refusal(call: &str, length: usize, error: &io::Error) -> String {
     let remedy = match error.raw_os_error() {
-        Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => {
+        _ if is_locking(error) => {
             "; raise the limit of locked memory (ulimit -l unlimited, or LimitMEMLOCK=infinity)"
         }
         Some(libc::EOPNOTSUPP) => {
@@ -71,6 +128,30 @@ fn failed(call: &str, length: usize) -> String {
 }
 
 impl MemoryRegion {
+    /// Has the NIC map the pages of a region paged on demand ahead of its accesses. A driver that does not
+    /// leaves them to these.
+    fn prefetch(&self, address: u64, length: u64, access: c_uint) {
+        let (domain, lkey) = (self.domain.raw(), self.local_key());
+        let advice = match access & sys::IBV_ACCESS_LOCAL_WRITE {
+            0 => sys::IBV_ADVISE_MR_ADVICE_PREFETCH,
+            _ => sys::IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+        };
+        // SAFETY: the domain's context is open.
+        let Some(advise) = (unsafe { sys::VerbsContext::advise_mr(self.domain.context.raw()) })
+        else {
+            return;
+        };
+        for offset in (0..length).step_by(ADVISED as usize) {
+            let (addr, length) = (address + offset, (length - offset).min(ADVISED) as u32);
+            let mut range = sys::Sge { addr, length, lkey };
+            // SAFETY: the range lies in this region.
+            let result = unsafe { advise(domain, advice, 0, &mut range, 1) };
+            if let Err(why) = check("ibv_advise_mr", result) {
+                return log::debug!("{why}; the first access of each page faults");
+            }
+        }
+    }
+
     /// Key for work requests of this process.
     #[inline(always)]
     pub fn local_key(&self) -> u32 {

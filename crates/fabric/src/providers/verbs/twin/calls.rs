@@ -5,9 +5,9 @@ use super::super::sys;
 use super::data_path::DATA_PATH;
 use super::network::network;
 use super::objects::{
-    ack_cq_events, alloc_pd, create_comp_channel, create_cq, create_qp, create_srq, dealloc_pd,
-    dereg_mr, destroy_comp_channel, destroy_cq, destroy_qp, destroy_srq, get_cq_event, modify_qp,
-    reg_dmabuf_mr, reg_mr_iova2,
+    ack_cq_events, advise_mr, alloc_pd, create_comp_channel, create_cq, create_qp, create_srq,
+    dealloc_pd, dereg_mr, destroy_comp_channel, destroy_cq, destroy_qp, destroy_srq, get_cq_event,
+    modify_qp, reg_dmabuf_mr, reg_mr_iova2,
 };
 use super::queues::{OpenContext, clear, close, new_descriptor};
 use super::{NicInfo, event_text, set_error, status_text};
@@ -96,16 +96,21 @@ unsafe extern "C" fn open_device(device: RawDevice) -> *mut sys::Context {
         (*info).number
     };
     network.contexts.insert(number, OpenContext { nic, descriptor, events: VecDeque::new() });
-    Box::into_raw(Box::new(sys::Context::of(device, DATA_PATH, number as c_int, descriptor)))
+    let calls = (query_device_ex as sys::QueryDeviceEx, advise_mr as sys::AdviseMr);
+    let descriptors = (number as c_int, descriptor);
+    let whole =
+        Box::into_raw(Box::new(sys::VerbsContext::of(device, DATA_PATH, calls, descriptors)));
+    // SAFETY: the whole was just made.
+    unsafe { &raw mut (*whole).context }
 }
 
 unsafe extern "C" fn close_device(context: *mut sys::Context) -> c_int {
     let mut network = network();
     // SAFETY: a context made above, which is closed once.
     let (context, info) = unsafe {
-        let context = Box::from_raw(context);
-        let info = Arc::from_raw(context.device.cast::<NicInfo>().cast_const());
-        (context, info)
+        let whole = Box::from_raw(sys::VerbsContext::around(context));
+        let info = Arc::from_raw(whole.context.device.cast::<NicInfo>().cast_const());
+        (whole.context, info)
     };
     close(context.async_fd);
     network.contexts.remove(&(context.cmd_fd as u32));
@@ -139,6 +144,25 @@ unsafe extern "C" fn query_device(context: *mut sys::Context, to: *mut sys::Devi
         to.write(found);
     }
     0
+}
+
+unsafe extern "C" fn query_device_ex(
+    context: *mut sys::Context,
+    _input: *const c_void,
+    to: *mut sys::DeviceAttrEx,
+    _size: usize,
+) -> c_int {
+    // SAFETY: a live context, and a place for the attributes, which are numbers.
+    unsafe {
+        let mut found: sys::DeviceAttrEx = std::mem::zeroed();
+        if opened(context).0.config.on_demand_paging {
+            let (general_caps, rc_odp_caps) = (sys::IBV_ODP_SUPPORT, sys::IBV_ODP_SUPPORT_WRITE);
+            found.odp_caps = sys::OdpCaps { general_caps, rc_odp_caps, ..sys::OdpCaps::default() };
+        }
+        let result = query_device(context, &mut found.orig_attr);
+        to.write(found);
+        result
+    }
 }
 
 unsafe extern "C" fn query_port(

@@ -41,6 +41,10 @@ pub struct TwinConfig {
     pub max_inline: u32,
     /// Longest message of a port.
     pub max_message: u32,
+    /// It pages regions on demand.
+    pub on_demand_paging: bool,
+    /// Longest region whose memory can be locked.
+    pub max_locked: u64,
     /// States of the ports.
     pub ports: Vec<TwinPort>,
 }
@@ -53,6 +57,8 @@ impl Default for TwinConfig {
             max_srq_wr: 1 << 20,
             max_inline: 220,
             max_message: 1 << 30,
+            on_demand_paging: false,
+            max_locked: u64::MAX,
             ports: vec![TwinPort::default()],
         }
     }
@@ -115,6 +121,8 @@ pub struct TwinStatistics {
     pub requests: u64,
     /// Contexts, domains, registrations, queues and queue pairs that are not destroyed.
     pub live_objects: usize,
+    /// Regions paged on demand, and bytes of them that were prefetched.
+    pub paged: (usize, u64),
     /// Length and highest fill of each completion queue.
     pub queues: Vec<(usize, usize)>,
 }
@@ -292,12 +300,16 @@ impl TwinNic {
             + network.pairs.values().filter(|it| is_mine(&it.context)).count();
         let queues = network.queues.values().filter(|it| is_mine(&it.context));
         let queues = queues.map(|it| (it.capacity, it.peak)).collect();
+        let regions = network.regions.values().filter(|it| is_mine(&it.context));
+        let paged = regions.filter(|it| it.access & sys::IBV_ACCESS_ON_DEMAND != 0);
+        let paged = paged.fold((0, 0), |(count, bytes), it| (count + 1, bytes + it.prefetched));
         let Some(nic) = network.nics.get(&self.0.number) else { return TwinStatistics::default() };
         TwinStatistics {
             overflows: nic.overflows,
             lost_packets: nic.lost_packets,
             requests: nic.requests,
             live_objects,
+            paged,
             queues,
         }
     }

@@ -35,6 +35,8 @@ pub struct RegisteredRange {
     pub address: u64,
     pub length: u64,
     pub access: c_uint,
+    /// Bytes that were prefetched.
+    pub prefetched: u64,
     /// GPU whose flush makes writes visible.
     pub flushed_gpu: Option<GpuId>,
 }

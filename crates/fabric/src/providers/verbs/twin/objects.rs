@@ -94,10 +94,17 @@ unsafe fn register(
     if may_not || length == 0 {
         return refused(libc::EINVAL);
     }
+    // SAFETY: the domain's context lives.
+    let (nic, opened) = unsafe { opened(context) };
+    let is_paged = access & sys::IBV_ACCESS_ON_DEMAND != 0;
+    if is_paged && !nic.config.on_demand_paging {
+        return refused(libc::EOPNOTSUPP);
+    }
+    if !is_paged && length as u64 > nic.config.max_locked {
+        return refused(libc::ENOMEM);
+    }
     let mut network = network();
     let key = network.issue();
-    // SAFETY: the domain's context lives.
-    let (_, opened) = unsafe { opened(context) };
     let flushed_gpu = network.gpu_memory_at(address).and_then(GpuMemory::flushed_gpu);
     let range = RegisteredRange {
         context: opened,
@@ -106,11 +113,34 @@ unsafe fn register(
         address,
         length: length as u64,
         access,
+        prefetched: 0,
         flushed_gpu,
     };
     network.regions.insert(key, range);
     let (addr, handle, lkey, rkey) = (begin as *mut c_void, key, key, key);
     Box::into_raw(Box::new(sys::Mr { context, pd: domain, addr, length, handle, lkey, rkey }))
+}
+
+/// Counts the bytes of ranges that lie in regions paged on demand.
+pub unsafe extern "C" fn advise_mr(
+    _domain: *mut sys::Pd,
+    _advice: c_uint,
+    _flags: u32,
+    ranges: *mut sys::Sge,
+    count: u32,
+) -> c_int {
+    let mut network = network();
+    for index in 0..count as usize {
+        // SAFETY: the caller lends this many ranges.
+        let range = unsafe { *ranges.add(index) };
+        match network.regions.get_mut(&range.lkey) {
+            Some(region) if region.access & sys::IBV_ACCESS_ON_DEMAND != 0 => {
+                region.prefetched += u64::from(range.length);
+            }
+            _ => return libc::EFAULT,
+        }
+    }
+    0
 }
 
 /// Withheld writes of the region are lost.
