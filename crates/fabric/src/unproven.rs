@@ -53,6 +53,13 @@ impl<S> UnprovenConnections<S> {
         self.drop_oldest()
     }
 
+    /// Extends the time of all connections by that for which their owner was busy.
+    pub fn postpone(&mut self, busy: Duration) {
+        for entry in &mut self.queue {
+            entry.expires = entry.expires.after(busy);
+        }
+    }
+
     /// Expiry of the oldest connection.
     pub fn next_expiry(&self) -> Option<Time> {
         self.queue.front().map(|entry| entry.expires)
@@ -118,6 +125,18 @@ mod tests {
         assert_eq!(unproven.drop_expired(over), None);
         assert_eq!(unproven.drop_expired(second.after(HELLO_TIME)), Some('b'));
         assert_eq!(unproven.next_expiry(), None);
+    }
+
+    #[test]
+    fn the_time_of_a_busy_owner_is_not_that_of_its_connections() {
+        let mut unproven = UnprovenConnections::new();
+        unproven.add('a', Time(0));
+        unproven.postpone(HELLO_TIME);
+        let (before, busy) = (Time(0).after(HELLO_TIME), Time(0).after(2 * HELLO_TIME));
+        unproven.add('b', before);
+        assert_eq!(unproven.drop_expired(before), None);
+        assert_eq!(unproven.drop_expired(busy), Some('a'));
+        assert_eq!(unproven.drop_expired(busy), Some('b'));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Every connection counts as unproven until its pair is formed. Unproven connections are bounded in number
 //! and time ([`crate::unproven`]), so a stalled dialler, or bytes of another protocol, cost a descriptor
-//! for 2 s. Each connection advances as its bytes arrive; no other waits for it.
+//! for 2 s. Each connection advances as its bytes arrive; no other waits for it. The time in which the
+//! listener itself opens devices or connects a pair counts for no connection.
 
 use super::PairConfig;
 use super::pending_pair::{
@@ -241,11 +242,12 @@ impl ListenerState {
                 else {
                     return Ok(None);
                 };
-                match offer(*incoming, &details, config) {
-                    Ok(offered) => {
-                        *attempt = PairAttempt::Offered(Box::new(offered));
-                        Ok(None)
-                    }
+                let begin = clock::now();
+                let offered = offer(*incoming, &details, config)
+                    .map(|offered| *attempt = PairAttempt::Offered(Box::new(offered)));
+                self.unproven.postpone(clock::now().since(begin));
+                match offered {
+                    Ok(()) => Ok(None),
                     Err(error) => self.fail(id, error),
                 }
             }
@@ -315,7 +317,10 @@ impl ListenerState {
         // The pair's own engine monitors it from here on.
         let _ = epoll::delete(epoll, descriptor);
         let reply = reply.unwrap_or_default();
-        match pending.finish(&reply, control, config, CONNECT_TIME) {
+        let begin = clock::now();
+        let finished = pending.finish(&reply, control, config, CONNECT_TIME);
+        self.unproven.postpone(clock::now().since(begin));
+        match finished {
             Ok(pair) => Ok(Some(pair)),
             Err(error) => self.fail(id, error),
         }
@@ -348,6 +353,8 @@ impl ListenerState {
 /// Admits an authenticated connection and sends the offer. Without a route the offer has no introduction:
 /// the dialler derives the same error from the details.
 fn offer(incoming: IncomingConnection, details: &[u8], config: &PairConfig) -> Result<OfferedPair> {
+    #[cfg(test)]
+    tests::open_slowly();
     let local = incoming.local_address();
     let mut pending = PendingPair::new(LISTENER, config, local)?;
     let introduction = match pending.introduce(details) {
@@ -374,4 +381,47 @@ fn has_reply(offered: &mut OfferedPair) -> Result<bool> {
 /// Compares tokens in constant time.
 fn is_same(one: &StreamToken, other: &StreamToken) -> bool {
     one.iter().zip(other).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{PairConfig, connect};
+    use super::*;
+    use crate::types::ProviderKind;
+    use crate::unproven::HELLO_TIME;
+    use std::cell::Cell;
+    use weft_control::pair::PairSettings;
+
+    thread_local! {
+        /// Time that this thread's listeners need to open the devices of a pair.
+        static OPENING: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    pub fn open_slowly() {
+        std::thread::sleep(OPENING.get());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "sockets, which miri lacks")]
+    fn a_listener_that_opens_its_devices_slowly_forms_the_pair_at_the_first_attempt() {
+        let settings = PairSettings {
+            address: "127.0.0.1:0".into(),
+            secret: None,
+            host_id: "host".into(),
+            silence_timeout: Duration::from_secs(15),
+            interrupt: None,
+            tls: Default::default(),
+        };
+        let mut config = PairConfig::new(settings);
+        config.providers = vec![ProviderKind::Shm];
+        let listener = Listener::bind(config.clone()).unwrap();
+        config.settings.address = listener.address().to_string();
+        let opening = HELLO_TIME + Duration::from_millis(200);
+        // One attempt fits into this time, two do not.
+        let deadline = clock::now().after(2 * opening - Duration::from_millis(200));
+        let dialer = std::thread::spawn(move || connect(&config, deadline).map(drop));
+        OPENING.set(opening);
+        assert!(listener.accept(deadline, &mut || false).is_ok());
+        dialer.join().unwrap().unwrap();
+    }
 }
