@@ -178,7 +178,7 @@ def test_what_cannot_be_formed_is_refused_by_name() -> None:
         weft.listen("0.0.0.0:0")
     with pytest.raises(SecretError, match="secret="):
         weft.connect("192.0.2.1:1")
-    with pytest.raises(ConfigurationError, match="shm, ofi or tcp"):
+    with pytest.raises(ConfigurationError, match="shm, verbs, ofi or tcp"):
         weft.listen(providers=["copy"])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="no port"):
         weft.connect("127.0.0.1")

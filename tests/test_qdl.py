@@ -107,7 +107,7 @@ def test_a_node_that_prints_errors_or_nothing_blocks_no_benchmark(
         ({"inputs": [Tensor("x", "int8", (UpTo(1), UpTo(1)))]}, ConfigurationError, "one variable"),
         ({"inputs": []}, ConfigurationError, "0 inputs"),
         ({"slots": 0}, ConfigurationError, "slots 0"),
-        ({"provider": "verbs"}, ConfigurationError, "shm, ofi or tcp"),
+        ({"provider": "copy"}, ConfigurationError, "shm, verbs, ofi or tcp"),
         ({"address": "0.0.0.0:0"}, SecretError, "secret"),
     ],
 )

@@ -119,6 +119,21 @@ def test_tokens_of_three_guests_are_dispatched_and_combined(lab: Guests) -> None
         assert json.loads((lab.folder / str(rank)).read_text(encoding="utf-8")) == []
 
 
+def test_pairs_are_formed_and_end_within_a_guest(lab: Guests) -> None:
+    command = [rdma.binary("pairs"), "--test-threads=1", "--nocapture", "ends::"]
+    # Pairs over libfabric take ten times as long to form, and are tested elsewhere.
+    outcome = lab.run({1: command}, 120, {"WEFT_LIBFABRIC": "/absent"})[1]
+    assert "; 0 failed" in outcome.stdout, outcome
+    assert "skipped over verbs" not in outcome.stdout, outcome
+
+
+def test_a_pair_of_two_guests_exchanges_messages(lab: Guests) -> None:
+    members = python_ranks(lab, "verbs.pair", {"port": PORT + 1, "messages": 200}, {})
+    lab.finish(members, 120)
+    answers = json.loads((lab.folder / "1").read_text(encoding="utf-8"))
+    assert answers == [2 * number for number in range(200)]
+
+
 @pytest.mark.parametrize(
     "environment", [{}, {"RDMAV_FORK_SAFE": "1"}], ids=["default", "fork-safe"]
 )

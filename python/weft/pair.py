@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Listener", "connect", "connect_async", "listen"]
 
-Provider = Literal["shm", "ofi", "tcp"]
+Provider = Literal["shm", "verbs", "ofi", "tcp"]
 
 
 class Listener:
@@ -121,9 +121,9 @@ def listen(
         address: `host:port` of this host; port 0 is any free port (`Listener.address`).
         secret: shared by both ends; by default WEFT_SECRET or WEFT_SECRET_FILE. Needed unless the
             address is of this host's loopback.
-        providers: of shm, ofi and tcp: shm within a host, then ofi where libfabric reaches the
-            peer, then tcp. By default those of WEFT_PROVIDERS, where copy stands for shm; else shm
-            and tcp.
+        providers: of shm, verbs, ofi and tcp: shm within a host, then verbs where both ends have
+            RDMA NICs, then ofi where libfabric reaches the peer, then tcp. By default those of
+            WEFT_PROVIDERS, where copy stands for shm; else shm and tcp.
 
     Raises:
         SecretError: the address can be reached from other hosts, and there is no secret.

@@ -13,6 +13,7 @@ import numpy as np
 
 import weft
 from workers import loss
+from workers.pairs import End
 from workers.process import exit_of
 
 #: Bytes of a write; and those of one that a work request holds itself.
@@ -150,3 +151,27 @@ def fork_loaders(rounds: int = 20) -> dict[str, Any]:
         communicator.barrier()
         provider = communicator.route(ring.after).provider
         return {"provider": provider, "wrong": ring.wrong, "errors": errors, "exits": exits}
+
+
+def pair(port: int, messages: int) -> list[int]:
+    """Answers to the messages of rank 1, which connects to rank 0 over verbs alone."""
+    rank, address = int(os.environ["WEFT_RANK"]), f"{os.environ['WEFT_ADDR']}:{port}"
+    if rank > 1:
+        return []
+    if rank == 0:
+        with weft.listen(address, providers=["verbs"]) as listener:
+            formed = listener.accept(timeout=60)
+    else:
+        formed = weft.connect(address, providers=["verbs"], timeout=60)
+    with formed:
+        assert formed.route(1 - rank).provider == "verbs"
+        end = End(formed)
+        answers = []
+        for number in range(messages):
+            if rank == 0:
+                end.answer()
+            else:
+                end.send(number)
+                answers.append(end.receive())
+        formed.barrier()
+        return answers

@@ -47,6 +47,21 @@ pub(crate) struct PairDeviceConfig {
     pub ofi: OfiChoice,
 }
 
+impl PairDeviceConfig {
+    /// Configuration of a device for all pairs of the process at one address.
+    fn shared(&self) -> DeviceConfig {
+        DeviceConfig {
+            host_id: self.host_id.clone(),
+            bind: self.local,
+            advertise: None,
+            devices: CopyBackend::default(),
+            hostile: None,
+            ofi: self.ofi.clone(),
+            verbs: None,
+        }
+    }
+}
+
 /// Constructor of the device of one pair.
 type OpenPair = fn(&PairDeviceConfig) -> Result<Arc<dyn Device>>;
 
@@ -120,7 +135,8 @@ static PROVIDERS: [Provider; 6] = [
         how: "RDMA writes with immediate data on reliable connections; libibverbs, loaded at run time",
         is_default: false,
         names: &["verbs"],
-        open_pair: None,
+        // Each pair opens its own queue pairs.
+        open_pair: Some(|config| open(ProviderKind::Verbs, &config.shared())),
         open: |config| Ok(Arc::new(VerbsDevice::new(chosen(&config.verbs)?.resolve())?)),
     },
     Provider {
@@ -129,13 +145,8 @@ static PROVIDERS: [Provider; 6] = [
         how: "RDMA writes with immediate data through libfabric, loaded at run time",
         is_default: false,
         names: &["ofi"],
-        open_pair: Some(|config| {
-            // One device for all pairs of the process at one address; each pair opens its own endpoints.
-            let (host_id, bind, ofi) = (config.host_id.clone(), config.local, config.ofi.clone());
-            let (advertise, devices, hostile, verbs) = (None, CopyBackend::default(), None, None);
-            let config = DeviceConfig { host_id, bind, advertise, devices, hostile, ofi, verbs };
-            open(ProviderKind::Ofi, &config)
-        }),
+        // Each pair opens its own endpoints.
+        open_pair: Some(|config| open(ProviderKind::Ofi, &config.shared())),
         open: |config| {
             let host_id = config.host_id.clone();
             let bind = config.advertise.unwrap_or(config.bind);

@@ -137,8 +137,9 @@ fn config(
 fn provider(py: Python<'_>, name: &str) -> PyResult<ProviderKind> {
     let known = weft_fabric::registry::of_pairs();
     known.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
-        let message =
-            format!("provider {name:?} of a pair: expected shm, ofi or tcp; choose from these");
+        let message = format!(
+            "provider {name:?} of a pair: expected shm, verbs, ofi or tcp; choose from these"
+        );
         raise(py, "ConfigurationError", &message)
     })
 }

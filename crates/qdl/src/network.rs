@@ -18,7 +18,7 @@ const BEGIN: u8 = 2;
 /// Ends of connections: what both a front end and a node choose.
 #[derive(Debug, Clone)]
 pub struct End {
-    /// Providers offered, of shm, ofi and tcp.
+    /// Providers offered, of shm, verbs, ofi and tcp.
     pub providers: Vec<ProviderKind>,
     /// Most queries in flight to a node.
     pub slots: u32,
@@ -58,7 +58,7 @@ impl End {
             .ok_or_else(|| Error::Invalid {
                 what: "provider",
                 value: format!("{name:?}"),
-                expected: "shm, ofi or tcp".into(),
+                expected: "shm, verbs, ofi or tcp".into(),
             })
     }
 

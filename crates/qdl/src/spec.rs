@@ -255,10 +255,10 @@ mod tests {
         assert!(mode("speed").is_err());
         let spec = NetworkSpec { policy: "random".into(), ..NetworkSpec::default() };
         assert!(spec.policy().is_err());
-        let spec = NetworkSpec { provider: Some("verbs".into()), ..NetworkSpec::default() };
+        let spec = NetworkSpec { provider: Some("copy".into()), ..NetworkSpec::default() };
         assert_eq!(
             spec.end().unwrap_err().to_string(),
-            "provider \"verbs\": expected shm, ofi or tcp"
+            "provider \"copy\": expected shm, verbs, ofi or tcp"
         );
         for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let spec = NetworkSpec { deadline_s: seconds, ..NetworkSpec::default() };

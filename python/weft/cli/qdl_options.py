@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SCENARIOS: Final = ("SingleStream", "MultiStream", "Server", "Offline")
 MODELS: Final = ("noop", "checksum")
-PROVIDERS: Final = ("shm", "ofi", "tcp")
+PROVIDERS: Final = ("shm", "verbs", "ofi", "tcp")
 POLICIES: Final = ("round-robin", "least-in-flight", "latency-aware")
 
 

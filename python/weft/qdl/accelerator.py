@@ -74,7 +74,8 @@ class Accelerator:
         address: `host:port` to listen at; port 0 is any free port. An address that other hosts
             reach needs a secret (`WEFT_SECRET`).
         name: name of the node, unique among those of a front end; by default its address.
-        provider: shm, ofi or tcp; by default the better of shm and tcp that reaches a front end.
+        provider: shm, verbs, ofi or tcp; by default the better of shm and tcp that reaches a
+            front end.
         slots: most queries in flight of a front end.
         max_batch: most queries of a batch.
         window: seconds for which a batch waits for more queries.
@@ -96,7 +97,7 @@ class Accelerator:
         outputs: Sequence[Tensor],
         address: str = "127.0.0.1:0",
         name: str = "",
-        provider: Literal["shm", "ofi", "tcp"] | None = None,
+        provider: Literal["shm", "verbs", "ofi", "tcp"] | None = None,
         slots: int = 1024,
         max_batch: int = 64,
         window: float = 0.0,

@@ -72,7 +72,8 @@ class Test:
         min_duration, max_duration: seconds.
         min_queries, max_queries: numbers of queries.
         coalesce: issue queries of Server together that are due together.
-        provider: shm, ofi or tcp; by default the better one of shm and tcp that reaches a node.
+        provider: shm, verbs, ofi or tcp; by default the better one of shm and tcp that reaches
+            a node.
         slots: most queries in flight to a node.
         queries: most queries in flight together.
         policy: choice of nodes: round-robin, least-in-flight or latency-aware.
@@ -108,7 +109,7 @@ class Test:
     min_queries: int | None = None
     max_queries: int | None = None
     coalesce: bool = False
-    provider: Literal["shm", "ofi", "tcp"] | None = None
+    provider: Literal["shm", "verbs", "ofi", "tcp"] | None = None
     slots: int = 1024
     queries: int = 8192
     policy: str = "least-in-flight"

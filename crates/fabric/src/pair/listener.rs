@@ -77,7 +77,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::Control`]: no address, no address of this host, a port in use; an address off loopback
-    /// without a secret. [`Error::Provider`] for ofi alone with TLS of payloads,
+    /// without a secret. [`Error::Provider`] for verbs or ofi alone with TLS of payloads,
     /// [`Error::Control`] for TLS of payloads without a certificate.
     pub fn bind(config: PairConfig) -> Result<Listener> {
         let (host, port) = config.settings.endpoint()?;

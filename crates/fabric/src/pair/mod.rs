@@ -40,7 +40,7 @@ use weft_control::pair::PairSettings;
 pub struct PairConfig {
     /// Address, secret and host.
     pub settings: PairSettings,
-    /// Providers, of shm, ofi and tcp.
+    /// Providers, of shm, verbs, ofi and tcp.
     pub providers: Vec<ProviderKind>,
     /// Provider and NICs of libfabric, if ofi is among the providers.
     pub ofi: OfiChoice,

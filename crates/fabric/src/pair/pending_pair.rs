@@ -272,14 +272,15 @@ impl PendingPair {
     }
 }
 
-/// The providers of a configuration; without ofi, whose messages have no TLS, if payloads must have it.
+/// The providers of a configuration; without those over NICs, whose messages have no TLS, if payloads must have it.
 pub(super) fn providers_of(config: &PairConfig) -> Result<Vec<ProviderKind>> {
     let has_tls = config.settings.tls.is_of_payloads();
-    let admits = |kind: &ProviderKind| !has_tls || *kind != ProviderKind::Ofi;
+    let is_in_clear = |kind: &ProviderKind| [ProviderKind::Verbs, ProviderKind::Ofi].contains(kind);
+    let admits = |kind: &ProviderKind| !has_tls || !is_in_clear(kind);
     let admitted: Vec<ProviderKind> = config.providers.iter().copied().filter(admits).collect();
-    if admitted.is_empty() && !config.providers.is_empty() {
+    if let ([], Some(&provider)) = (&admitted[..], config.providers.first()) {
         let detail = "its messages have no TLS (WEFT_TLS_PAYLOADS=1): offer tcp or shm, too";
-        return Err(Error::Provider { provider: ProviderKind::Ofi, detail: detail.into() });
+        return Err(Error::Provider { provider, detail: detail.into() });
     }
     Ok(admitted)
 }

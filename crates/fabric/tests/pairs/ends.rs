@@ -17,7 +17,11 @@ fn messages_are_echoed_over_every_provider() {
         let (one, other) = ends(pair(provider));
         assert_eq!((one.communicator.rank(), other.communicator.rank()), (Rank(0), Rank(1)));
         let route = one.communicator.engine().route(Rank(1)).unwrap();
-        assert!(route.provider == provider && route.ordered != (provider == ProviderKind::Ofi));
+        assert_eq!(route.provider, provider);
+        // Over verbs with one NIC alone.
+        if provider != ProviderKind::Verbs {
+            assert_eq!(route.ordered, provider != ProviderKind::Ofi);
+        }
         std::thread::scope(|scope| {
             scope.spawn(|| one.echo(100).unwrap());
             other.ask(100).unwrap();

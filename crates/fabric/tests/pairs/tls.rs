@@ -185,17 +185,20 @@ fn ends_are_alike_or_the_connector_names_the_variable() {
 }
 
 #[test]
-fn ofi_alone_is_refused_since_it_has_no_tls() {
-    let files = Files::new("ofi", "127.0.0.1");
-    let [here, there] = both(&files).map(Tls::with_payloads);
-    let [mut listening, mut dialing] =
-        [("127.0.0.1:0", here), ("127.0.0.1:9", there)].map(|(address, tls)| tcp(address, tls));
-    (listening.providers, dialing.providers) = (vec![ProviderKind::Ofi], vec![ProviderKind::Ofi]);
-    let refused = [
-        Listener::bind(listening).map(drop).unwrap_err(),
-        connect(&dialing, by(PATIENCE)).map(drop).unwrap_err(),
-    ];
-    for error in refused {
-        assert!(error.to_string().contains("its messages have no TLS"), "{error}");
+fn providers_without_tls_alone_are_refused_by_name() {
+    let files = Files::new("clear", "127.0.0.1");
+    for kind in [ProviderKind::Verbs, ProviderKind::Ofi] {
+        let [here, there] = both(&files).map(Tls::with_payloads);
+        let [mut listening, mut dialing] =
+            [("127.0.0.1:0", here), ("127.0.0.1:9", there)].map(|(address, tls)| tcp(address, tls));
+        (listening.providers, dialing.providers) = (vec![kind], vec![kind]);
+        let refused = [
+            Listener::bind(listening).map(drop).unwrap_err(),
+            connect(&dialing, by(PATIENCE)).map(drop).unwrap_err(),
+        ];
+        for error in refused.map(|error| error.to_string()) {
+            let is_named = error.contains(kind.name());
+            assert!(is_named && error.contains("its messages have no TLS"), "{error}");
+        }
     }
 }
