@@ -23,6 +23,8 @@ pub struct Connection {
     /// Headers with or without tensors; tensors alone; cancels and confirmations of parts.
     counters: [CounterId; 3],
     parts: PartRule,
+    /// Each write is one part, by that rule.
+    is_whole: bool,
     /// Layouts of what arrives here, and of what leaves.
     pub(crate) incoming_layout: Layout,
     pub(crate) outgoing_layout: Layout,
@@ -86,6 +88,7 @@ impl Connection {
             peer: Peer::of(engine, peer),
             counters,
             parts,
+            is_whole: parts == PartRule::WHOLE,
             incoming: SlotMemory::allocate(engine, slots, incoming_layout.stride())?,
             outgoing: SlotMemory::allocate(engine, slots, outgoing_stride)?,
             arrivals: Arrivals::new(slots, header_parts),
@@ -230,10 +233,14 @@ impl Connection {
         self.header.read(bytes, layout, turn, is_answer)?;
         let header = self.header.fields();
         check_tokens(&header, layout, streamed)?;
-        let lengths = carried(&header, layout, streamed).map(|carried| carried.length);
-        let payload_parts = match is_whole(self.parts, layout, lengths.clone()) {
-            true => 0,
-            false => self.parts.count(lengths),
+        let payload_parts = if self.is_whole {
+            0
+        } else {
+            let lengths = carried(&header, layout, streamed).map(|carried| carried.length);
+            match fit_beside(self.parts, layout, lengths.clone()) {
+                true => 0,
+                false => self.parts.count(lengths),
+            }
         };
         if !self.arrivals.take(slot, payload_parts) {
             return Ok(false);
@@ -250,14 +257,15 @@ impl Connection {
         Ok(true)
     }
 
-    /// Writes a header and tensors into the peer's slot. `tensors`: source of each; `None`: the outgoing slot.
-    /// `streamed`: bytes of tokens that were written in earlier parts.
+    /// Writes a header and tensors into the peer's slot. `source` returns the source of a tensor by its index and its
+    /// position in the slot; [`Connection::outgoing_source`] is that of the outgoing slot. `streamed`: bytes of tokens
+    /// that were written in earlier parts.
     #[inline]
     pub(crate) fn send(
         &mut self,
         slot: u32,
         header: &Fields<'_>,
-        tensors: Option<&dyn Fn(usize) -> (RegionKey, u64)>,
+        source: impl Fn(usize, u64) -> (RegionKey, u64),
         streamed: u64,
         requests: &mut Requests,
     ) {
@@ -272,24 +280,39 @@ impl Connection {
             destination_offset: base,
             length: header_bytes,
         };
-        let (here, begin) = (self.outgoing.key(), self.outgoing.offset(slot, 0));
         let pages = carried(header, layout, streamed).filter(|carried| carried.length > 0);
         let pages = pages.map(|Carried { tensor, first, length }| {
             let offset = layout.offset(tensor) + first;
-            let (source, source_offset) =
-                tensors.map_or((here, begin + offset), |tensors| tensors(tensor));
+            let (source, source_offset) = source(tensor, offset);
             let destination_offset = base + offset;
             Page { source, source_offset, destination: remote, destination_offset, length }
         });
         let [headers, payloads, _] = self.counters;
         let (peer, round) = (self.peer.rank, u64::from(slot));
+        if self.is_whole {
+            // An answer follows its header in the outgoing slot: both are one page.
+            return requests.write_with(peer, headers, round, TAG, |list| {
+                list.push_merged(first);
+                pages.for_each(|page| list.push_merged(page));
+            });
+        }
         let lengths = carried(header, layout, streamed).map(|carried| carried.length);
-        if is_whole(self.parts, layout, lengths) {
+        if fit_beside(self.parts, layout, lengths) {
             requests.write(peer, headers, round, std::iter::once(first).chain(pages), TAG);
         } else {
             requests.write(peer, payloads, round, pages, TAG);
             requests.write(peer, headers, round, [first], TAG);
         }
+    }
+
+    /// Sources of tensors in an outgoing slot, for [`Connection::send`].
+    #[inline]
+    pub(crate) fn outgoing_source(
+        &self,
+        slot: u32,
+    ) -> impl Fn(usize, u64) -> (RegionKey, u64) + use<> {
+        let (key, begin) = (self.outgoing.key(), self.outgoing.offset(slot, 0));
+        move |_, offset| (key, begin + offset)
     }
 
     /// Confirms the part of an answer in a slot: the node may write the next one.
@@ -385,11 +408,11 @@ fn check_tokens(header: &Fields<'_>, layout: &Layout, streamed: u64) -> Result<(
 }
 
 /// True if header and tensors are one write, because they have as many parts as the header alone.
-#[inline]
-fn is_whole(parts: PartRule, layout: &Layout, lengths: impl Iterator<Item = u64> + Clone) -> bool {
-    if parts == PartRule::WHOLE {
-        return true;
-    }
+fn fit_beside(
+    parts: PartRule,
+    layout: &Layout,
+    lengths: impl Iterator<Item = u64> + Clone,
+) -> bool {
     let header = layout.header_bytes();
     let lengths = lengths.filter(|length| *length > 0);
     parts.count(std::iter::once(header).chain(lengths)) == parts.count([header])

@@ -84,6 +84,22 @@ impl Requests {
         self.entries.push(DriverRequest::Write { peer, counter, round, pages, tag });
     }
 
+    /// As [`Requests::write`], with pages that `add` appends one by one.
+    #[inline]
+    pub fn write_with(
+        &mut self,
+        peer: Rank,
+        counter: CounterId,
+        round: u64,
+        tag: u64,
+        add: impl FnOnce(&mut PageList<'_>),
+    ) {
+        let begin = self.pages.len();
+        add(&mut PageList { pages: &mut self.pages, begin });
+        let pages = begin..self.pages.len();
+        self.entries.push(DriverRequest::Write { peer, counter, round, pages, tag });
+    }
+
     /// Sends `peer` a credit for our `counter`: its round has been read, and it may start one more.
     pub fn credit(&mut self, peer: Rank, counter: CounterId) {
         self.entries.push(DriverRequest::Credit { peer, counter });
@@ -92,6 +108,26 @@ impl Requests {
     /// True without requests.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+}
+
+/// Pages of one write of a driver. See [`Requests::write_with`].
+#[derive(Debug)]
+pub struct PageList<'a> {
+    pages: &'a mut Vec<Page>,
+    /// Number of pages of earlier writes.
+    begin: usize,
+}
+
+impl PageList<'_> {
+    /// Appends a page; one that continues the last page of this write, at its source and at its destination, extends
+    /// it. A write over a route of [`crate::PartRule::WHOLE`] has one part with either, others may have fewer.
+    #[inline]
+    pub fn push_merged(&mut self, page: Page) {
+        match self.pages[self.begin..].last_mut() {
+            Some(last) if last.is_continued_by(&page) => last.length += page.length,
+            _ => self.pages.push(page),
+        }
     }
 }
 
@@ -118,5 +154,39 @@ pub trait Driver {
     /// submit them in batches, so that peers work on the first ones meanwhile.
     fn has_more(&self) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::RegionKey;
+
+    #[test]
+    fn pages_merge_within_a_write_if_both_of_their_ends_meet() {
+        let page = |source_offset, destination_offset, length| Page {
+            source: RegionKey(1),
+            source_offset,
+            destination: RegionKey(2),
+            destination_offset,
+            length,
+        };
+        let mut requests = Requests::default();
+        let write = |requests: &mut Requests, pages: &[Page]| {
+            requests.write_with(Rank(1), CounterId::from_number(0), 0, 0, |list| {
+                pages.iter().for_each(|page| list.push_merged(*page));
+            });
+        };
+        write(&mut requests, &[page(0, 64, 8), page(8, 72, 4), page(12, 80, 4), page(20, 84, 1)]);
+        let other = Page { source: RegionKey(3), ..page(21, 85, 1) };
+        write(&mut requests, &[page(21, 85, 1)]);
+        write(&mut requests, &[page(20, 84, 1), other]);
+        let lengths: Vec<u64> = requests.pages.iter().map(|page| page.length).collect();
+        assert_eq!(lengths, [12, 4, 1, 1, 1, 1]);
+        let ranges = requests.entries.iter().map(|entry| match entry {
+            DriverRequest::Write { pages, .. } => pages.clone(),
+            DriverRequest::Credit { .. } => 0..0,
+        });
+        assert_eq!(ranges.collect::<Vec<_>>(), [0..3, 3..4, 4..6]);
     }
 }

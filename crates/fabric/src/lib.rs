@@ -64,7 +64,7 @@ mod shared_engine;
 mod submission_queue;
 mod wait;
 mod waiters;
-pub use driver::{Driver, Event, Requests};
+pub use driver::{Driver, Event, PageList, Requests};
 pub use inbox::{
     OutcomeCallback, StridedPages, SubmissionDescriptor, SubmissionOperation, Submitter,
 };

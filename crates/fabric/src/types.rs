@@ -147,6 +147,17 @@ pub struct Page {
     pub length: u64,
 }
 
+impl Page {
+    /// True if `next` begins where this page ends, at its source and at its destination.
+    #[inline]
+    pub(crate) fn is_continued_by(&self, next: &Page) -> bool {
+        self.source == next.source
+            && self.destination == next.destination
+            && self.source_offset.checked_add(self.length) == Some(next.source_offset)
+            && self.destination_offset.checked_add(self.length) == Some(next.destination_offset)
+    }
+}
+
 /// Total bytes of these pages.
 pub(crate) fn bytes_of(pages: &[Page]) -> u64 {
     pages.iter().fold(0, |sum, page| sum.saturating_add(page.length))

@@ -4,7 +4,6 @@ use super::job::LinkMemory;
 use crate::connection::Connection;
 use crate::error::Result;
 use crate::wire::{Checksum, Fields};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use weft_fabric::Requests;
 
@@ -51,7 +50,7 @@ pub(super) struct Link {
     /// Bytes of each tensor of the answer in each slot.
     outputs: Box<[u64]>,
     /// Slots with an answer to write.
-    pub(super) answers: VecDeque<u32>,
+    pub(super) answers: Vec<u32>,
     /// The announcement of the departure is to be sent.
     leaves: bool,
     announced: bool,
@@ -80,7 +79,7 @@ impl Link {
             slots: vec![Slot::default(); slots].into(),
             lengths: vec![0; slots * inputs].into(),
             outputs: vec![0; slots * outputs].into(),
-            answers: VecDeque::with_capacity(slots),
+            answers: Vec::with_capacity(slots),
             leaves: false,
             announced: false,
             parts: Vec::with_capacity(parts),
@@ -168,7 +167,7 @@ impl Link {
         let entry = &mut self.slots[slot as usize];
         (entry.open, entry.status, entry.checksum) = (false, status, checksum);
         match entry.stream.parts == entry.stream.confirmed {
-            true => self.answers.push_back(slot),
+            true => self.answers.push(slot),
             false => entry.held = true,
         }
     }
@@ -187,13 +186,16 @@ impl Link {
     /// Writes the answers, and parts of them.
     pub fn emit(&mut self, requests: &mut Requests) {
         let outputs = self.connection.agreement().schema.outputs.len();
-        while let Some(slot) = self.answers.pop_front() {
+        let mut answers = std::mem::take(&mut self.answers);
+        for slot in answers.drain(..) {
             let Slot { turn, status: word, checksum, stream, .. } = self.slots[slot as usize];
             let lengths = &self.outputs[slot as usize * outputs..][..outputs];
             let lengths = if word == 0 { lengths } else { &[] };
             let header = Fields { turn, word, checksum, is_part: false, lengths };
-            self.connection.send(slot, &header, None, stream.sent, requests);
+            let source = self.connection.outgoing_source(slot);
+            self.connection.send(slot, &header, source, stream.sent, requests);
         }
+        self.answers = answers;
         while let Some(slot) = self.parts.pop() {
             self.emit_part(slot, requests);
         }

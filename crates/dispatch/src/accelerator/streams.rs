@@ -36,7 +36,7 @@ impl Link {
             return Ok(());
         }
         if std::mem::take(&mut entry.held) {
-            self.answers.push_back(slot);
+            self.answers.push(slot);
         } else if stream.appended > stream.sent && !std::mem::replace(&mut stream.listed, true) {
             self.parts.push(slot);
         }
@@ -63,6 +63,7 @@ impl Link {
             sum.add(connection.outgoing.read(slot, offset, stream.sent - streamed));
             header.checksum = sum.value();
         }
-        connection.send(slot, &header.fields(), None, streamed, requests);
+        let source = connection.outgoing_source(slot);
+        connection.send(slot, &header.fields(), source, streamed, requests);
     }
 }

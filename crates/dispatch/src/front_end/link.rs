@@ -3,7 +3,6 @@
 use crate::connection::Connection;
 use crate::error::{Error, Result};
 use crate::ledger::{NodeId, QueryId};
-use std::collections::VecDeque;
 use std::time::Duration;
 use weft_fabric::{RegionKey, Requests, Time};
 
@@ -46,7 +45,7 @@ pub(super) struct Link {
     /// Bytes of each tensor of the answer in each slot.
     lengths: Box<[u64]>,
     /// Queries to write.
-    assigned: VecDeque<(u32, QueryId)>,
+    pub assigned: Vec<(u32, QueryId)>,
     /// Slots whose node is to be notified.
     withdrawn: Vec<u32>,
     departure: Departure,
@@ -96,7 +95,7 @@ impl Link {
             keys: keys.into(),
             slots: vec![Slot::default(); slots].into(),
             lengths: vec![0; slots * outputs].into(),
-            assigned: VecDeque::with_capacity(slots),
+            assigned: Vec::with_capacity(slots),
             withdrawn: Vec::with_capacity(slots),
             departure: Departure::Never,
             parts: Vec::with_capacity(parts),
@@ -128,12 +127,7 @@ impl Link {
     /// Enters a query to be written.
     pub fn assign(&mut self, slot: u32, query: QueryId) {
         self.slots[slot as usize].withdrawn = false;
-        self.assigned.push_back((slot, query));
-    }
-
-    /// The next query to write.
-    pub fn next_assigned(&mut self) -> Option<(u32, QueryId)> {
-        self.assigned.pop_front()
+        self.assigned.push((slot, query));
     }
 
     /// True with queries, cancels or confirmations to write.

@@ -215,12 +215,13 @@ impl FrontEnd {
         let FrontEnd { links, inputs, lengths, memories, .. } = self;
         let Some(link) = &mut links[node.place()] else { return };
         let width = lengths.len();
-        while let Some((slot, query)) = link.next_assigned() {
+        let mut assigned = std::mem::take(&mut link.assigned);
+        for (slot, query) in assigned.drain(..) {
             let begin = query.index() * width;
             let inputs = &inputs[begin..begin + width];
             let (turn, word) = link.begin(slot);
-            for (length, input) in lengths.iter_mut().zip(inputs) {
-                *length = input.length;
+            for (tensor, input) in inputs.iter().enumerate() {
+                lengths[tensor] = input.length;
             }
             let mut header = Fields { turn, word, checksum: 0, is_part: false, lengths };
             if link.connection.agreement().checksum {
@@ -235,12 +236,13 @@ impl FrontEnd {
                 header.checksum = sum.value();
             }
             let Link { connection, keys, .. } = link;
-            let source = |tensor: usize| {
+            let source = |tensor: usize, _| {
                 let Input { memory, offset, .. } = inputs[tensor];
                 (keys[memory as usize], offset)
             };
-            connection.send(slot, &header, Some(&source), 0, requests);
+            connection.send(slot, &header, source, 0, requests);
         }
+        link.assigned = assigned;
         link.cancel_withdrawn(requests);
         link.confirm_parts(requests);
     }
@@ -255,13 +257,8 @@ impl FrontEnd {
     /// The next report as a notice, whose answer is readable by [`FrontEnd::report`] until the next
     /// [`FrontEnd::poll`], [`FrontEnd::advance`] or [`FrontEnd::join`].
     pub(crate) fn next_notice(&mut self) -> Option<Notice> {
-        let notice = self.ledger.next_notice()?;
-        if let Notice::Ended { query, outcome: Outcome::Answered { .. }, .. } = notice {
-            // Only those calls reuse its slot. The query was answered and its notice taken, so the ledger accepts the
-            // release.
-            let _ = self.ledger.release(query);
-        }
-        Some(notice)
+        // Only those calls use a released slot again.
+        self.ledger.next_notice_released()
     }
 
     /// The report of a notice.

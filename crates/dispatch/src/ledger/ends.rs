@@ -29,7 +29,7 @@ impl Ledger {
         let query = &self.queries[index as usize];
         match query.state {
             State::Sent => {
-                let latency = now.since(query.sent_at);
+                let latency = now.0.saturating_sub(query.sent_at.0);
                 self.nodes[id.place()].load.answered_after(latency);
                 if let Outcome::Failed(_) = outcome {
                     self.put_slot_back(index);

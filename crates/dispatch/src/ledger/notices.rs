@@ -2,7 +2,7 @@
 
 use super::node::NodeState;
 use super::types::{NodeId, Notice, Outcome, QueryId};
-use super::{Ledger, State};
+use super::{Ledger, Query, State};
 use crate::error::{Error, Result};
 
 impl Ledger {
@@ -16,7 +16,10 @@ impl Ledger {
     /// The next notice. An answered query keeps its slot until [`Ledger::release`].
     pub fn next_notice(&mut self) -> Option<Notice> {
         let index = self.notices.pop_first()?;
-        if let Some(notice) = self.take_tokens(index) {
+        let Query { tokens, tokens_reported, .. } = self.queries[index as usize];
+        if tokens > tokens_reported
+            && let Some(notice) = self.take_tokens(index)
+        {
             return Some(notice);
         }
         let query = &mut self.queries[index as usize];
@@ -32,6 +35,18 @@ impl Ledger {
         }
         let quarantined = borrows && matches!(outcome, Outcome::Failed(_));
         Some(Notice::Ended { query: id, token, outcome, quarantined })
+    }
+
+    /// As [`Ledger::next_notice`], with [`Ledger::release`] of an answered query: for a caller that reads its answer
+    /// before the slot is used again.
+    #[inline]
+    pub(crate) fn next_notice_released(&mut self) -> Option<Notice> {
+        let notice = self.next_notice()?;
+        if let Notice::Ended { query, outcome: Outcome::Answered { .. }, .. } = notice {
+            self.put_slot_back(query.index);
+            self.free_query(query.index);
+        }
+        Some(notice)
     }
 
     /// Returns the slot of an answered query whose notice was taken.

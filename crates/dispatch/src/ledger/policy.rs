@@ -1,7 +1,5 @@
 //! Policies: choice of the node of a query.
 
-use std::time::Duration;
-
 /// Rule by which the ledger chooses among nodes with a free slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
@@ -28,9 +26,9 @@ pub(super) struct Load {
 const SHIFT: u32 = 3;
 
 impl Load {
-    /// Enters the latency of an answer into the exponentially weighted mean.
-    pub fn answered_after(&mut self, latency: Duration) {
-        let newest = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1);
+    /// Enters the latency of an answer in nanoseconds into the exponentially weighted mean.
+    pub fn answered_after(&mut self, latency: u64) {
+        let newest = latency.max(1);
         self.latency = match self.latency {
             0 => newest,
             mean => (mean - (mean >> SHIFT)).saturating_add(newest >> SHIFT).max(1),
@@ -47,6 +45,9 @@ impl Policy {
         cursor: usize,
         load: impl Fn(usize) -> Option<Load>,
     ) -> Option<usize> {
+        if self == Policy::RoundRobin && cursor < nodes && load(cursor).is_some() {
+            return Some(cursor);
+        }
         let order = (cursor..nodes).chain(0..cursor.min(nodes));
         let mut candidates = order.filter_map(|node| Some((node, load(node)?)));
         let chosen = match self {
@@ -86,15 +87,15 @@ mod tests {
     #[test]
     fn the_mean_latency_follows_the_answers() {
         let mut load = Load { in_flight: 0, latency: 0 };
-        load.answered_after(Duration::from_nanos(800));
+        load.answered_after(800);
         assert_eq!(load.latency, 800);
-        load.answered_after(Duration::from_nanos(1600));
+        load.answered_after(1600);
         assert_eq!(load.latency, 900);
         for _ in 0..200 {
-            load.answered_after(Duration::from_nanos(80));
+            load.answered_after(80);
         }
         assert!((80..=90).contains(&load.latency), "{}", load.latency);
-        load.answered_after(Duration::MAX);
+        load.answered_after(u64::MAX);
         assert!(load.latency > 1 << 60);
     }
 }

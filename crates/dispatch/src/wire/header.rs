@@ -37,17 +37,14 @@ impl Fields<'_> {
     #[inline]
     pub fn encode(&self, bytes: &mut [u8]) {
         let (fixed, lengths) = bytes.split_at_mut(FIXED_BYTES as usize);
-        let words = [
-            u64::from(self.turn) | u64::from(self.word) << 32,
-            self.checksum,
-            self.lengths.len() as u64 | u64::from(self.is_part) << 32,
-            0,
-        ];
-        for (place, word) in fixed.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
-        }
-        for (place, length) in lengths.chunks_exact_mut(8).zip(self.lengths) {
-            place.copy_from_slice(&length.to_le_bytes());
+        let tensors = self.lengths.len() as u64 | u64::from(self.is_part) << 32;
+        fixed[..8]
+            .copy_from_slice(&(u64::from(self.turn) | u64::from(self.word) << 32).to_le_bytes());
+        fixed[8..16].copy_from_slice(&self.checksum.to_le_bytes());
+        fixed[16..24].copy_from_slice(&tensors.to_le_bytes());
+        fixed[24..].fill(0);
+        for (tensor, length) in self.lengths.iter().enumerate() {
+            lengths[8 * tensor..8 * tensor + 8].copy_from_slice(&length.to_le_bytes());
         }
     }
 }

@@ -155,7 +155,8 @@ impl CounterEnd {
     /// The open round that the lane at `offset` behind data lane 0 counts.
     pub fn round_of(&self, offset: u32) -> u64 {
         let (window, slot) = (u64::from(self.window), u64::from(offset.saturating_sub(1)));
-        self.given + (slot + window - self.given % window) % window
+        let oldest = self.given % window;
+        self.given + slot - oldest + if slot < oldest { window } else { 0 }
     }
 
     /// Our data lane of the oldest open round, with its generation.
@@ -164,6 +165,16 @@ impl CounterEnd {
             1 => self.data,
             window => lane_at(self.data, offset_of(self.given, window)),
         }
+    }
+
+    /// Raises in the open round of the data lane at `offset` ([`CounterEnd::round_of`]), by the value of that lane. Zero
+    /// for the lane that pads an even window, which no peer may raise.
+    pub fn count_in_lane(&self, offset: u32, value: u64) -> u64 {
+        let base = match self.window {
+            1 => Some(&self.base),
+            _ => self.bases.get(offset.saturating_sub(1) as usize),
+        };
+        base.map_or(0, |base| value.saturating_sub(*base))
     }
 
     /// Raises in an open round, by the value of its lane.

@@ -321,12 +321,12 @@ impl Engine {
             return;
         }
         let round = end.round_of(offset);
-        let value = lanes.value(end.data_of(round));
+        let value = lanes.value(lane);
         if let Some(trace) = trace {
             let lane = lane.get();
             trace.arrival(ArrivalRecord { at: now, peer, lane, value });
         }
-        let count = end.count_at(round, value);
+        let count = end.count_in_lane(offset, value);
         if count > 0 {
             events.push(Event::Raised { counter, peer, round, count });
             if !internal && !std::mem::replace(&mut end.listed, true) {
