@@ -6,14 +6,16 @@ use crate::memory::SlotMemory;
 use crate::peer::Peer;
 use crate::wire::{Agreement, Checksum, Fields, Header, Hello, Layout, Role};
 use weft_fabric::{
-    Communicator, CounterConfig, CounterId, Engine, EngineConfig, Grant, Page, PartRule, Rank,
-    RegionKey, RemoteRegion, Requests, Time,
+    Communicator, CounterConfig, CounterId, Engine, EngineConfig, Event, Grant, Page, PartRule,
+    Rank, RegionKey, RemoteRegion, Requests, Time,
 };
 
 /// Tag of all requests: completions are no events, since the answer confirms the arrival of a query.
 const TAG: u64 = Requests::NO_EVENT;
 /// Round of the announcement that a node wants to leave, on the counter of cancels.
 const LEAVING: u64 = 0;
+/// Bytes behind a header that are prefetched with it.
+const PREFETCH: u64 = 64;
 
 /// One end of a connection. Both ends make it from the same [`Agreement`].
 #[derive(Debug)]
@@ -209,6 +211,22 @@ impl Connection {
             counter if counter == payloads => Some(Raise::Payload { slot, count }),
             counter if counter == cancels => Some(Raise::Cancel { slot, count }),
             _ => None,
+        }
+    }
+
+    /// Prefetches what has arrived, as far as these events report whole queries or answers: their headers and the first
+    /// bytes of their tensors.
+    #[inline]
+    pub(crate) fn prefetch(&self, events: &[Event]) {
+        let slots = self.agreement.slots;
+        for event in events {
+            if let Event::Raised { counter, round, .. } = *event
+                && counter == self.counters[0]
+                && round < slots.into()
+            {
+                let bytes = self.incoming_layout.header_bytes() + PREFETCH;
+                self.incoming.prefetch(round as u32, bytes);
+            }
         }
     }
 

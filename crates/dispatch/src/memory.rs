@@ -48,6 +48,12 @@ impl SlotMemory {
         unsafe { self.region.memory().bytes(self.offset(slot, offset) as usize, length as usize) }
     }
 
+    /// Prefetches the first `length` bytes of a slot.
+    #[inline]
+    pub fn prefetch(&self, slot: u32, length: u64) {
+        self.region.memory().prefetch(self.offset(slot, 0), length.min(self.stride));
+    }
+
     /// Bytes from `offset` of a slot over the next ones, all of which no peer writes now.
     pub fn read_across(&self, slot: u32, offset: u64, length: u64) -> &[u8] {
         // SAFETY: stable by the protocol, see the module's page; `Memory::bytes` checks the range.

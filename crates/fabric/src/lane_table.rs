@@ -3,7 +3,7 @@
 use crate::atomics::CacheLine;
 use crate::error::{Error, Result};
 use crate::lanes::{Lanes, SleepMode, Wake};
-use crate::memory::Memory;
+use crate::memory::{Memory, prefetch};
 use crate::types::{Generation, Lane, LaneId};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -79,6 +79,12 @@ impl LaneWords {
             &*line.cast::<AtomicU64>().add(lane % 2)
         };
         word.load(Ordering::Acquire)
+    }
+
+    /// Prefetches the cache line of a lane.
+    #[inline(always)]
+    pub fn prefetch(&self, lane: usize) {
+        prefetch::for_load(self.base.as_ptr().wrapping_add((1 + self.leaves + lane / 2) * LINE));
     }
 
     /// Number of lanes.
@@ -339,6 +345,12 @@ impl LaneTable {
     #[inline(always)]
     pub fn value(&self, id: LaneId) -> u64 {
         self.words.value(id.get() as usize)
+    }
+
+    /// Prefetches the lane's cache line.
+    #[inline(always)]
+    pub fn prefetch(&self, id: LaneId) {
+        self.words.prefetch(id.get() as usize);
     }
 
     /// Owner: see [`Lanes::has_dirty`].

@@ -191,6 +191,9 @@ impl<E: Executor> Accelerator<E> {
         events: &[Event],
         requests: &mut Requests,
     ) -> Result<()> {
+        if let Some(Some(link)) = self.links.get(index) {
+            link.connection.prefetch(events);
+        }
         for event in events {
             match *event {
                 Event::Raised { counter, round, count, .. } => {

@@ -208,6 +208,7 @@ impl<H: Handler> FrontEndThread<H> {
         let mut taken = 0;
         while taken < MAX_SUBMISSIONS && self.front_end.has_room() {
             let Some(query) = self.submissions.take() else { break };
+            self.front_end.prefetch(query.inputs());
             // It has room, and the handle has checked the query.
             let _ = self.front_end.submit_checked(query.token, query.inputs(), query.deadline);
             taken += 1;

@@ -285,7 +285,12 @@ impl Engine {
         if self.lanes.has_dirty() {
             // A message is no event of the engine: the waits look for it.
             self.epoch += u64::from(self.lanes.take_message());
-            self.lanes.take_dirty(|number| raised.extend(LaneId::new(number as u32)));
+            self.lanes.take_dirty(|number| {
+                if let Some(lane) = LaneId::new(number as u32) {
+                    self.lanes.prefetch(lane);
+                    raised.push(lane);
+                }
+            });
         }
         for lane in raised.drain(..) {
             self.lane_rose(lane, now, events);

@@ -8,6 +8,7 @@ mod copy;
 mod huge;
 mod identity;
 mod numa;
+pub(crate) mod prefetch;
 mod shared;
 
 pub use copy::copy_bytes;
@@ -213,6 +214,18 @@ impl Memory {
         // SAFETY: both ranges were checked; they may overlap if both memories are one.
         unsafe { copy_bytes(from, to, length as usize) };
         Some(())
+    }
+
+    /// Prefetches the cache lines of a range of host memory, as far as it is inside; a hint without other effect.
+    #[inline]
+    pub fn prefetch(&self, offset: u64, length: u64) {
+        let end = offset.saturating_add(length).min(self.length as u64);
+        let Some(base) = self.host().filter(|_| offset < end) else { return };
+        let mut line = offset;
+        while line < end {
+            prefetch::for_load(base.as_ptr().wrapping_add(line as usize));
+            line += prefetch::LINE;
+        }
     }
 
     /// Sets `length` bytes at `offset` to `value`.
