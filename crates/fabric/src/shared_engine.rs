@@ -54,6 +54,11 @@ impl SharedEngine {
         EngineGuard::new(self, engine, 0)
     }
 
+    /// True if a poll finds lanes that peers have raised. Without the lock.
+    pub fn has_raised(&self) -> bool {
+        self.lanes.has_dirty()
+    }
+
     /// Access of a waiting thread; drop it after the wait.
     pub fn access(&self) -> SharedEngineAccess<'_> {
         self.waiters.enter();

@@ -98,10 +98,16 @@ impl<E: Executor> AcceleratorThread<E> {
             }
             if busy {
                 self.sleeper.busy();
-            } else if self.sleeper.idle(now) == Rest::Sleep {
+            } else if self.idle(now) == Rest::Sleep {
                 self.sleep();
             }
         }
+    }
+
+    /// After a turn without work.
+    fn idle(&mut self, now: Time) -> Rest {
+        let pairs = self.pairs.iter().map(|front_end| (&front_end.pair, &front_end.watched));
+        self.sleeper.idle(now, pairs, || !self.receiver.is_empty())
     }
 
     /// Polls every connection: queries, batches, answers.
@@ -125,9 +131,12 @@ impl<E: Executor> AcceleratorThread<E> {
             }
             drop(engine);
             let polled = self.accelerator.poll(now, *index, &self.events, &mut self.requests);
-            busy |= !self.events.is_empty() || !self.requests.is_empty();
-            // A poisoned engine refuses; its next poll reports the poison.
-            let _ = pair.engine().submit(&mut self.requests);
+            busy |= !self.events.is_empty();
+            if !self.requests.is_empty() {
+                busy = true;
+                // A poisoned engine refuses; its next poll reports the poison.
+                let _ = pair.engine().submit(&mut self.requests);
+            }
             if let Err(error) = &polled {
                 let rank = Some(weft_fabric::Rank(1 - pair.rank().0));
                 pair.poison(Poison { kind: Cause::Protocol, rank, detail: error.to_string() });

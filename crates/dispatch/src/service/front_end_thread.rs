@@ -114,10 +114,18 @@ impl<H: Handler> FrontEndThread<H> {
             }
             if busy {
                 self.sleeper.busy();
-            } else if self.sleeper.idle(now) == Rest::Sleep {
+            } else if self.idle(now) == Rest::Sleep {
                 self.sleep();
             }
         }
+    }
+
+    /// After a turn without work.
+    fn idle(&mut self, now: Time) -> Rest {
+        let pairs = self.nodes.iter().map(|node| (&node.pair, &node.watched));
+        // A full ledger takes no submissions before an answer.
+        let takes = self.front_end.has_room();
+        self.sleeper.idle(now, pairs, || takes && !self.submissions.receiver.is_empty())
     }
 
     /// Takes the events of all nodes.

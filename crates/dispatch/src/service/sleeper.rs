@@ -12,6 +12,10 @@ use weft_fabric::{Communicator, ProviderKind, Rank, Time, clock};
 const MAX_SLEEP: Duration = Duration::from_millis(50);
 /// Pause instructions between two polls of a spinning thread.
 const PAUSES: u32 = 4;
+/// Pause instructions at most, where words in memory show all messages: the thread looks at them after each one.
+const LOOKS: u32 = 32;
+/// Connections up to which it looks.
+const MAX_LOOKED_AT: usize = 8;
 
 /// Next step of a thread without work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub(super) struct Watched {
     pub id: u64,
     /// Its descriptor is readable whenever messages have arrived, without [`arm`]: over tcp.
     pub is_reported: bool,
+    /// [`Communicator::has_raised`] shows its messages: over shm.
+    pub is_mapped: bool,
 }
 
 /// Waits of one thread: spins, then yields its core, then sleeps on descriptors.
@@ -71,11 +77,12 @@ impl Sleeper {
     /// [`Error::System`].
     pub fn watch(&mut self, pair: &Communicator) -> Result<Watched> {
         let (engine, peer) = (pair.engine(), Rank(1 - pair.rank().0));
-        let is_reported =
-            engine.route(peer).is_some_and(|route| route.provider == ProviderKind::Tcp);
+        let provider = engine.route(peer).map(|route| route.provider);
+        let is_reported = provider == Some(ProviderKind::Tcp);
+        let is_mapped = provider == Some(ProviderKind::Shm);
         self.watched += 1;
         self.add(engine.descriptor(), self.watched)?;
-        Ok(Watched { id: self.watched, is_reported })
+        Ok(Watched { id: self.watched, is_reported, is_mapped })
     }
 
     /// Calls `ready` with each pair whose descriptor is readable.
@@ -99,11 +106,24 @@ impl Sleeper {
         (self.idle_since, self.yields) = (None, 0);
     }
 
-    /// After a turn without work: pauses or yields.
-    pub fn idle(&mut self, now: Time) -> Rest {
+    /// After a turn without work: pauses or yields. `pairs`: all that it watches. A pause ends with a message in one of
+    /// them, or with an item in the queue, as `has_items` returns.
+    pub fn idle<'a>(
+        &mut self,
+        now: Time,
+        pairs: impl ExactSizeIterator<Item = (&'a Communicator, &'a Watched)> + Clone,
+        has_items: impl Fn() -> bool,
+    ) -> Rest {
         let since = *self.idle_since.get_or_insert(now);
         if now.since(since) < self.config.spin {
-            (0..PAUSES).for_each(|_| std::hint::spin_loop());
+            let all_mapped =
+                pairs.len() <= MAX_LOOKED_AT && pairs.clone().all(|(_, watched)| watched.is_mapped);
+            for _ in 0..if all_mapped { LOOKS } else { PAUSES } {
+                if has_items() || pairs.clone().any(|(pair, _)| pair.has_raised()) {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
             return Rest::Poll;
         }
         if self.yields < self.config.yields {

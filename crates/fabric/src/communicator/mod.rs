@@ -297,6 +297,13 @@ impl Communicator {
         self.shared.lock()
     }
 
+    /// True if a poll finds lanes that peers of this host have raised by stores: one load, without the engine's lock.
+    /// Over other routes arrivals are found by polls alone.
+    #[inline]
+    pub fn has_raised(&self) -> bool {
+        self.shared.has_raised()
+    }
+
     /// A waiting thread's access to the engine, for [`crate::SharedDriver`] and patterns built on it.
     pub fn access(&self) -> SharedEngineAccess<'_> {
         self.shared.access()
