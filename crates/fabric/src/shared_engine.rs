@@ -48,10 +48,20 @@ impl SharedEngine {
 
     /// Locks the engine for one step. Never hold the guard during a wait.
     pub fn lock(&self) -> EngineGuard<'_> {
+        let engine = match self.engine.try_lock() {
+            Ok(engine) => engine,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => self.wait_for_lock(),
+        };
+        EngineGuard::new(self, engine, 0)
+    }
+
+    #[cold]
+    fn wait_for_lock(&self) -> MutexGuard<'_, Engine> {
         self.callers.fetch_add(1, Ordering::Relaxed);
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         self.callers.fetch_sub(1, Ordering::Relaxed);
-        EngineGuard::new(self, engine, 0)
+        engine
     }
 
     /// True if a poll finds lanes that peers have raised. Without the lock.
