@@ -394,6 +394,9 @@ pub trait Link: Send {
         false
     }
 
+    /// A descriptor of the link was reported as readable: its next poll may look first where the last messages came from.
+    fn expect_messages(&mut self) {}
+
     /// Arms the link: from now on one of its descriptors becomes readable when [`Link::poll`] has work.
     /// Returns `false` if it has work already.
     fn prepare_sleep(&mut self) -> bool {

@@ -113,7 +113,7 @@ impl<E: Executor> AcceleratorThread<E> {
     /// Polls every connection: queries, batches, answers.
     fn poll(&mut self, now: Time) -> bool {
         let (mut busy, mut position) = (false, 0);
-        self.visits.begin(self.pairs.iter().map(|pair| &pair.watched), &self.sleeper);
+        self.visits.begin(now, self.pairs.iter().map(|pair| &pair.watched), &self.sleeper);
         if self.visits.may_skip() {
             // Each visit does so, but there may be none; the answers of batches are a reason for one.
             self.accelerator.run_due(now);
@@ -125,6 +125,9 @@ impl<E: Executor> AcceleratorThread<E> {
             }
             self.events.clear();
             let mut engine = pair.engine();
+            if self.visits.is_ready(watched) {
+                engine.expect_messages();
+            }
             engine.poll(now, &mut self.events);
             if engine.has_unread() {
                 self.visits.again(watched);

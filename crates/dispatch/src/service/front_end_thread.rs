@@ -131,7 +131,7 @@ impl<H: Handler> FrontEndThread<H> {
     /// Takes the events of all nodes.
     fn receive(&mut self, now: Time) -> bool {
         let (mut busy, mut index) = (false, 0);
-        self.visits.begin(self.nodes.iter().map(|node| &node.watched), &self.sleeper);
+        self.visits.begin(now, self.nodes.iter().map(|node| &node.watched), &self.sleeper);
         while index < self.nodes.len() {
             let node = &mut self.nodes[index];
             if !self.visits.has(&node.watched) {
@@ -140,6 +140,9 @@ impl<H: Handler> FrontEndThread<H> {
             }
             self.events.clear();
             let mut engine = node.pair.engine();
+            if self.visits.is_ready(&node.watched) {
+                engine.expect_messages();
+            }
             engine.poll(now, &mut self.events);
             if engine.has_unread() {
                 self.visits.again(&node.watched);

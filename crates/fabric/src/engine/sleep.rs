@@ -112,6 +112,11 @@ impl Engine {
         self.links.iter().any(|link| link.has_unread())
     }
 
+    /// An event loop has reported [`Engine::descriptor`] as readable: the next poll may save a system call.
+    pub fn expect_messages(&mut self) {
+        self.links.iter_mut().for_each(|link| link.expect_messages());
+    }
+
     /// Descriptor for an event loop: readable, after [`Engine::arm`] has returned `true`, as soon as the
     /// engine has work, deadlines included.
     pub fn descriptor(&self) -> BorrowedFd<'_> {

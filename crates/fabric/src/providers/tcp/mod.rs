@@ -46,7 +46,7 @@ use crate::parts::PartRule;
 use crate::types::{ProviderKind, RegionKey, Time};
 use channel::Channel;
 use connect::ExpectedPeer;
-use hot_stream::HotStream;
+use hot_stream::{HotRead, HotStream};
 use peer::{LinkContext, Peer};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -372,7 +372,7 @@ impl Link for TcpLink {
         }
         let link = LinkContext { epoll, regions, lanes: &group.lanes, counters };
         let earlier = std::mem::take(unread);
-        let mut ready = |rank: usize, stream, flags| {
+        let mut ready = |rank: usize, stream, flags, sink: &mut Sink| {
             if let Some(peer) = peers.get_mut(Rank(rank as u32)) {
                 peer.ready(stream, flags, &link, sink);
                 track_ending(ending, peer);
@@ -383,18 +383,22 @@ impl Link for TcpLink {
             }
         };
         for (rank, stream) in earlier {
-            ready(rank as usize, stream as usize, epoll::EventFlags::IN);
+            ready(rank as usize, stream as usize, epoll::EventFlags::IN, sink);
         }
-        if let Some((rank, stream)) = hot.take(now) {
-            ready(rank, stream, epoll::EventFlags::IN);
-        } else {
+        let mut needs_epoll = true;
+        if let Some(HotRead { stream: (rank, stream), or_epoll }) = hot.take(now) {
+            let before = sink.raised.len();
+            ready(rank, stream, epoll::EventFlags::IN, sink);
+            needs_epoll = or_epoll && sink.raised.len() == before;
+        }
+        if needs_epoll {
             let mut room = [const { MaybeUninit::uninit() }; MAX_EVENTS];
             // A zero timeout cannot be interrupted, and the descriptor is ours.
             let events = epoll::wait(&*epoll, &mut room, Some(&Timespec::default()));
             let events = events.map_or(&[][..], |(events, _)| &*events);
             for event in events {
                 let (rank, stream) = peer::stream_of(event);
-                ready(rank, stream, event.flags);
+                ready(rank, stream, event.flags, sink);
             }
             match events {
                 [] => hot.record(None),
@@ -415,6 +419,10 @@ impl Link for TcpLink {
 
     fn has_unread(&self) -> bool {
         !self.unread.is_empty()
+    }
+
+    fn expect_messages(&mut self) {
+        self.hot.expect();
     }
 
     fn prepare_sleep(&mut self) -> bool {
