@@ -36,8 +36,8 @@ impl Backend for Answers {
 #[derive(Default)]
 struct Progress {
     answered: AtomicU64,
-    /// Number of the first query of the round trips.
-    trips_from: OnceLock<(u64, FrontEndHandle)>,
+    /// Number of the first query of the round trips, and the deadline of all.
+    trips_from: OnceLock<(u64, Time, FrontEndHandle)>,
 }
 
 /// Counts and compares answers.
@@ -59,10 +59,11 @@ impl Handler for Check {
             };
             let right = answer.tensors().next() == Some(self.samples.answer(token));
             self.wrong += u64::from(!right);
-            if let Some((first, handle)) = self.progress.trips_from.get()
+            if let Some((first, until, handle)) = self.progress.trips_from.get()
                 && token >= *first
             {
-                let next = (token < first + TRIPS).then(|| query(&self.samples, token + 1));
+                let is_last = token >= first + TRIPS;
+                let next = (!is_last).then(|| query(&self.samples, token + 1, *until));
                 self.trips_ns.extend(self.since.map(|since| since.elapsed().as_nanos() as f64));
                 self.since = Some(Instant::now());
                 // Refused queries are missing from the answers.
@@ -73,9 +74,9 @@ impl Handler for Check {
     }
 }
 
-fn query(samples: &Samples, number: u64) -> Query {
+fn query(samples: &Samples, number: u64, until: Time) -> Query {
     let (offset, length) = (samples.offset(number) as u64, samples.bytes() as u64);
-    Query::new(number, &[Input { memory: 0, offset, length }], deadline())
+    Query::new(number, &[Input { memory: 0, offset, length }], until)
 }
 
 pub fn pair_config(options: &Options, bytes: usize, address: &str) -> Outcome<PairConfig> {
@@ -160,8 +161,9 @@ pub fn measure(options: &Options, samples: &Arc<Samples>, time: Duration) -> Out
     let next = load.submit(first, time)?;
     let queries_per_s = (next - first) as f64 / since.elapsed().as_secs_f64();
     // The handler submits each further query, so that no third thread takes part.
-    let _ = progress.trips_from.set((next, front_end.handle()));
-    front_end.handle().submit(query(samples, next))?;
+    let until = deadline();
+    let _ = progress.trips_from.set((next, until, front_end.handle()));
+    front_end.handle().submit(query(samples, next, until))?;
     load.wait_for(next + TRIPS)?;
     let (check, counts) = front_end.stop(deadline())?;
     child.wait()?;
@@ -179,10 +181,14 @@ struct Load<'a> {
 impl Load<'_> {
     /// Submits queries from number `first` on for some time, and waits for their answers. Returns the next number.
     fn submit(&self, first: u64, time: Duration) -> Outcome<u64> {
-        let (since, mut is_over) = (Instant::now(), false);
+        let (since, mut is_over, mut until) = (Instant::now(), false, deadline());
+        // The clock is read for 32 queries at a time, as by the other sides.
         let queries = (first..).map_while(|number| {
-            is_over |= number % 32 == 0 && since.elapsed() >= time;
-            (!is_over).then(|| query(self.samples, number))
+            if number % 32 == 0 {
+                is_over = since.elapsed() >= time;
+                until = deadline();
+            }
+            (!is_over).then(|| query(self.samples, number, until))
         });
         let next = first + self.handle.submit_all(queries, deadline())?;
         self.wait_for(next)?;
