@@ -10,14 +10,15 @@
 #     benchmarks/gpu/run.sh fused-models [--budget SECONDS] [--cases NAMES] [--ranks N]
 #     benchmarks/gpu/run.sh fused-ablation [--budget SECONDS] [--cases NAMES] [--ranks N]
 #     benchmarks/gpu/run.sh training [--budget SECONDS] [--cases NAMES] [--ranks N]
+#     benchmarks/gpu/run.sh queries [--sizes BYTES] [--rounds N] [--record FILE]
 #
 # A failed case of a benchmark is recorded as failed, and the other cases run.
 set -euo pipefail
 what=${1:-}
 case $what in
-all | test | bench | collectives | fused | fused-ablation | fused-models | training) shift ;;
+all | test | bench | collectives | fused | fused-ablation | fused-models | queries | training) shift ;;
 *)
-    sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,14s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac
@@ -80,5 +81,8 @@ fused-ablation)
     ;;
 training)
     exec "$python" benchmarks/gpu/training.py "$@"
+    ;;
+queries)
+    exec "$python" benchmarks/gpu/queries.py "$@"
     ;;
 esac

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypedDict, Unpack, final
 
 from weft._options import Native
+from weft.qdl.device import Lane
 
 #: A contiguous array that the Python layer has checked: address, bytes, and its owner.
 _Array: TypeAlias = tuple[int, int, object]
@@ -979,15 +980,32 @@ class QdlCounts:
 def qdl_test(spec: str, counts: QdlCounts) -> str:
     """Run a test of LoadGen, JSON in and JSON out."""
 
+def qdl_ask(
+    addresses: list[str],
+    queries: list[list[bytes]],
+    provider: str | None,
+    slots: int,
+    checksum: bool,
+    milliseconds: int,
+    seconds: float,
+) -> tuple[list[list[bytes] | str], int, int, float]:
+    """Answers, or causes of failures; answers and failures of all submissions; seconds."""
+
 class QdlNode:
     """Accelerator node."""
 
     def __init__(
         self,
         spec: str,
-        callable: Callable[[int, list[tuple[bytes, list[int]]]], list[tuple[bytes, list[int]]]]
-        | None,
-    ) -> None: ...
+        callable: Callable[..., Any] | None,
+        lanes: list[Lane] = ...,
+    ) -> None:
+        """Listen.
+
+        `callable` takes the number of queries of a batch, and for each input the bytes of all
+        queries and the bytes of each; it returns the same for each output. With `lanes` it is a
+        `weft.qdl.device.DeviceModel`.
+        """
     @property
     def address(self) -> str:
         """`host:port` at which it listens."""

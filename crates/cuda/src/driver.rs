@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUflushGPUDirectRDMAWritesScope,
-    CUflushGPUDirectRDMAWritesTarget, CUfunction, CUfunction_attribute, CUipcMemHandle,
-    CUlaunchConfig, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
-    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemRangeHandleType, CUmodule,
-    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+    CUDA_MEMCPY2D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
+    CUflushGPUDirectRDMAWritesScope, CUflushGPUDirectRDMAWritesTarget, CUfunction,
+    CUfunction_attribute, CUipcMemHandle, CUlaunchConfig, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemRangeHandleType, CUmodule, CUpointer_attribute, CUresult,
+    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
 
 const LIBRARY: &str = "the CUDA driver (libcuda.so.1)";
@@ -93,6 +94,7 @@ functions! {
     cuStreamWriteValue32_v2(CUstream, CUdeviceptr, u32, c_uint);
     cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
     cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    cuMemcpy2DAsync_v2(*const CUDA_MEMCPY2D, CUstream);
     cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
 
     cuEventCreate(*mut CUevent, c_uint);

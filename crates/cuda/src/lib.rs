@@ -9,7 +9,7 @@
 //!   [`PinnedMemory`] and [`RegisteredMemory`] (of the host): memory, and its sharing between processes
 //! - [`DmaBuf`]: device memory for NICs; [`RdmaWrites`]: visibility of what they write there; [`device_of`]:
 //!   device of an address
-//! - [`Stream`], [`OwnedStream`], [`Event`], [`copy_async`], [`set_bytes_async`],
+//! - [`Stream`], [`OwnedStream`], [`Event`], [`copy_async`], [`copy_rows_async`], [`set_bytes_async`],
 //!   [`stream_write_value32`]: ordered work
 //! - [`Module`], [`Function`]: kernels
 //! - [`RelaxedCapture`], [`Relaxed`]: calls of Weft's threads while PyTorch captures a graph
@@ -31,6 +31,7 @@ mod module;
 pub mod nvml;
 pub mod nvrtc;
 pub mod report;
+mod rows;
 mod stream;
 
 pub use capture::{Relaxed, RelaxedCapture};
@@ -44,6 +45,7 @@ pub use memory::{
     VirtualMemory, device_of, is_ipc_capable,
 };
 pub use module::{Function, Module, Start};
+pub use rows::{Direction, Rows, copy_rows_async};
 pub use stream::{
     OwnedStream, Stream, copy_async, is_capturing, set_bytes_async, stream_synchronize,
     stream_write_value32,

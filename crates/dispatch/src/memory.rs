@@ -70,6 +70,15 @@ impl SlotMemory {
         unsafe { self.region.memory().bytes_mut(begin, length as usize) }
     }
 
+    /// Bytes from `offset` of the answer to a query under way over the next slots, whose queries are in the same job.
+    #[expect(clippy::mut_from_ref, reason = "exclusive by the protocol")]
+    pub fn write_across_in_job(&self, slot: u32, offset: u64, length: u64) -> &mut [u8] {
+        let begin = self.offset(slot, offset) as usize;
+        // SAFETY: as in `write_in_job`, for all of these queries; what is between their outputs belongs to the same
+        // slots. `Memory::bytes_mut` checks the range.
+        unsafe { self.region.memory().bytes_mut(begin, length as usize) }
+    }
+
     /// Bytes of an outgoing slot, which no write in flight reads.
     pub fn write(&mut self, slot: u32, offset: u64, length: u64) -> &mut [u8] {
         debug_assert!(offset + length <= self.stride);

@@ -19,6 +19,7 @@ mod ofi;
 mod pair;
 mod peer_group;
 mod qdl;
+mod qdl_lane;
 mod region;
 mod request;
 mod shared;
@@ -63,7 +64,7 @@ mod _native {
     #[pymodule_export]
     use crate::peer_group::PeerGroup;
     #[pymodule_export]
-    use crate::qdl::{QdlCounts, QdlNode, qdl_test};
+    use crate::qdl::{QdlCounts, QdlNode, qdl_ask, qdl_test};
     #[pymodule_export]
     use crate::region::Region;
     #[pymodule_export]

@@ -1,17 +1,21 @@
-//! Query dispatch for MLPerf: tests of LoadGen, and accelerator nodes whose model may be a Python callable.
+//! Query dispatch for MLPerf: tests of LoadGen, queries without it, and accelerator nodes whose model may be a Python
+//! callable.
 
 use crate::errors::{Error, raise};
 use crate::fork;
 use crate::logging;
+use crate::qdl_lane::LaneBackend;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use weft_dispatch::{Backend, Batch, Schema, Threaded};
+use weft_qdl::network::End;
 use weft_qdl::{Counts, Departure, ModelBackend, Node, NodeConfig, NodeSpec, Spec};
 
 /// Code of a query whose callable raised, or returned other bytes than its schema has.
-const FAILED: u32 = 1;
+pub(crate) const FAILED: u32 = 1;
 
 /// Counts of a test or a node, for any thread.
 #[pyclass(frozen, module = "weft._native")]
@@ -52,6 +56,48 @@ pub fn qdl_test(py: Python<'_>, spec: &str, counts: &QdlCounts) -> PyResult<Stri
     Ok(outcome.map_err(Error::Qdl)?.to_json())
 }
 
+/// Answers to queries of the bytes of each tensor, or the causes of failures; the answers and failures of all
+/// submissions, and the seconds that they took. `milliseconds` without an answer end a query; with `seconds`, the
+/// queries are sent again and again for that time.
+#[pyfunction]
+#[pyo3(signature = (addresses, queries, provider, slots, checksum, milliseconds, seconds))]
+#[expect(clippy::too_many_arguments, reason = "weft.qdl.ask has defaults for all")]
+pub fn qdl_ask<'py>(
+    py: Python<'py>,
+    addresses: Vec<String>,
+    queries: Vec<Vec<Vec<u8>>>,
+    provider: Option<&str>,
+    slots: u32,
+    checksum: bool,
+    milliseconds: u64,
+    seconds: f64,
+) -> PyResult<(Bound<'py, PyList>, u64, u64, f64)> {
+    fork::check(py)?;
+    fork::watch();
+    logging::install();
+    let asked = py.detach(|| {
+        let mut end = End { slots, checksum, ..End::default() };
+        if let Some(name) = provider {
+            end.providers = End::providers_named(name)?;
+        }
+        let patience = Duration::from_millis(milliseconds);
+        let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        weft_qdl::ask::ask(&addresses, &end, &queries, patience, time)
+    });
+    let asked = asked.map_err(Error::Qdl)?;
+    let answers = PyList::empty(py);
+    for answer in asked.answers {
+        match answer {
+            Ok(tensors) => {
+                let tensors = tensors.iter().map(|tensor| PyBytes::new(py, tensor));
+                answers.append(PyList::new(py, tensors.collect::<Vec<_>>())?)?;
+            }
+            Err(cause) => answers.append(cause)?,
+        }
+    }
+    Ok((answers, asked.answered, asked.failed, asked.elapsed.as_secs_f64()))
+}
+
 /// Accelerator node.
 #[pyclass(frozen, module = "weft._native")]
 pub struct QdlNode {
@@ -65,13 +111,30 @@ pub struct QdlNode {
 #[pymethods]
 impl QdlNode {
     /// Listens. `callable` takes the number of queries of a batch, and for each input the bytes of all queries and the
-    /// bytes of each; it returns the same for each output.
+    /// bytes of each; it returns the same for each output. With `lanes` it takes a lane, the number of queries, and for
+    /// each input the bytes of each: see [`LaneBackend`].
     #[new]
-    fn new(py: Python<'_>, spec: &str, callable: Option<Py<PyAny>>) -> PyResult<QdlNode> {
+    #[pyo3(signature = (spec, callable, lanes=Vec::new()))]
+    fn new(
+        py: Python<'_>,
+        spec: &str,
+        callable: Option<Py<PyAny>>,
+        lanes: Vec<Py<PyAny>>,
+    ) -> PyResult<QdlNode> {
         fork::check(py)?;
         fork::watch();
         logging::install();
         let counts = Arc::new(Counts::default());
+        if let (Some(callable), false) = (&callable, lanes.is_empty()) {
+            let spec = NodeSpec::from_json(spec).map_err(Error::Qdl)?;
+            let mut config = spec.config().map_err(Error::Qdl)?;
+            // Inputs in neighbouring slots are one copy.
+            config.batches.by_slot = true;
+            let backends = LaneBackend::of(py, lanes, callable, &config.schema, &counts)?;
+            let executor = |waker| Threaded::new(backends, waker);
+            let bound = py.detach(|| Node::bind_with(config, executor, counts.clone()));
+            return Ok(QdlNode::of(ServedNode::Threaded(bound.map_err(Error::Qdl)?), counts));
+        }
         let bound = py.detach(|| -> weft_qdl::Result<_> {
             let spec = NodeSpec::from_json(spec)?;
             let config = spec.config()?;
@@ -87,13 +150,7 @@ impl QdlNode {
             let backend = CallableBackend { callable, schema, counts: counts.clone() };
             threaded(config, backend, counts.clone())
         });
-        let node = bound.map_err(Error::Qdl)?;
-        let (stop, address, name) = match &node {
-            ServedNode::Inline(node) => (node.stop_flag(), node.address(), node.name()),
-            ServedNode::Threaded(node) => (node.stop_flag(), node.address(), node.name()),
-        };
-        let (address, name) = (address.to_string(), name.to_owned());
-        Ok(QdlNode { stop, counts, address, name, node: Mutex::new(Some(node)) })
+        Ok(QdlNode::of(bound.map_err(Error::Qdl)?, counts))
     }
 
     /// `host:port` at which it listens.
@@ -142,6 +199,17 @@ impl QdlNode {
     fn counts(&self) -> (u64, u64, u64, u64) {
         let now = self.counts.snapshot();
         (now.issued, now.answered, now.failed, now.peers)
+    }
+}
+
+impl QdlNode {
+    fn of(node: ServedNode, counts: Arc<Counts>) -> QdlNode {
+        let (stop, address, name) = match &node {
+            ServedNode::Inline(node) => (node.stop_flag(), node.address(), node.name()),
+            ServedNode::Threaded(node) => (node.stop_flag(), node.address(), node.name()),
+        };
+        let (address, name) = (address.to_string(), name.to_owned());
+        QdlNode { stop, counts, address, name, node: Mutex::new(Some(node)) }
     }
 }
 

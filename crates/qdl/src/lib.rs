@@ -13,6 +13,8 @@
 //! | [`test`] | run of a test, its outcome |
 //! | [`node`] | accelerator node: listener, handshakes |
 //! | [`node_spec`] | description of a node |
+//! | [`lane`] | buffers of a batch on a device, and the copies between them and slots |
+//! | [`ask`] | queries and answers without LoadGen |
 //! | [`model`] | models without a framework: no-op, checksum, time of work |
 //! | [`network`] | connections to nodes and their names |
 //! | [`system`] | LoadGen's system under test over the network |
@@ -30,12 +32,14 @@
 
 #![warn(missing_docs)]
 
+pub mod ask;
 mod completions;
 mod counts;
 mod error;
 mod handler;
 pub mod in_process;
 mod kept;
+pub mod lane;
 mod lent;
 pub mod model;
 pub mod network;
@@ -49,6 +53,7 @@ pub mod test;
 pub use counts::{Counts, Departure, Snapshot};
 pub use error::{Error, Result};
 pub use in_process::InProcess;
+pub use lane::Lane;
 pub use model::{Model, ModelBackend, ModelKind};
 pub use node::{Node, NodeConfig};
 pub use node_spec::NodeSpec;

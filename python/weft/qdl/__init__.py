@@ -1,12 +1,25 @@
 """Query dispatch for MLPerf Inference's Network division: accelerator nodes, and tests of LoadGen.
 
 - `Accelerator`: an accelerator node whose model is a Python callable on batches
+- `ask`: queries to accelerator nodes, and their answers, without LoadGen
 - `onnx.OnnxModel`: a model of ONNX Runtime for it
 - `Test`: a test of LoadGen over accelerator nodes, or in this process
 - `audits`: MLPerf's audits TEST01 and TEST04
 """
 
-from weft.qdl.accelerator import Accelerator, Tensor, UpTo
+from weft.qdl.accelerator import Accelerator
+from weft.qdl.ask import Answers, ask
+from weft.qdl.tensors import Tensor, UpTo
 from weft.qdl.test import Counts, Departure, Outcome, Test
 
-__all__ = ["Accelerator", "Counts", "Departure", "Outcome", "Tensor", "Test", "UpTo"]
+__all__ = [
+    "Accelerator",
+    "Answers",
+    "Counts",
+    "Departure",
+    "Outcome",
+    "Tensor",
+    "Test",
+    "UpTo",
+    "ask",
+]

@@ -5,55 +5,25 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
 from weft import _native
 from weft._environment import check_variables
-from weft.errors import ConfigurationError, ShapeError
+from weft.errors import ConfigurationError
+from weft.qdl.device import DeviceModel, Lane
+from weft.qdl.tensors import Tensor, UpTo, check_number, check_queries, check_shape
 from weft.qdl.test import Counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    import torch
     from numpy.typing import NDArray
 
 __all__ = ["Accelerator", "Tensor", "UpTo"]
-
-
-@dataclass(frozen=True)
-class UpTo:
-    """A dimension that varies from query to query, from 0 to `bound`. At most one of a tensor."""
-
-    bound: int
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor of a query or of an answer.
-
-    Args:
-        name: its name, of up to 255 bytes.
-        dtype: numpy's name of its element type: uint8, int8, int32, int64, float16, float32 or
-            float64.
-        shape: its dimensions, without one for the batch.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | UpTo, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """As the native module takes it."""
-        shape = [{"up_to": size.bound} if isinstance(size, UpTo) else size for size in self.shape]
-        return {"name": self.name, "dtype": self.dtype, "shape": shape}
-
-    def is_variable(self) -> bool:
-        """True if a dimension varies."""
-        return any(isinstance(size, UpTo) for size in self.shape)
 
 
 Buffers = list[tuple[bytes, list[int]]]
@@ -66,6 +36,15 @@ class Accelerator:
     a list of one array for each query if a dimension of the input varies. Arrays are read-only. It
     returns the same for each output, alone if there is one. The queries of a batch whose call
     raises fail at their front end; the exception goes to `sys.unraisablehook`.
+
+    With `device`, arguments are torch tensors there, valid until the batch is answered: a model
+    that keeps some copies them. Outputs are torch tensors there or on the CPU, or arrays; they are
+    converted to the dtypes of `outputs`. Two threads of the node call the model in turn, one call
+    at a time. On a GPU calls run under a stream of the node's own, which waits for the stream that
+    was current when the node was made; a model that uses other streams orders them. Batches are
+    copied on two further streams between slots, which are page-locked, and buffers for two batches
+    of the greatest size: inputs of the next batch and outputs of the last one are copied while a
+    batch computes.
 
     Args:
         model: function of a batch.
@@ -82,9 +61,12 @@ class Accelerator:
         front_ends: most front ends at a time.
         spin: seconds without work in which the node polls without a pause.
         checksum: verify every payload by a checksum.
+        device: device of the model's tensors, as torch names it: a CUDA device or `cpu`; by
+            default arguments are arrays of numpy. Tensors may be bfloat16 then.
 
     Raises:
-        ConfigurationError: an argument cannot be used.
+        ConfigurationError: an argument cannot be used; `device` without PyTorch, or is no device
+            that it finds.
         SecretError: the address can be reached from other hosts, and there is no secret.
         ListenError: the address is not of this host, or its port is in use.
     """
@@ -104,6 +86,7 @@ class Accelerator:
         front_ends: int = 8,
         spin: float = 0.0,
         checksum: bool = False,
+        device: str | torch.device | None = None,
     ) -> None:
         check_variables()
         if not callable(model):
@@ -111,9 +94,10 @@ class Accelerator:
         self._model = model
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         for tensor in (*self._inputs, *self._outputs):
-            if tensor.dtype == "bfloat16":
+            if tensor.dtype == "bfloat16" and device is None:
                 raise ConfigurationError(
-                    f"tensor {tensor.name!r}: numpy has no bfloat16; use uint8 and view it"
+                    f"tensor {tensor.name!r}: numpy has no bfloat16; use uint8 and view it, or"
+                    " pass a device"
                 )
         spec = {
             "address": address,
@@ -128,15 +112,15 @@ class Accelerator:
             "window_us": round(window * 1e6),
             "spin_us": round(spin * 1e6),
         }
-        # The native node would keep this object alive, and this object the node.
-        run = weakref.WeakMethod(self._run)
-
-        def run_if_alive(count: int, inputs: Buffers) -> Buffers:
-            method = run()
-            assert method is not None, "the thread that serves refers to the node"
-            return method(count, inputs)
-
-        self._node = _native.QdlNode(json.dumps(spec), run_if_alive)
+        self._device_model: DeviceModel | None = None
+        if device is None:
+            self._node = _native.QdlNode(json.dumps(spec), if_alive(self._run))
+        else:
+            self._device_model = DeviceModel(
+                model, self._inputs, self._outputs, device=device, max_batch=max_batch
+            )
+            lanes = self._device_model.lanes
+            self._node = _native.QdlNode(json.dumps(spec), if_alive(self._run_lane), lanes)
         self._thread: threading.Thread | None = None
 
     @property
@@ -181,6 +165,10 @@ class Accelerator:
     ) -> None:
         self.stop()
 
+    def _run_lane(self, lane: Lane, count: int, lengths: list[list[int]]) -> Any:
+        assert self._device_model is not None
+        return self._device_model(lane, count, lengths)
+
     def _run(self, count: int, inputs: Buffers) -> Buffers:
         """Call the model with arrays in place of bytes."""
         arrays = [
@@ -189,12 +177,26 @@ class Accelerator:
         ]
         returned = self._model(*arrays)
         outputs = [returned] if len(self._outputs) == 1 else list(returned)
-        if len(outputs) != len(self._outputs):
-            raise ShapeError(f"{len(outputs)} outputs of the model: expected {len(self._outputs)}")
+        check_number(self._outputs, outputs)
         return [
             bytes_of(tensor, count, output)
             for tensor, output in zip(self._outputs, outputs, strict=True)
         ]
+
+
+def if_alive(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of the method that does not keep its object alive.
+
+    The native node would keep the `Accelerator` alive, and the `Accelerator` the node.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Any:
+        found = reference()
+        assert found is not None, "the thread that serves refers to the node"
+        return found(*arguments)
+
+    return call
 
 
 def arrays_of(
@@ -214,18 +216,8 @@ def arrays_of(
 
 def bytes_of(tensor: Tensor, count: int, output: Any) -> tuple[bytes, list[int]]:
     """An output of a batch as bytes, and the bytes of each query."""
-    if len(output) != count:
-        raise ShapeError(f"output {tensor.name!r} of {len(output)} queries: expected {count}")
+    check_queries(tensor, count, output)
     parts = [np.ascontiguousarray(part, tensor.dtype) for part in output]
     for part in parts:
-        if len(part.shape) != len(tensor.shape) or not all(map(fits, part.shape, tensor.shape)):
-            shape = ", ".join(
-                f"<={size.bound}" if isinstance(size, UpTo) else str(size) for size in tensor.shape
-            )
-            raise ShapeError(f"output {tensor.name!r} of shape {part.shape}: expected ({shape})")
+        check_shape(tensor, part.shape)
     return b"".join(part.tobytes() for part in parts), [part.nbytes for part in parts]
-
-
-def fits(size: int, expected: int | UpTo) -> bool:
-    """True if a dimension is the expected one."""
-    return size <= expected.bound if isinstance(expected, UpTo) else size == expected

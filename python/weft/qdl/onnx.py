@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from weft.errors import ConfigurationError
-from weft.qdl.accelerator import Tensor, UpTo
+from weft.qdl.tensors import Tensor, UpTo
 
 if TYPE_CHECKING:
     import os

@@ -40,13 +40,18 @@ impl<'a> Batch<'a> {
     /// # Panics
     /// Beyond the number of queries or tensors.
     pub fn output(&mut self, query: usize, tensor: usize) -> &mut [u8] {
-        let reply = self.job.reply(query);
-        // Appended tokens may be on their way already.
-        let is_readable = reply.appended == 0 || !reply.is_stream(tensor);
-        let length = if is_readable { self.job.output_bytes(query)[tensor] } else { 0 };
+        let length = self.output_length(query, tensor);
         let (memory, slot) = self.job.place(query);
         let offset = memory.outgoing_layout.offset(tensor);
         memory.outgoing.write_in_job(slot, offset, length)
+    }
+
+    /// Bytes of [`Batch::output`].
+    pub(super) fn output_length(&mut self, query: usize, tensor: usize) -> u64 {
+        let reply = self.job.reply(query);
+        // Appended tokens may be on their way already.
+        let is_readable = reply.appended == 0 || !reply.is_stream(tensor);
+        if is_readable { self.job.output_bytes(query)[tensor] } else { 0 }
     }
 
     /// Sets the bytes of a variable output; false, without effect, if the schema excludes them.

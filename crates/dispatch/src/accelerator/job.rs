@@ -132,6 +132,11 @@ impl Job {
         (&self.memories[memory as usize], slot)
     }
 
+    /// Memory of each connection that has queries here.
+    pub(super) fn memories(&self) -> impl Iterator<Item = &LinkMemory> {
+        self.memories.iter().map(|memory| &**memory)
+    }
+
     /// Bytes of an input's tensor.
     pub(super) fn input_bytes(&self, query: usize, tensor: usize) -> u64 {
         self.lengths[query * self.inputs..][..self.inputs][tensor]

@@ -29,7 +29,7 @@ pub use batch::Batch;
 pub use batcher::{Batcher, Buckets};
 pub use executor::Executor;
 pub use job::Job;
-pub use rows::Run;
+pub use rows::{Run, RunMut};
 pub use threaded::Threaded;
 pub use tokens::{JobQuery, Waker};
 

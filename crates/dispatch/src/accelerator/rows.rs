@@ -1,7 +1,9 @@
-//! Inputs of a batch as rows of one array: runs of neighbouring slots, and rows padded to one length.
+//! Inputs and outputs of a batch as rows of one array: runs of neighbouring slots, and rows padded to one length.
 
 use super::batch::Batch;
 use std::ops::Range;
+use std::sync::Arc;
+use weft_fabric::Memory;
 
 /// Input of consecutive queries of a batch in slots at equal distances: one strided copy.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +35,65 @@ impl<'a> Run<'a> {
     }
 }
 
+/// Memory of an output of consecutive queries of a batch in slots at equal distances: one strided copy.
+#[derive(Debug)]
+pub struct RunMut<'a> {
+    /// Number of queries.
+    pub count: usize,
+    /// Bytes of the output of each of them.
+    pub length: u64,
+    /// Distance of their begins in `bytes`.
+    pub stride: u64,
+    /// From the begin of the first one to the end of the last one. Between them are other parts of the same slots.
+    pub bytes: &'a mut [u8],
+}
+
+impl RunMut<'_> {
+    /// Output of its query `index`.
+    ///
+    /// # Panics
+    /// Beyond the number of queries.
+    pub fn row(&mut self, index: usize) -> &mut [u8] {
+        &mut self.bytes[index * self.stride as usize..][..self.length as usize]
+    }
+}
+
 impl Batch<'_> {
+    /// Memory in which its queries are and their answers begin: that of each front end, twice. It lives until the batch has
+    /// ended, also if the front end is lost.
+    pub fn memories(&self) -> impl Iterator<Item = &Arc<Memory>> {
+        let memories = self.job.memories();
+        memories
+            .flat_map(|memory| [memory.incoming.region(), memory.outgoing.region()])
+            .map(|region| region.memory())
+    }
+
+    /// Memory of an output of up to `most` queries from `first` on, those in neighbouring slots whose outputs are equally
+    /// long. Lengths are those of [`Batch::output`].
+    ///
+    /// # Panics
+    /// Beyond the number of queries or tensors, and for a `most` of 0.
+    pub fn output_run(&mut self, first: usize, most: usize, tensor: usize) -> RunMut<'_> {
+        assert!(most > 0, "a run has at least one query");
+        let last = self.len().min(first + most);
+        let length = self.output_length(first, tensor);
+        let mut count = 1;
+        while first + count < last && self.output_length(first + count, tensor) == length {
+            let ((memory, slot), (other, other_slot)) =
+                (self.job.place(first), self.job.place(first + count));
+            if other.id != memory.id || other_slot as usize != slot as usize + count {
+                break;
+            }
+            count += 1;
+        }
+        let (memory, slot) = self.job.place(first);
+        let stride = memory.outgoing_layout.stride();
+        let (offset, across) =
+            (memory.outgoing_layout.offset(tensor), (count as u64 - 1) * stride + length);
+        let bytes = memory.outgoing.write_across_in_job(slot, offset, across);
+        RunMut { count, length, stride, bytes }
+    }
+
     /// Bytes of the longest input of a batch.
     ///
     /// # Panics

@@ -91,6 +91,22 @@ impl Echo {
     }
 }
 
+/// Runs of an output are the outputs of the queries, in order.
+fn check_output_runs(batch: &mut Batch<'_>, tensor: usize) {
+    let mut first = 0;
+    while first < batch.len() {
+        let most = batch.len() - first;
+        let mut run = batch.output_run(first, most, tensor);
+        let rows: Vec<(*const u8, usize)> =
+            (0..run.count).map(|row| (run.row(row).as_ptr(), run.row(row).len())).collect();
+        for (query, row) in (first..).zip(&rows) {
+            let output = batch.output(query, tensor);
+            assert_eq!((output.as_ptr(), output.len()), *row);
+        }
+        first += rows.len();
+    }
+}
+
 impl Backend for Echo {
     fn run(&mut self, batch: &mut Batch<'_>) {
         self.largest = self.largest.max(batch.len());
@@ -120,6 +136,7 @@ impl Backend for Echo {
                 batch.output(query, tensor).copy_from_slice(output);
             }
         }
+        (0..self.schema.outputs.len()).for_each(|tensor| check_output_runs(batch, tensor));
     }
 }
 

@@ -1,0 +1,148 @@
+//! Backend of an accelerator node whose model takes and returns memory of a device: copies between slots and buffers
+//! around a call of Python.
+
+use crate::errors::{Error, raise};
+use crate::qdl::FAILED;
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex, PoisonError};
+use weft_cuda::{Context, Stream};
+use weft_dispatch::{Backend, Batch, Schema};
+use weft_qdl::Counts;
+use weft_qdl::lane::{DevicePlace, Lane, Output, Pins, Place};
+
+/// Outputs of a model's call: for each whether it is memory of the device, the addresses of the queries' parts, and
+/// their bytes; and an object that keeps that memory.
+type Outputs = (Vec<(bool, Vec<u64>, Vec<u64>)>, Py<PyAny>);
+
+/// Backend on one of a node's lanes. Each lane has a thread of its own, so that the copies of one batch overlap the model
+/// of another; the calls of the model are one at a time.
+///
+/// A lane of Python has the ordinal of its CUDA device or `None` (`ordinal`), the stream of its copies
+/// (`stream_handle`), and the address of each input's buffer (`addresses`). It keeps these alive.
+pub struct LaneBackend {
+    // Before the owner of its buffers.
+    lane: Lane,
+    owner: Py<PyAny>,
+    callable: Py<PyAny>,
+    schema: Schema,
+    counts: Arc<Counts>,
+    /// Held during a call of the model.
+    turn: Arc<Mutex<()>>,
+}
+
+impl LaneBackend {
+    /// A backend for each lane.
+    pub fn of(
+        py: Python<'_>,
+        lanes: Vec<Py<PyAny>>,
+        callable: &Py<PyAny>,
+        schema: &Schema,
+        counts: &Arc<Counts>,
+    ) -> PyResult<Vec<LaneBackend>> {
+        let (turn, mut pins) = (Arc::default(), None);
+        let mut backends = Vec::with_capacity(lanes.len());
+        for owner in lanes {
+            let ordinal: Option<u32> = owner.getattr(py, "ordinal")?.extract(py)?;
+            let stream = owner.getattr(py, "stream_handle")?.extract(py)?;
+            let buffers: Vec<u64> = owner.getattr(py, "addresses")?.extract(py)?;
+            let place = match ordinal {
+                None => Place::Host,
+                Some(ordinal) => {
+                    let pins = match &pins {
+                        Some(pins) => Arc::clone(pins),
+                        None => pins.insert(Pins::new(context(ordinal)?)).clone(),
+                    };
+                    Place::Device(DevicePlace { pins, stream: Stream(stream) })
+                }
+            };
+            // SAFETY: `owner` keeps buffers and stream, which `weft.qdl` made for this schema, and outlives the lane.
+            let lane = unsafe { Lane::new(place, schema, buffers) };
+            let (callable, schema) = (callable.clone_ref(py), schema.clone());
+            let (counts, turn) = (Arc::clone(counts), Arc::clone(&turn));
+            backends.push(LaneBackend { lane, owner, callable, schema, counts, turn });
+        }
+        Ok(backends)
+    }
+
+    /// Copies the inputs, calls the model, copies the outputs. No copy is under way afterwards.
+    fn answer(&self, batch: &mut Batch<'_>) -> PyResult<()> {
+        // Freed after the copies from it, which `ended` awaits on every way out.
+        let kept;
+        let ended = WaitOnDrop(&self.lane);
+        self.lane.copy_in(batch).map_err(raised)?;
+        let outputs;
+        (outputs, kept) = self.call(batch)?;
+        for (tensor, (is_on_device, addresses, lengths)) in outputs.into_iter().enumerate() {
+            for (query, &length) in lengths.iter().enumerate() {
+                if !batch.resize(query, tensor, length) {
+                    let text = format!("{length} bytes of {}", self.schema.outputs[tensor]);
+                    return Err(Python::attach(|py| raise(py, "ShapeError", &text)));
+                }
+            }
+            let parts = addresses.into_iter().zip(lengths).collect();
+            // SAFETY: `kept` keeps the outputs until the wait below, and the lane's stream follows the model's work:
+            // `weft.qdl` orders them.
+            unsafe { self.lane.copy_out(batch, tensor, &Output { is_on_device, parts }) }
+                .map_err(raised)?;
+        }
+        self.lane.wait().map_err(raised)?;
+        drop(ended);
+        drop::<Py<PyAny>>(kept);
+        Ok(())
+    }
+
+    fn call(&self, batch: &Batch<'_>) -> PyResult<Outputs> {
+        // Taken before the GIL, which its holder waits for.
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let lengths = |tensor| -> Vec<usize> {
+            (0..batch.len()).map(|query| batch.input(query, tensor).len()).collect()
+        };
+        let lengths: Vec<Vec<usize>> = (0..self.schema.inputs.len()).map(lengths).collect();
+        Python::attach(|py| {
+            let arguments = (self.owner.bind(py), batch.len(), lengths);
+            let outputs: Outputs = self.callable.bind(py).call1(arguments)?.extract()?;
+            let expected = self.schema.outputs.len();
+            let is_whole = |(_, addresses, lengths): &(bool, Vec<u64>, Vec<u64>)| {
+                addresses.len() == batch.len() && lengths.len() == batch.len()
+            };
+            if outputs.0.len() != expected || !outputs.0.iter().all(is_whole) {
+                let found = outputs.0.len();
+                let text = format!("{found} outputs: expected {expected}, each of all queries");
+                return Err(raise(py, "ShapeError", &text));
+            }
+            Ok(outputs)
+        })
+    }
+}
+
+impl Backend for LaneBackend {
+    fn run(&mut self, batch: &mut Batch<'_>) {
+        let queries = batch.len() as u64;
+        self.counts.add_issued(queries);
+        let Err(error) = self.answer(batch) else { return self.counts.add_answered(queries) };
+        Python::attach(|py| error.write_unraisable(py, Some(self.callable.bind(py))));
+        for query in 0..batch.len() {
+            batch.fail(query, FAILED);
+        }
+        self.counts.add_failed(queries);
+    }
+}
+
+/// Waits for the copies of a lane when it is dropped, also after an error or a panic.
+struct WaitOnDrop<'a>(&'a Lane);
+
+impl Drop for WaitOnDrop<'_> {
+    fn drop(&mut self) {
+        // After an error of CUDA no copy is under way.
+        let _ = self.0.wait();
+    }
+}
+
+fn context(ordinal: u32) -> PyResult<Arc<Context>> {
+    let device = weft_cuda::driver().and_then(|driver| driver.device(ordinal)).map_err(raised)?;
+    Context::primary(device).map_err(raised)
+}
+
+fn raised(error: weft_cuda::Error) -> PyErr {
+    Error::from(weft_moe::Error::Cuda(error)).into()
+}

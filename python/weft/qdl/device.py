@@ -1,0 +1,229 @@
+"""Batches on a device: buffers of their inputs, streams of their copies, the model's outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from weft.errors import ConfigurationError
+from weft.qdl.tensors import Tensor, UpTo, check_number, check_queries, check_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+__all__ = ["DeviceModel", "Lane", "device_named"]
+
+#: Batches under way: one computes while others are copied.
+LANES: Final = 2
+
+#: Of each output: whether it is on the device, the address of each query's part, its bytes.
+Parts = list[tuple[bool, list[int], list[int]]]
+
+
+def device_named(device: str | torch.device) -> torch.device:
+    """A device of torch, with its index.
+
+    Raises:
+        ConfigurationError: there is no PyTorch, or it does not find that device.
+    """
+    given = f"device={str(device)!r}"
+    try:
+        import torch
+    except ImportError:
+        raise ConfigurationError(
+            f"{given}: PyTorch is not installed; pip install weft[torch], or leave device out"
+        ) from None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        first = str(error).partition("\n")[0]
+        raise ConfigurationError(f"{given}: expected cpu or a CUDA device: {first}") from None
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if found.type != "cuda":
+        raise ConfigurationError(f"{given}: expected cpu or a CUDA device, such as cuda:0")
+    if not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"{given}: torch finds no CUDA device; `weft doctor` describes those of this machine,"
+            " and device='cpu' needs none"
+        )
+    index = torch.cuda.current_device() if found.index is None else found.index
+    if index >= torch.cuda.device_count():
+        raise ConfigurationError(
+            f"{given}: torch finds {torch.cuda.device_count()} CUDA devices; pass one of them, or"
+            " check CUDA_VISIBLE_DEVICES"
+        )
+    return torch.device("cuda", index)
+
+
+class Lane:
+    """Buffers of one batch at a time, and the stream of the copies between them and slots.
+
+    The native node reads `ordinal`, `stream_handle` and `addresses`, and keeps the lane alive.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor], device: torch.device, max_batch: int) -> None:
+        import torch
+
+        self._tensors = tuple(inputs)
+        #: Of each input, `[max_batch, most bytes]`, uint8.
+        self._buffers = [
+            torch.empty((max(max_batch, 0), most_bytes(tensor)), dtype=torch.uint8, device=device)
+            for tensor in inputs
+        ]
+        #: Stream of the copies; `None` on the CPU.
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self.stream is not None:
+            # The buffers may be memory that earlier work still uses.
+            self.stream.wait_stream(torch.cuda.current_stream(device))
+        #: Ordinal of the CUDA device; `None` on the CPU.
+        self.ordinal: int | None = device.index if self.stream is not None else None
+        self.stream_handle: int = 0 if self.stream is None else self.stream.cuda_stream
+        self.addresses = [buffer.data_ptr() for buffer in self._buffers]
+
+    def inputs(self, count: int, lengths: Sequence[Sequence[int]]) -> list[Any]:
+        """The inputs of a batch: one tensor, or a list if a dimension varies."""
+        import torch
+
+        found: list[Any] = []
+        for tensor, buffer, each in zip(self._tensors, self._buffers, lengths, strict=True):
+            dtype = getattr(torch, tensor.dtype)
+            if not tensor.is_variable():
+                found.append(buffer[:count].view(dtype).view(count, *tensor.shape))
+                continue
+            rows = [buffer[query, :length].view(dtype) for query, length in enumerate(each)]
+            found.append([row.view(shape_of(tensor, row.numel())) for row in rows])
+        return found
+
+
+class DeviceModel:
+    """A model on torch tensors of a device, as the native node calls it.
+
+    Args:
+        model: function of a batch.
+        inputs: tensors of a query.
+        outputs: tensors of an answer.
+        device: cpu or a CUDA device.
+        max_batch: most queries of a batch.
+
+    Raises:
+        ConfigurationError: as `device_named`.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        *,
+        device: str | torch.device,
+        max_batch: int,
+    ) -> None:
+        self.device = device_named(device)
+        import torch
+
+        self._model, self._outputs = model, tuple(outputs)
+        self.lanes = [Lane(inputs, self.device, max_batch) for _ in range(LANES)]
+        #: Stream of the model; `None` on the CPU.
+        self.compute = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        if self.compute is not None:
+            # Weights may be under way.
+            self.compute.wait_stream(torch.cuda.current_stream(self.device))
+
+    def __call__(
+        self, lane: Lane, count: int, lengths: list[list[int]]
+    ) -> tuple[Parts, list[torch.Tensor]]:
+        """Run the model on the batch in a lane.
+
+        The lane's stream follows the model's work, also if the model raises: a wait for it is one
+        for all that uses the lane's buffers.
+
+        Returns:
+            The parts of each output, and tensors that keep their memory.
+        """
+        with self._after_copies(lane):
+            returned = self._model(*lane.inputs(count, lengths))
+            outputs = [returned] if len(self._outputs) == 1 else list(returned)
+            check_number(self._outputs, outputs)
+            parts: Parts = []
+            kept: list[torch.Tensor] = []
+            for tensor, output in zip(self._outputs, outputs, strict=True):
+                parts.append(self._parts_of(tensor, count, output, kept))
+            if self.compute is not None and not all(on_device for on_device, *_ in parts):
+                # A tensor on the CPU may be the target of a copy under way.
+                self.compute.synchronize()
+            return parts, kept
+
+    @contextlib.contextmanager
+    def _after_copies(self, lane: Lane) -> Any:
+        """Order the model's stream behind the copies of inputs, and those of outputs behind it."""
+        import torch
+
+        if self.compute is None or lane.stream is None:
+            yield
+            return
+        self.compute.wait_stream(lane.stream)
+        try:
+            with torch.cuda.stream(self.compute):
+                yield
+        finally:
+            lane.stream.wait_stream(self.compute)
+
+    def _parts_of(
+        self, tensor: Tensor, count: int, output: Any, kept: list[torch.Tensor]
+    ) -> tuple[bool, list[int], list[int]]:
+        """Parts of an output, whose memory `kept` gets."""
+        import torch
+
+        check_queries(tensor, count, output)
+        if isinstance(output, torch.Tensor | np.ndarray):
+            whole = self._converted(tensor, output)
+            check_shape(tensor, whole.shape[1:])
+            kept.append(whole)
+            length = math.prod(whole.shape[1:]) * whole.element_size()
+            begin = whole.data_ptr()
+            places = [begin + query * length for query in range(count)]
+            return whole.is_cuda, places, [length] * count
+        parts = [self._converted(tensor, part) for part in output]
+        for part in parts:
+            check_shape(tensor, part.shape)
+        if len({part.device for part in parts}) > 1:
+            # Those of the CPU go where the others are.
+            parts = [part.to(self.device) for part in parts]
+        kept.extend(parts)
+        lengths = [part.numel() * part.element_size() for part in parts]
+        return parts[0].is_cuda, [part.data_ptr() for part in parts], lengths
+
+    def _converted(self, tensor: Tensor, output: Any) -> torch.Tensor:
+        """A contiguous tensor of the output's element type, on the device or on the CPU."""
+        import torch
+
+        if not isinstance(output, torch.Tensor):
+            output = torch.from_numpy(np.array(output))
+        if output.device != self.device and output.device.type != "cpu":
+            raise ConfigurationError(
+                f"output {tensor.name!r} is on {output.device}: expected {self.device} or the CPU"
+            )
+        return output.detach().to(getattr(torch, tensor.dtype)).contiguous()
+
+
+def most_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor whose variable dimension has its bound."""
+    import torch
+
+    tensor.check_dtype()
+    sizes = [size.bound if isinstance(size, UpTo) else size for size in tensor.shape]
+    item: int = getattr(torch, tensor.dtype).itemsize
+    return math.prod(sizes) * item
+
+
+def shape_of(tensor: Tensor, elements: int) -> tuple[int, ...]:
+    """Shape of a query's input, given its number of elements."""
+    fixed = math.prod(size for size in tensor.shape if isinstance(size, int))
+    varies = elements // fixed if fixed else 0
+    return tuple(varies if isinstance(size, UpTo) else size for size in tensor.shape)

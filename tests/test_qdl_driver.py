@@ -1,0 +1,74 @@
+"""Copies between slots and a device, by a CUDA driver for tests that delays them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+COMPILER = shutil.which("cc")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a libcuda.so.1 that has all functions of the table in crates/cuda."""
+    folder = tmp_path_factory.mktemp("driver")
+    source = (HERE / "workers" / "qdl_driver.c").read_text(encoding="utf-8")
+    table = (HERE.parent / "crates/cuda/src/driver.rs").read_text(encoding="utf-8")
+    names = re.findall(
+        r"^    (cu\w+)\(", table.partition("functions! {")[2].partition("\n}\n")[0], re.M
+    )
+    assert "cuMemcpy2DAsync_v2" in names
+    defined = set(re.findall(r"^unsigned (cu\w+)\(", source, re.M))
+    others = "".join(
+        f"unsigned {name}(void) {{ return 999; }}\n" for name in names if name not in defined
+    )
+    (folder / "driver.c").write_text(source + others, encoding="utf-8")
+    command = [str(COMPILER), "-shared", "-fPIC", "-O1", "-o", str(folder / "libcuda.so.1")]
+    subprocess.run([*command, str(folder / "driver.c"), "-lpthread"], check=True)
+    return folder
+
+
+def run(driver: Path, provider: str, fail_at: int = 0) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "workers" / "qdl_lanes.py"), provider, str(fail_at)],
+        env=os.environ | {"LD_LIBRARY_PATH": str(driver)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("provider", ["shm", "tcp"])
+def test_batches_are_copied_before_the_model_and_before_their_answers(
+    driver: Path, provider: str
+) -> None:
+    found = run(driver, provider)
+    assert (found["wrong"], found["failed"], found["errors"]) == (0, 0, [])
+    # Inputs of fixed size in neighbouring slots, and their outputs.
+    assert found["rows"] > 2 * found["strided"] > 0
+    # Slots of queries and of answers of three front ends, until their memory is freed.
+    assert found["registered"] == found["unregistered"] == 6
+
+
+@pytest.mark.parametrize("fail_at", [1, 40, 41, 42, 43])
+def test_a_copy_that_fails_costs_its_batch_alone(driver: Path, fail_at: int) -> None:
+    found = run(driver, "shm", fail_at)
+    assert found["wrong"] == 0
+    assert 0 < found["failed"] <= 16
+    (error,) = found["errors"]
+    assert "failed: fake (FAKE, 1)" in error
+    assert found["registered"] == found["unregistered"] == 6

@@ -1,0 +1,140 @@
+/* CUDA driver for tests of copies: device memory is memory of the process, and copies of a stream
+ * run when it is synchronised, so that one that ends too late, or whose memory is gone, is seen.
+ * Functions that the test's program does not list here return an error. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    size_t src_x, src_y;
+    unsigned src_type;
+    const void *src_host;
+    uint64_t src_device;
+    void *src_array;
+    size_t src_pitch, dst_x, dst_y;
+    unsigned dst_type;
+    void *dst_host;
+    uint64_t dst_device;
+    void *dst_array;
+    size_t dst_pitch, width, height;
+} Copy2D;
+
+typedef struct {
+    char *to;
+    const char *from;
+    size_t to_pitch, from_pitch, width, height;
+} Copy;
+
+enum { STREAMS = 4, MOST = 4096, HOST = 1, DEVICE = 2 };
+static Copy queues[STREAMS][MOST];
+static int lengths[STREAMS];
+static struct { char *begin; size_t bytes; } pinned[MOST];
+static int pins;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread void *current;
+static int context;
+/* Counts for the test: strided copies, rows of these, single copies, registrations, their ends. */
+int strided, rows, single, registered, unregistered, fail_at;
+
+static unsigned check(int bad, const char *what) {
+    if (bad) {
+        fprintf(stderr, "driver: %s\n", what);
+        abort();
+    }
+    return 0;
+}
+
+unsigned cuInit(unsigned flags) { return flags; }
+unsigned cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+unsigned cuGetErrorName(unsigned code, const char **text) { (void)code; *text = "FAKE"; return 0; }
+unsigned cuGetErrorString(unsigned code, const char **text) { (void)code; *text = "fake"; return 0; }
+unsigned cuDeviceGetCount(int *count) { *count = 1; return 0; }
+unsigned cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+unsigned cuDeviceGetName(char *name, int bytes, int device) { (void)device; strncpy(name, "fake", bytes); return 0; }
+unsigned cuDeviceGetUuid_v2(void *uuid, int device) { (void)device; memset(uuid, 0, 16); return 0; }
+unsigned cuDeviceGetPCIBusId(char *name, int bytes, int device) { (void)device; strncpy(name, "0000:00:00.0", bytes); return 0; }
+unsigned cuDeviceGetAttribute(int *value, unsigned which, int device) { (void)which; (void)device; *value = 1; return 0; }
+unsigned cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = 1 << 30; return 0; }
+unsigned cuDevicePrimaryCtxRetain(void **handle, int device) { (void)device; *handle = &context; return 0; }
+unsigned cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return 0; }
+unsigned cuCtxGetCurrent(void **handle) { *handle = current; return 0; }
+unsigned cuCtxSetCurrent(void *handle) { current = handle; return 0; }
+unsigned cuThreadExchangeStreamCaptureMode(int *mode) { *mode = 0; return 0; }
+
+unsigned cuMemHostRegister_v2(void *begin, size_t bytes, unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    for (int at = 0; at < pins; at++)
+        check(pinned[at].begin == begin, "memory is registered twice");
+    pinned[pins].begin = begin;
+    pinned[pins++].bytes = bytes;
+    registered++;
+    pthread_mutex_unlock(&lock);
+    return check(!current, "no context");
+}
+
+unsigned cuMemHostUnregister(void *begin) {
+    pthread_mutex_lock(&lock);
+    int at = 0;
+    while (at < pins && pinned[at].begin != begin)
+        at++;
+    check(at == pins, "memory is not registered");
+    /* It is still mapped, and no copy of it is under way. */
+    volatile char last = pinned[at].begin[pinned[at].bytes - 1];
+    (void)last;
+    for (int stream = 0; stream < STREAMS; stream++)
+        for (int copy = 0; copy < lengths[stream]; copy++) {
+            const char *to = queues[stream][copy].to, *from = queues[stream][copy].from;
+            char *first = pinned[at].begin, *end = first + pinned[at].bytes;
+            check((to >= first && to < end) || (from >= first && from < end), "a copy is under way");
+        }
+    pinned[at] = pinned[--pins];
+    unregistered++;
+    pthread_mutex_unlock(&lock);
+    return check(!current, "no context");
+}
+
+static unsigned add(Copy copy, uint64_t stream) {
+    check(!current || stream == 0 || stream >= STREAMS, "no context or stream");
+    check(lengths[stream] == MOST, "too many copies");
+    pthread_mutex_lock(&lock);
+    int fails = fail_at && strided + single == fail_at;
+    fail_at = fails ? 0 : fail_at;
+    if (!fails)
+        queues[stream][lengths[stream]++] = copy;
+    pthread_mutex_unlock(&lock);
+    return fails ? 1 : 0;
+}
+
+unsigned cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, uint64_t stream) {
+    single++;
+    return add((Copy){(char *)to, (char *)from, bytes, bytes, bytes, 1}, stream);
+}
+
+unsigned cuMemcpy2DAsync_v2(const Copy2D *copy, uint64_t stream) {
+    strided++;
+    rows += copy->height;
+    int in = copy->src_type == HOST && copy->dst_type == DEVICE;
+    int out = copy->src_type == DEVICE && copy->dst_type == HOST;
+    check(!in && !out, "types of memory");
+    check(copy->width > copy->src_pitch || copy->width > copy->dst_pitch, "a pitch");
+    check(copy->src_x || copy->src_y || copy->dst_x || copy->dst_y, "an offset");
+    const char *from = in ? copy->src_host : (const char *)copy->src_device;
+    char *to = in ? (char *)copy->dst_device : copy->dst_host;
+    return add((Copy){to, from, copy->dst_pitch, copy->src_pitch, copy->width, copy->height}, stream);
+}
+
+unsigned cuStreamSynchronize(uint64_t stream) {
+    check(stream == 0 || stream >= STREAMS, "no stream");
+    pthread_mutex_lock(&lock);
+    for (int at = 0; at < lengths[stream]; at++) {
+        Copy copy = queues[stream][at];
+        for (size_t row = 0; row < copy.height; row++)
+            memcpy(copy.to + row * copy.to_pitch, copy.from + row * copy.from_pitch, copy.width);
+    }
+    lengths[stream] = 0;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
