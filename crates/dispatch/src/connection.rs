@@ -17,6 +17,21 @@ const LEAVING: u64 = 0;
 /// Bytes behind a header that are prefetched with it.
 const PREFETCH: u64 = 64;
 
+/// Memory of the slots of one end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotConfig {
+    /// Most bytes.
+    pub max_bytes: u64,
+    /// NUMA node of the pages; `None`: that of the thread that uses a page first.
+    pub numa_node: Option<u32>,
+}
+
+impl Default for SlotConfig {
+    fn default() -> SlotConfig {
+        SlotConfig { max_bytes: u64::MAX, numa_node: None }
+    }
+}
+
 /// One end of a connection. Both ends make it from the same [`Agreement`].
 #[derive(Debug)]
 pub struct Connection {
@@ -69,6 +84,17 @@ impl Connection {
         role: Role,
         agreement: Agreement,
     ) -> Result<Connection> {
+        Connection::allocate_on(engine, peer, role, agreement, None)
+    }
+
+    /// As [`Connection::allocate`], with slots on a NUMA node.
+    fn allocate_on(
+        engine: &mut Engine,
+        peer: Rank,
+        role: Role,
+        agreement: Agreement,
+        numa_node: Option<u32>,
+    ) -> Result<Connection> {
         let (queries, answers) = (agreement.queries(), agreement.answers());
         let (incoming_layout, outgoing_layout, outgoing_stride) = match role {
             Role::FrontEnd => (answers, queries.clone(), queries.header_bytes()),
@@ -91,8 +117,8 @@ impl Connection {
             counters,
             parts,
             is_whole: parts == PartRule::WHOLE,
-            incoming: SlotMemory::allocate(engine, slots, incoming_layout.stride())?,
-            outgoing: SlotMemory::allocate(engine, slots, outgoing_stride)?,
+            incoming: SlotMemory::allocate(engine, slots, incoming_layout.stride(), numa_node)?,
+            outgoing: SlotMemory::allocate(engine, slots, outgoing_stride, numa_node)?,
             arrivals: Arrivals::new(slots, header_parts),
             header: Header::new(0, 0, []),
             incoming_layout,
@@ -143,17 +169,17 @@ impl Connection {
     /// Those of [`Hello::decode`] and [`Agreement::of`], at both ends; those of the fabric; [`Error::Disagreement`] for
     /// an engine with too few lanes.
     pub fn over(pair: &Communicator, hello: &Hello, deadline: Time) -> Result<Connection> {
-        Connection::over_within(pair, hello, u64::MAX, deadline)
+        Connection::over_with(pair, hello, SlotConfig::default(), deadline)
     }
 
-    /// As [`Connection::over`], if the slots take at most `max_slot_bytes` at this end.
+    /// As [`Connection::over`], with slots of this configuration at this end.
     ///
     /// # Errors
-    /// As [`Connection::over`]; [`Error::SlotMemory`].
-    pub fn over_within(
+    /// As [`Connection::over`]; [`Error::SlotMemory`] beyond the most bytes.
+    pub fn over_with(
         pair: &Communicator,
         hello: &Hello,
-        max_slot_bytes: u64,
+        slots: SlotConfig,
         deadline: Time,
     ) -> Result<Connection> {
         if pair.world_size() != 2 {
@@ -168,11 +194,15 @@ impl Connection {
         let theirs = Hello::decode(&replies[peer.index()])?;
         let agreement = Agreement::of(hello, &theirs)?;
         let bytes = slot_bytes(&agreement, hello.role);
-        if bytes > max_slot_bytes {
+        let SlotConfig { max_bytes: limit, numa_node } = slots;
+        if bytes > limit {
             let (slots, name) = (agreement.slots, agreement.name);
-            return Err(Error::SlotMemory { name, slots, bytes, limit: max_slot_bytes });
+            return Err(Error::SlotMemory { name, slots, bytes, limit });
         }
-        let mut connection = Connection::allocate(&mut pair.engine(), peer, hello.role, agreement)?;
+        let role = hello.role;
+        // The engine is free again afterwards.
+        let mut connection =
+            Connection::allocate_on(&mut pair.engine(), peer, role, agreement, numa_node)?;
         let region = connection.incoming.region().clone();
         let whole = 0..region.memory().len() as u64;
         let remotes = pair.share(&[(&region, whole)], &connection.counters, deadline)?;

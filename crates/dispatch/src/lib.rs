@@ -39,7 +39,7 @@ pub mod wire;
 pub use accelerator::{
     Accelerator, AcceleratorConfig, Backend, Batch, Buckets, Executor, Job, NoOp, Threaded,
 };
-pub use connection::Connection;
+pub use connection::{Connection, SlotConfig};
 pub use error::{Error, Result};
 pub use front_end::{Answer, FrontEnd, Input, Report, Tokens};
 pub use ledger::{Failure, Ledger, LedgerConfig, NodeId, Notice, Outcome, Policy, QueryId};

@@ -5,7 +5,7 @@
 //! outgoing slot is written while no write from it is in flight, by the node or by the one job that has its query. Memory of queries is unchanged from their submission
 //! until it returns, by the contract of the front end.
 
-use weft_fabric::{Engine, Memory, Region, RegionKey};
+use weft_fabric::{Engine, Error, Memory, Placement, Region, RegionKey};
 
 /// Slots of equal length in one region.
 #[derive(Clone, Debug)]
@@ -15,15 +15,24 @@ pub(crate) struct SlotMemory {
 }
 
 impl SlotMemory {
-    /// Allocates `slots` slots of `stride` bytes.
+    /// Allocates `slots` slots of `stride` bytes, on a NUMA node unless the system refuses to bind pages.
     pub fn allocate(
         engine: &mut Engine,
         slots: u32,
         stride: u64,
+        numa_node: Option<u32>,
     ) -> weft_fabric::Result<SlotMemory> {
         let bytes = u64::from(slots).saturating_mul(stride).max(1);
-        let region = engine.alloc(usize::try_from(bytes).unwrap_or(usize::MAX))?;
-        Ok(SlotMemory { region, stride })
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let placement = Placement { numa_node, huge_pages: false };
+        let memory = Memory::shared_with(length, placement).or_else(|error| match error {
+            Error::NumaBind { .. } => {
+                log::warn!("slots are on the NUMA node of their first use: {error}");
+                Memory::shared(length)
+            }
+            error => Err(error),
+        })?;
+        Ok(SlotMemory { region: engine.register(memory)?, stride })
     }
 
     /// Its region.

@@ -8,7 +8,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_cuda::{
-    Context, Direction, RegisteredMemory, Rows, Stream, copy_rows_async, stream_synchronize,
+    Context, Direction, RegisteredMemory, RelaxedCapture, Rows, Stream, copy_rows_async,
+    stream_synchronize,
 };
 use weft_dispatch::accelerator::{Run, RunMut};
 use weft_dispatch::wire::Tensor;
@@ -217,6 +218,8 @@ impl Pins {
             return;
         }
         let Some(address) = memory.host() else { return };
+        // A graph may be under capture on another thread.
+        let _relaxed = RelaxedCapture::new();
         memory.watch(self);
         // SAFETY: mapped until the memory is dropped, before which `memory_dropped` drops this value; the last owner of `self` may drop it earlier.
         let registered =
@@ -233,6 +236,7 @@ impl Pins {
 
 impl MemoryWatcher for Pins {
     fn memory_dropped(&self, memory: MemoryId) {
+        let _relaxed = RelaxedCapture::new();
         // Dropped here, before the memory is unmapped.
         let _unpinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner).remove(&memory);
     }

@@ -30,6 +30,8 @@ pub struct End {
     pub spin: Duration,
     /// Most bytes that a front end reserves for the slots of a node.
     pub max_slot_bytes: u64,
+    /// NUMA node of the memory of slots; `None`: that of the thread that uses a page first.
+    pub numa_node: Option<u32>,
 }
 
 impl Default for End {
@@ -41,6 +43,7 @@ impl Default for End {
             patience: Duration::from_secs(30),
             spin: Duration::ZERO,
             max_slot_bytes: ServiceConfig::default().max_slot_bytes,
+            numa_node: None,
         }
     }
 }
@@ -69,8 +72,9 @@ impl End {
 
     /// Configuration of the service of this end.
     pub(crate) fn service(&self) -> ServiceConfig {
-        let (spin, max_slot_bytes) = (self.spin, self.max_slot_bytes);
-        ServiceConfig { submissions: 8192, spin, max_slot_bytes, ..ServiceConfig::default() }
+        let (spin, max_slot_bytes, numa_node) = (self.spin, self.max_slot_bytes, self.numa_node);
+        let default = ServiceConfig::default();
+        ServiceConfig { submissions: 8192, spin, max_slot_bytes, numa_node, ..default }
     }
 
     /// Configuration of pairs at an address, with the secret of the environment.

@@ -36,6 +36,9 @@ pub struct NodeSpec {
     /// Time without work in which the node polls without a pause, microseconds.
     #[serde(default)]
     pub spin_us: u64,
+    /// NUMA node of the memory of slots.
+    #[serde(default)]
+    pub numa_node: Option<u32>,
     /// Model; unused with a Python callable.
     #[serde(default)]
     pub model: Model,
@@ -121,6 +124,7 @@ impl NodeSpec {
         schema.check()?;
         let spin = Duration::from_micros(self.spin_us);
         let mut end = End { slots: self.slots, checksum: self.checksum, spin, ..End::default() };
+        end.numa_node = self.numa_node;
         if let Some(name) = &self.provider {
             end.providers = End::providers_named(name)?;
         }

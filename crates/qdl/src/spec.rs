@@ -93,6 +93,8 @@ pub struct NetworkSpec {
     pub deadline_s: f64,
     /// Time without work in which the service polls without a pause, microseconds.
     pub spin_us: u64,
+    /// NUMA node of the memory of slots.
+    pub numa_node: Option<u32>,
     /// Most bytes reserved for the slots of a node, whose schema determines them.
     pub max_slot_bytes: u64,
     /// Answers kept by sample, against the rules: for the audit of the audit.
@@ -109,6 +111,7 @@ impl Default for NetworkSpec {
             checksum: false,
             deadline_s: 60.0,
             spin_us: 0,
+            numa_node: None,
             max_slot_bytes: End::default().max_slot_bytes,
             keep_answers: 0,
         }
@@ -134,6 +137,7 @@ impl NetworkSpec {
         let spin = Duration::from_micros(self.spin_us);
         let (slots, checksum, max_slot_bytes) = (self.slots, self.checksum, self.max_slot_bytes);
         let mut end = End { slots, checksum, spin, max_slot_bytes, ..End::default() };
+        end.numa_node = self.numa_node;
         if let Some(name) = &self.provider {
             end.providers = End::providers_named(name)?;
         }

@@ -62,9 +62,15 @@ def run_accelerator(arguments: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
     from weft import _native
     from weft._environment import check_variables
+    from weft.qdl.placement import here, place
 
     check_variables()
-    node = _native.QdlNode(json.dumps(qdl_values.node_spec(arguments)), None)
+    spec = qdl_values.node_spec(arguments)
+    placement = place(qdl_values.placement_of(arguments), addresses=[arguments.listen])
+    if placement is not None:
+        spec["numa_node"] = placement.numa_node
+    with here(placement):
+        node = _native.QdlNode(json.dumps(spec), None)
     # A handler takes no lock: it may run in this thread while that holds one.
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -73,7 +79,8 @@ def run_accelerator(arguments: argparse.Namespace) -> int:
 
     def serve() -> None:
         try:
-            node.serve()
+            with here(placement):
+                node.serve()
         except BaseException as error:
             failures.append(error)
 

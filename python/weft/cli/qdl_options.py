@@ -78,6 +78,7 @@ def add_accelerator(parts: Subparsers) -> argparse.ArgumentParser:
         help="tokens of an answer of the model tokens (default %(default)s)",
     )
     add_connection(parser)
+    add_placement(parser)
     parser.add_argument("--json", action="store_true", help="JSON output")
     return parser
 
@@ -132,6 +133,24 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="SECONDS",
         help="time without work in which a thread polls without a pause (default 0)",
+    )
+
+
+def numa(text: str) -> str:
+    """A NUMA node, `auto` or `none`."""
+    if text not in {"auto", "none"} and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a NUMA node, auto or none")
+    return text
+
+
+def add_placement(parser: argparse.ArgumentParser) -> None:
+    """Declare the placement of threads and memory."""
+    parser.add_argument(
+        "--placement",
+        type=numa,
+        default="auto",
+        metavar="NODE",
+        help="NUMA node of threads and slots, auto (of the NIC) or none (default %(default)s)",
     )
 
 
@@ -238,6 +257,7 @@ def add_test(parser: argparse.ArgumentParser) -> None:
     )
     add_answer(parser)
     add_connection(parser)
+    add_placement(parser)
     parser.add_argument("--json", action="store_true", help="JSON output")
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from weft.qdl import Test
     from weft.qdl.bench import Workload
+    from weft.qdl.placement import Placement
 
 
 def node_spec(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -38,6 +39,14 @@ def node_spec(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def placement_of(arguments: argparse.Namespace) -> Placement:
+    """The placement that `--placement` names."""
+    text: str = arguments.placement
+    if text == "auto":
+        return "auto"
+    return None if text == "none" else int(text)
+
+
 def test_of(arguments: argparse.Namespace) -> Test:
     """The test of `weft qdl frontend`."""
     from weft.qdl import Test
@@ -55,6 +64,7 @@ def test_of(arguments: argparse.Namespace) -> Test:
         log_directory=arguments.logs,
         model=arguments.model_name,
         sample_file=arguments.data,
+        placement=placement_of(arguments),
         min_duration=arguments.duration,
         **{name: getattr(arguments, name) for name in same},
     )

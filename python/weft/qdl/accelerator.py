@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -13,6 +14,7 @@ from weft import _native
 from weft._environment import check_variables
 from weft.errors import ConfigurationError
 from weft.qdl.device import DeviceModel, Lane
+from weft.qdl.placement import Placement, bus_id, here, place
 from weft.qdl.tensors import Tensor, UpTo, check_number, check_queries, check_shape
 from weft.qdl.test import Counts
 
@@ -63,6 +65,9 @@ class Accelerator:
         checksum: verify every payload by a checksum.
         device: device of the model's tensors, as torch names it: a CUDA device or `cpu`; by
             default arguments are arrays of numpy. Tensors may be bfloat16 then.
+        placement: NUMA node of threads and slots; "auto": that of the device, or of the NIC with
+            `address`, on machines of several, where a model on the CPU keeps its cores; `None`:
+            anywhere.
 
     Raises:
         ConfigurationError: an argument cannot be used; `device` without PyTorch, or is no device
@@ -87,6 +92,7 @@ class Accelerator:
         spin: float = 0.0,
         checksum: bool = False,
         device: str | torch.device | None = None,
+        placement: Placement = "auto",
     ) -> None:
         check_variables()
         if not callable(model):
@@ -99,7 +105,7 @@ class Accelerator:
                     f"tensor {tensor.name!r}: numpy has no bfloat16; use uint8 and view it, or"
                     " pass a device"
                 )
-        spec = {
+        spec: dict[str, Any] = {
             "address": address,
             "name": name,
             "inputs": [tensor.to_json() for tensor in self._inputs],
@@ -113,14 +119,24 @@ class Accelerator:
             "spin_us": round(spin * 1e6),
         }
         self._device_model: DeviceModel | None = None
-        if device is None:
-            self._node = _native.QdlNode(json.dumps(spec), if_alive(self._run))
-        else:
+        gpu = None
+        if device is not None:
             self._device_model = DeviceModel(
                 model, self._inputs, self._outputs, device=device, max_batch=max_batch
             )
-            lanes = self._device_model.lanes
-            self._node = _native.QdlNode(json.dumps(spec), if_alive(self._run_lane), lanes)
+            gpu = bus_id(self._device_model.device)
+        self._placement = place(placement, addresses=[address], gpu=gpu)
+        if self._placement is not None:
+            spec["numa_node"] = self._placement.numa_node
+        # A model on the CPU may use cores of every node.
+        self._cores = os.sched_getaffinity(0) if placement == "auto" and gpu is None else None
+        self._on_thread = threading.local()
+        with here(self._placement):
+            if self._device_model is None:
+                self._node = _native.QdlNode(json.dumps(spec), if_alive(self._run))
+            else:
+                lanes = self._device_model.lanes
+                self._node = _native.QdlNode(json.dumps(spec), if_alive(self._run_lane), lanes)
         self._thread: threading.Thread | None = None
 
     @property
@@ -143,7 +159,15 @@ class Accelerator:
         self._thread.start()
 
     def _serve(self) -> None:
-        self._node.serve()
+        with here(self._placement):
+            self._node.serve()
+
+    def _free_thread(self) -> None:
+        """Let the calling thread, one of models, run on the cores that a model may use. Once."""
+        if self._placement is not None and self._cores is not None:
+            if not getattr(self._on_thread, "is_free", False):
+                os.sched_setaffinity(0, self._cores)
+            self._on_thread.is_free = True
 
     def stop(self) -> None:
         """End the thread and the listening. Front ends lose the node. Idempotent."""
@@ -167,10 +191,12 @@ class Accelerator:
 
     def _run_lane(self, lane: Lane, count: int, lengths: list[list[int]]) -> Any:
         assert self._device_model is not None
+        self._free_thread()
         return self._device_model(lane, count, lengths)
 
     def _run(self, count: int, inputs: Buffers) -> Buffers:
         """Call the model with arrays in place of bytes."""
+        self._free_thread()
         arrays = [
             arrays_of(tensor, count, data, lengths)
             for tensor, (data, lengths) in zip(self._inputs, inputs, strict=True)

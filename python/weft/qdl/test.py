@@ -13,6 +13,7 @@ from weft import _native, loadgen
 from weft._environment import check_variables
 from weft.errors import ConfigurationError
 from weft.qdl import description
+from weft.qdl.placement import Placement, here, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +83,8 @@ class Test:
         spin: seconds without work in which the service polls without a pause.
         max_slot_bytes: most bytes that the front end reserves for the slots of a node, whose
             schema determines them.
+        placement: NUMA node of threads, slots and samples; "auto": that of the NICs by which the
+            nodes are reached, on machines of several; `None`: anywhere.
         kept_answers: answers kept by sample, against the rules: for a proof that TEST04 fails.
         local_model: model in this process: noop or checksum.
         work: seconds of CPU time for each query in this process.
@@ -117,6 +120,7 @@ class Test:
     deadline: float = 60.0
     spin: float = 0.0
     max_slot_bytes: int = 1 << 30
+    placement: Placement = "auto"
     kept_answers: int = 0
     local_model: str = "noop"
     work: float = 0.0
@@ -135,13 +139,18 @@ class Test:
         """
         check_variables()
         self.log_directory.mkdir(parents=True, exist_ok=True)
-        spec = json.dumps(self.to_json() | {"library": str(loadgen.built())})
+        placement = place(self.placement, addresses=self.nodes) if self.nodes else None
+        described = self.to_json() | {"library": str(loadgen.built())}
+        if placement is not None:
+            described["network"]["numa_node"] = placement.numa_node
+        spec = json.dumps(described)
         counts = _native.QdlCounts()
         ended: list[str | BaseException] = []
 
         def test() -> None:
             try:
-                ended.append(_native.qdl_test(spec, counts))
+                with here(placement):
+                    ended.append(_native.qdl_test(spec, counts))
             except BaseException as error:
                 ended.append(error)
 

@@ -4,7 +4,7 @@ use super::accelerator_thread::{AcceleratorState, AcceleratorThread, Stop};
 use super::commands::{self, Commands};
 use super::config::ServiceConfig;
 use crate::accelerator::{Accelerator, AcceleratorConfig, Executor, Waker};
-use crate::connection::Connection;
+use crate::connection::{Connection, SlotConfig};
 use crate::error::{Error, Result};
 use crate::wire::{Hello, Role, Schema};
 use std::sync::Arc;
@@ -20,6 +20,7 @@ pub struct AcceleratorService<E: Executor> {
     bell: QueueSender<()>,
     commands: Arc<Commands<AcceleratorThread<E>>>,
     thread: Option<JoinHandle<(Accelerator<E>, usize)>>,
+    slots: SlotConfig,
 }
 
 impl<E: Executor + Send + 'static> AcceleratorService<E> {
@@ -69,20 +70,21 @@ impl<E: Executor + Send + 'static> AcceleratorService<E> {
             what: "cannot start an accelerator node's thread",
             error,
         })?;
-        Ok(AcceleratorService { bell, commands, thread: Some(thread) })
+        let slots = SlotConfig { numa_node: config.numa_node, ..SlotConfig::default() };
+        Ok(AcceleratorService { bell, commands, thread: Some(thread), slots })
     }
 
     /// Serves the front end at the other end of a pair. The handshake runs on the calling thread. The pair's engine is
     /// that of [`Connection::engine_config`].
     ///
     /// # Errors
-    /// As [`Connection::over`] and [`Accelerator::join`]; [`Error::Stopped`].
+    /// As [`Connection::over_with`] and [`Accelerator::join`]; [`Error::Stopped`].
     pub fn join(&self, pair: Communicator, hello: &Hello, deadline: Time) -> Result<()> {
         if hello.role != Role::Accelerator {
             let detail = "an accelerator node joins front ends with its own role".into();
             return Err(Error::Disagreement { detail });
         }
-        let connection = Connection::over(&pair, hello, deadline)?;
+        let connection = Connection::over_with(&pair, hello, self.slots, deadline)?;
         self.call(move |thread| thread.join(pair, connection))?
     }
 

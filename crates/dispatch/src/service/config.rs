@@ -13,6 +13,8 @@ pub struct ServiceConfig {
     pub yields: u32,
     /// Most bytes that a front end reserves for the slots of one node, whose schema comes from the node.
     pub max_slot_bytes: u64,
+    /// NUMA node of the memory of slots; `None`: that of the thread that uses a page first.
+    pub numa_node: Option<u32>,
 }
 
 impl Default for ServiceConfig {
@@ -22,6 +24,7 @@ impl Default for ServiceConfig {
             spin: Duration::ZERO,
             yields: 20,
             max_slot_bytes: 1 << 30,
+            numa_node: None,
         }
     }
 }

@@ -6,7 +6,7 @@ use super::front_end_thread::{FrontEndThread, NodeState, Stop};
 use super::handle::{FrontEndHandle, Intake, WHAT};
 use super::handler::Handler;
 use super::submissions::Submissions;
-use crate::connection::Connection;
+use crate::connection::{Connection, SlotConfig};
 use crate::error::{Error, Result};
 use crate::front_end::FrontEnd;
 use crate::ledger::{Counts, LedgerConfig, NodeId};
@@ -23,7 +23,7 @@ pub struct FrontEndService<H: Handler> {
     intake: Arc<Intake>,
     commands: Arc<Commands<FrontEndThread<H>>>,
     memories: Box<[Arc<Memory>]>,
-    max_slot_bytes: u64,
+    slots: SlotConfig,
     thread: Option<JoinHandle<(H, Counts)>>,
 }
 
@@ -61,8 +61,9 @@ impl<H: Handler + 'static> FrontEndService<H> {
         let thread = thread.spawn(move || state.run());
         let thread = thread
             .map_err(|error| Error::System { what: "cannot start a front end's thread", error })?;
-        let (memories, max_slot_bytes) = (memories.into(), config.max_slot_bytes);
-        Ok(FrontEndService { intake, commands, memories, max_slot_bytes, thread: Some(thread) })
+        let (memories, numa_node) = (memories.into(), config.numa_node);
+        let slots = SlotConfig { max_bytes: config.max_slot_bytes, numa_node };
+        Ok(FrontEndService { intake, commands, memories, slots, thread: Some(thread) })
     }
 
     /// Handle for submissions.
@@ -75,13 +76,13 @@ impl<H: Handler + 'static> FrontEndService<H> {
     /// answer in tokens, of [`Connection::streaming_engine_config`].
     ///
     /// # Errors
-    /// As [`Connection::over_within`] and [`FrontEnd::join`]; [`Error::Stopped`].
+    /// As [`Connection::over_with`] and [`FrontEnd::join`]; [`Error::Stopped`].
     pub fn join(&self, pair: Communicator, hello: &Hello, deadline: Time) -> Result<NodeId> {
         if hello.role != Role::FrontEnd {
             let detail = "a front end joins nodes with the role of a front end".into();
             return Err(Error::Disagreement { detail });
         }
-        let connection = Connection::over_within(&pair, hello, self.max_slot_bytes, deadline)?;
+        let connection = Connection::over_with(&pair, hello, self.slots, deadline)?;
         let mut keys = Vec::with_capacity(self.memories.len());
         for memory in &self.memories {
             keys.push(pair.engine().register(memory.clone())?.key());
