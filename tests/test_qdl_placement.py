@@ -156,3 +156,44 @@ def test_the_command_line_takes_a_placement(text: str) -> None:
         [*command, "--placement", "near"], capture_output=True, text=True, check=False
     )
     assert "'near': expected a NUMA node, auto or none" in refused.stderr
+
+
+def test_queries_go_over_a_connection_to_each_address_of_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WEFT_SECRET", "a secret of at least sixteen bytes")
+    sizes = []
+
+    def model(batch: Any) -> Any:
+        sizes.append(len(batch))
+        return batch
+
+    node = Accelerator(
+        model,
+        inputs=[VECTOR],
+        outputs=[VECTOR],
+        address="0.0.0.0:0",
+        provider="tcp",
+        max_batch=2,
+        window=5,
+    )
+    port = node.address.rpartition(":")[2]
+    with node:
+        both = f"127.0.0.1:{port}, 127.0.0.2:{port}"
+        found = ask([both], [[np.full(3, at, np.float32)] for at in range(40)], slots=1)
+    for at, answer in enumerate(found.answers):
+        assert answer is not None
+        assert np.frombuffer(answer[0], np.float32).tolist() == [at] * 3
+    # A connection has one query in flight.
+    assert sizes == [2] * 20
+
+
+def test_the_rate_of_a_node_is_that_of_all_interfaces_that_reach_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(description, "interface", lambda address: address.partition(":")[0])
+    rates = {"eth0": 1e9, "eth1": 2e9}
+    monkeypatch.setattr(description, "interface_rate", rates.get)
+    assert description.link_rate("eth0:1, eth1:1") == 3e9
+    assert description.link_rate("eth0:1,eth0:2") == 1e9
+    assert description.link_rate("eth0:1,eth7:1") is None

@@ -78,7 +78,7 @@ pub fn ask(
     let hello = end.hello(Role::FrontEnd, "front end".into(), Some(schema));
     in_parallel(links, |link| {
         link.begin(end.patience)?;
-        let NodeLink { address, pair } = link;
+        let NodeLink { address, pair, .. } = link;
         let joined = service.join(pair, &hello, clock::now().after(end.patience));
         joined.map_err(|source| Error::Node { address, source })
     })?;

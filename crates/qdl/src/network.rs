@@ -98,6 +98,8 @@ impl End {
 pub struct NodeLink {
     /// Address.
     pub address: String,
+    /// Number of the node, which may have several addresses.
+    pub(crate) node: usize,
     pub(crate) pair: Communicator,
 }
 
@@ -107,22 +109,30 @@ impl std::fmt::Debug for NodeLink {
     }
 }
 
-/// Connects to the nodes at these addresses, to all at once.
+/// Connects to nodes, to all at once. Each has an address, or several with commas between them: a connection to each,
+/// by the NIC that the system chooses for it.
 ///
 /// # Errors
 /// [`Error::Invalid`] without addresses; [`Error::Node`].
-pub fn connect(addresses: &[String], end: &End) -> Result<Vec<NodeLink>> {
-    if addresses.is_empty() {
+pub fn connect(nodes: &[String], end: &End) -> Result<Vec<NodeLink>> {
+    if nodes.is_empty() {
         let (value, expected) = ("0".into(), "at least one address".into());
         return Err(Error::Invalid { what: "nodes", value, expected });
     }
-    let connect_one = |address: &String| {
+    let connect_one = |(node, address): (usize, &str)| {
         let (config, deadline) = (end.pairs(address)?, clock::now().after(end.patience));
-        let pair = connect_pair(&config, deadline)
-            .map_err(|error| Error::Node { address: address.clone(), source: error.into() })?;
-        Ok(NodeLink { address: address.clone(), pair })
+        let address = address.to_owned();
+        match connect_pair(&config, deadline) {
+            Ok(pair) => Ok(NodeLink { address, node, pair }),
+            Err(error) => Err(Error::Node { address, source: error.into() }),
+        }
     };
-    in_parallel(addresses.iter().collect(), connect_one)
+    let of_node = |(node, addresses): (usize, &'_ String)| {
+        let each = addresses.split(',').map(|address| (node, address.trim().to_owned()));
+        each.collect::<Vec<_>>()
+    };
+    let addresses: Vec<(usize, String)> = nodes.iter().enumerate().flat_map(of_node).collect();
+    in_parallel(addresses.iter().map(|(node, address)| (*node, &**address)).collect(), connect_one)
 }
 
 /// Results of a call for each item, each in a thread of its own; the first error in the order of the items.
@@ -142,20 +152,30 @@ pub(crate) fn in_parallel<T: Send, R: Send>(
     })
 }
 
-/// Queries every node for its name and its tensors: a round trip to each.
+/// Queries every node for its name and its tensors: a round trip over each connection. Returns one hello of each node.
 ///
 /// # Errors
-/// [`Error::Node`] for a lost connection; [`Error::Name`] for another reply; [`Error::SameName`].
+/// [`Error::Node`] for a lost connection; [`Error::Name`] for another reply; [`Error::SameName`]; [`Error::Invalid`] for
+/// a node whose addresses are of several.
 pub fn ask_names(links: &[NodeLink], patience: Duration) -> Result<Vec<Hello>> {
-    let mut hellos: Vec<Hello> = Vec::with_capacity(links.len());
+    let mut known: Vec<(usize, Hello)> = Vec::with_capacity(links.len());
     let asked = in_parallel(links.iter().collect(), |link: &NodeLink| link.ask_name(patience))?;
     for (link, hello) in links.iter().zip(asked) {
-        if hellos.iter().any(|known| known.name == hello.name) {
-            return Err(Error::SameName { address: link.address.clone(), name: hello.name });
+        let (address, name) = (link.address.clone(), hello.name.clone());
+        if let Some((_, first)) = known.iter().find(|(node, _)| *node == link.node) {
+            if first.name != name {
+                let expected = format!("an address of node {:?}, as the first one", first.name);
+                let value = format!("{address}, of node {name:?}");
+                return Err(Error::Invalid { what: "address", value, expected });
+            }
+            continue;
         }
-        hellos.push(hello);
+        if known.iter().any(|(_, other)| other.name == name) {
+            return Err(Error::SameName { address, name });
+        }
+        known.push((link.node, hello));
     }
-    Ok(hellos)
+    Ok(known.into_iter().map(|(_, hello)| hello).collect())
 }
 
 impl NodeLink {

@@ -116,7 +116,7 @@ impl NetworkSystem {
         let hello = end.hello(Role::FrontEnd, "front end".into(), Some(self.schema.clone()));
         in_parallel(links, |link| {
             link.begin(end.patience)?;
-            let NodeLink { address, pair } = link;
+            let NodeLink { address, pair, .. } = link;
             let joined = service.join(pair, &hello, clock::now().after(end.patience));
             joined.map_err(|source| Error::Node { address, source })
         })?;

@@ -76,7 +76,8 @@ pub fn run(spec: &Spec, counts: &Arc<Counts>) -> Result<Outcome> {
     let links = connect(&spec.nodes, &end)?;
     let ledger = LedgerConfig {
         queries: spec.network.queries,
-        nodes: spec.nodes.len() as u32,
+        // A node has a place for each of its connections.
+        nodes: links.len() as u32,
         slots: spec.network.slots,
         policy,
         ..LedgerConfig::default()

@@ -79,6 +79,25 @@ fn two_nodes_of_one_name_are_refused() {
 }
 
 #[test]
+fn a_node_may_have_several_addresses_and_nodes_of_other_names_are_not_one() {
+    with_nodes(&["alpha", "beta"], |addresses| {
+        let twice = format!("{}, {}", addresses[0], addresses[0]);
+        let links = connect(&[twice, addresses[1].clone()], &end()).unwrap();
+        assert_eq!(links.len(), 3);
+        let hellos = ask_names(&links, PATIENCE).unwrap();
+        let names: Vec<&str> = hellos.iter().map(|hello| &*hello.name).collect();
+        assert_eq!(names, ["alpha", "beta"]);
+        let links = connect(&[addresses.join(",")], &end()).unwrap();
+        let refused = ask_names(&links, PATIENCE).unwrap_err().to_string();
+        let expected = format!(
+            "address {}, of node \"beta\": expected an address of node \"alpha\", as the first one",
+            addresses[1]
+        );
+        assert_eq!(refused, expected);
+    });
+}
+
+#[test]
 fn a_node_serves_again_after_a_front_end_that_vanished_in_the_handshake() {
     with_nodes(&["alpha"], |addresses| {
         drop(connect(addresses, &end()).unwrap());

@@ -196,7 +196,11 @@ def add_test(parser: argparse.ArgumentParser) -> None:
     """Declare a test."""
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument(
-        "--node", action="append", default=[], metavar="ADDRESS", help="node (repeatable)"
+        "--node",
+        action="append",
+        default=[],
+        metavar="ADDRESS[,ADDRESS]",
+        help="node, with an address for each of its NICs (repeatable)",
     )
     where.add_argument(
         "--in-process", action="store_true", help="the model in this process, for comparison"

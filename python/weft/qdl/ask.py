@@ -50,7 +50,8 @@ def ask(
     """Send queries to accelerator nodes as a front end, and wait for all answers.
 
     Args:
-        nodes: addresses of nodes of one schema, each `host:port`.
+        nodes: addresses of nodes of one schema, each `host:port`, or several of one node with
+            commas between them.
         queries: of each query its tensors, as bytes or as arrays of the node's element types.
         provider: shm, ofi or tcp; by default the better of shm and tcp that reaches a node.
         slots: most queries in flight to a node.

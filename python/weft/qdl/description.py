@@ -16,7 +16,7 @@ import weft
 if TYPE_CHECKING:
     from weft.qdl.test import Outcome, Test
 
-__all__ = ["FILE", "KEYS", "link_rate", "network_keys", "write"]
+__all__ = ["FILE", "KEYS", "addresses_of", "link_rate", "network_keys", "write"]
 
 FILE: Final = "system_desc_network.json"
 #: `SYSTEM_DESC_REQUIRED_FIELDS_NETWORK_MODE` of the checker.
@@ -47,7 +47,8 @@ def write(test: Test, outcome: Outcome) -> None:
 
 def network_keys(test: Test, outcome: Outcome) -> dict[str, Any]:
     """All keys; those that a person has to fill in are empty."""
-    names = {interface(node) for node in test.nodes} - {None}
+    addresses = [address for node in test.nodes for address in addresses_of(node)]
+    names = {interface(address) for address in addresses} - {None}
     rate = outcome.link_bytes_per_second
     # Between hosts pairs are over tcp.
     over_tcp = test.provider == "tcp" or names != {"lo"}
@@ -61,14 +62,25 @@ def network_keys(test: Test, outcome: Outcome) -> dict[str, Any]:
         "net_software_stack_sut": stack,
         "network_protocol": "TCP" if over_tcp else "",
         # A pair of tcp has one connection for control and one for payloads.
-        "number_connections": len(test.nodes) * (2 if over_tcp else 1),
+        "number_connections": len(addresses) * (2 if over_tcp else 1),
     }
     return {key: known.get(key, "") for key in KEYS}
 
 
+def addresses_of(node: str) -> list[str]:
+    """Addresses of a node, of which one with several has commas between them."""
+    return [address.strip() for address in node.split(",")]
+
+
 def link_rate(node: str) -> float | None:
-    """Bytes a second of the interface that reaches a node; None on loopback, or if unknown."""
-    name = interface(node)
+    """Bytes a second of the interfaces that reach a node; None on loopback, or if unknown."""
+    rates = [interface_rate(name) for name in {interface(each) for each in addresses_of(node)}]
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if len(known) == len(rates) else None
+
+
+def interface_rate(name: str | None) -> float | None:
+    """Bytes a second of an interface; None for loopback, or if unknown."""
     if name is None or name == "lo":
         return None
     with contextlib.suppress(OSError, ValueError):
@@ -78,9 +90,9 @@ def link_rate(node: str) -> float | None:
     return None
 
 
-def interface(node: str) -> str | None:
-    """Name of the interface that reaches a node, by the address that the system would send from."""
-    host, _, port = node.rpartition(":")
+def interface(address: str) -> str | None:
+    """Name of the interface that reaches an address: that of the system's address toward it."""
+    host, _, port = address.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             # A datagram socket connects without a packet.

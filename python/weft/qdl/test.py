@@ -54,8 +54,9 @@ class Test:
 
     Args:
         scenario: SingleStream, MultiStream, Server or Offline.
-        nodes: addresses of accelerator nodes; without any, the model runs in this process, after
-            one copy of each sample.
+        nodes: addresses of accelerator nodes; a node with several NICs may have several, with
+            commas between them: a connection to each, with slots of its own. Without any, the model
+            runs in this process, after one copy of each sample.
         sample_bytes: bytes of a sample: its tensors one after another.
         log_directory: directory of LoadGen's logs; made unless it exists.
         mode: performance, accuracy or submission (both).
@@ -139,7 +140,8 @@ class Test:
         """
         check_variables()
         self.log_directory.mkdir(parents=True, exist_ok=True)
-        placement = place(self.placement, addresses=self.nodes) if self.nodes else None
+        addresses = [each for node in self.nodes for each in description.addresses_of(node)]
+        placement = place(self.placement, addresses=addresses) if self.nodes else None
         described = self.to_json() | {"library": str(loadgen.built())}
         if placement is not None:
             described["network"]["numa_node"] = placement.numa_node
