@@ -127,6 +127,13 @@ def compiled(
 def check(made: Compiled, tiling: Tiling, *, instruction: str = "HGMMA", stack: int = 0) -> None:
     """Memory order; tensor cores; few spills; wide or bulk stores; all programs resident."""
     assert lint.check(made.ptx) == []
+    (function,) = ptx.functions(made.ptx)
+    products = [
+        at
+        for at, each in enumerate(function.instructions)
+        if each.opcode.startswith("wgmma.mma_async")
+    ]
+    assert all(any(at in body for body in function.loops) for at in products)
     assert instruction in made.sass
     # Products of 16 bits in one step of a main loop, of at most two, are not serialised by ptxas.
     assert instruction != "HGMMA" or made.sass.count("WARPGROUP.ARRIVE") <= 2

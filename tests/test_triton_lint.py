@@ -196,6 +196,38 @@ def test_an_acquire_in_a_pipelined_loop_is_found() -> None:
     assert "acquire-in-pipelined-loop" in rules(compiled("product", inside=True))
 
 
+#: A loop whose header is behind its body in the text, with a pipeline.
+ROTATED = """
+.visible .entry rotated(.param .u64 rotated_param_0) .reqntid 128
+{{
+    .reg .pred %p<4>;
+    .reg .b32 %r<9>;
+    .reg .b64 %rd<9>;
+    ld.param.b64 %rd1, [rotated_param_0];
+    bra.uni $header;
+$body:
+    {count}
+    bar.sync 0;
+    cp.async.cg.shared.global [%r1], [%rd1], 16;
+$header:
+    setp.gt.s32 %p1, %r3, 9;
+    @%p1 bra $body;
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        ("ld.global.sys.acquire.b32 %r2, [%rd1];", {"acquire-in-pipelined-loop"}),
+        ("bar.sync 0; atom.global.gpu.acq_rel.add.u32 %r2, [%rd1], 1;", set()),
+    ],
+)
+def test_a_loop_is_found_in_any_order_of_the_text(count: str, expected: set[str]) -> None:
+    assert rules(ROTATED.format(count=count)) == expected
+
+
 #: A wait whose limit each thread evaluates by itself.
 DIVERGENT = """
 .visible .entry divergent(.param .u64 divergent_param_0) .reqntid 128

@@ -7,7 +7,7 @@ Rules:
 - `acquire-without-barrier`: on each path from an acquire to a load of global memory there is a
   block barrier
 - `acquire-in-pipelined-loop`: no acquire in a loop whose loads are asynchronous copies of later
-  iterations, which would pass it
+  iterations, which would pass it; an atomic of `acq_rel` counts an arrival, and is none
 - `divergent-barrier`: no block barrier under a branch on a clock, or on a word that each thread has
   read by itself while others may write it: threads would part
 - `peer-scope`: system scope of atomics, acquires and releases at an address that was loaded from
@@ -176,7 +176,7 @@ def _loops(function: Function) -> Iterator[Violation]:
         if any(inner < body for inner in pipelined):
             continue
         for at in sorted(body):
-            if _is_acquire(function.instructions[at]):
+            if _is_acquire(function.instructions[at]) and function.instructions[at].has("acquire"):
                 message = "copies of later iterations pass an acquire: wait before the loop"
                 each = function.instructions[at]
                 yield _violation("acquire-in-pipelined-loop", function, each, message)

@@ -96,11 +96,11 @@ class Function:
 
     @cached_property
     def loops(self) -> list[set[int]]:
-        """Natural loops as sets of instructions, one for each header."""
+        """Natural loops as sets of instructions, one for each header, in any order of the text."""
         bodies: dict[int, set[int]] = {}
         for index, after in enumerate(self.successors):
             for header in after:
-                if header <= index and self._dominates(header, index):
+                if len(self.predecessors[header]) > 1 and self._dominates(header, index):
                     body = bodies.setdefault(header, {header})
                     waiting = [index]
                     while waiting:
