@@ -2,7 +2,7 @@
 
 A graph makes `calls` calls on inputs and weights in turn. Ranks meet on their streams before a
 replay; a time is that of a replay, by events around it, over its calls. Sides alternate in blocks
-of replays, and the results of each are compared with the reference before and after its replays.
+of replays, each of which begins with another side, and the results of each are compared with the reference before and after its replays.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def compare(context: Context, case: Case) -> dict[str, Any]:
     ways = sides_of(context, data)
     waiting = admit(context, case, ways, data, found)
     for block in range(BLOCKS):
-        for runner, total in waiting:
+        # Another side begins each block: the first one finds a cooler GPU.
+        first = block * len(waiting) // BLOCKS
+        for runner, total in waiting[first:] + waiting[:first]:
             count = (block + 1) * total // BLOCKS - block * total // BLOCKS
             attempt(context, runner, partial(runner.block, count), found)
         waiting = [each for each in waiting if each[0].side.name not in found]

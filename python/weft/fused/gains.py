@@ -45,7 +45,7 @@ class Rule(NamedTuple):
 RULES: Final = {
     "gemv_all_reduce": Rule(1, 1, 512),
     "matmul_all_reduce": Rule(2048, 1 << 20, 512, 1024, 60e9),
-    "matmul_reduce_scatter": Rule(2048, 1 << 20, 512, 1024, 100e9),
+    "matmul_reduce_scatter": Rule(2048, 1 << 20, 512, 1024, 60e9),
     "matmul_all_to_all": Rule(2048, 1 << 20, 512, 1024, 15e9),
     "all_gather_matmul": Rule(1024, 1 << 20, 512, 512, 100e9),
     "all_to_all_matmul": Rule(2048, 1 << 20, 512, 1024, 100e9),
