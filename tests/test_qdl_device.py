@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import re
 import sys
 import threading
 import time
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +18,7 @@ import pytest
 
 from weft.errors import ConfigurationError, WeftError
 from weft.qdl import Accelerator, Tensor, UpTo, ask
-from weft.qdl.device import device_named
+from weft.qdl.device import DeviceModel, device_named
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -169,30 +174,99 @@ def test_a_front_end_that_leaves_while_a_batch_runs_costs_no_other_its_answers()
         assert found.answered == 8
 
 
-@pytest.mark.parametrize("begins", [True, False])
-def test_a_node_that_stops_while_a_batch_runs_ends(begins: bool) -> None:
-    runs, goes_on = threading.Event(), threading.Event()
+def test_a_node_that_never_started_stops() -> None:
+    Accelerator(lambda x: x, inputs=[VECTOR], outputs=[VECTOR], device="cpu").stop()
+
+
+def backends() -> int:
+    """Threads of models in this process."""
+    names = [task.read_text(encoding="utf-8") for task in Path("/proc/self/task").glob("*/comm")]
+    return names.count("weft-backend\n")
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def wait_for_batches(node: Accelerator, queries: int) -> None:
+    wait_until(lambda: node.counts().issued == queries)
+
+
+def test_a_node_that_stops_while_batches_run_ends(raised: list[str]) -> None:
+    goes_on, calls = threading.Event(), []
 
     def model(batch: Any) -> Any:
-        runs.set()
+        calls.append(len(batch))
         assert goes_on.wait(20)
         return batch
 
-    node = Accelerator(model, inputs=[VECTOR], outputs=[VECTOR], device="cpu")
-    if not begins:
-        node.stop()
-        return
+    wait_until(lambda: backends() == 0)
+    node = Accelerator(model, inputs=[VECTOR], outputs=[VECTOR], device="cpu", max_batch=1)
     node.start()
     asked = threading.Thread(
         target=ask, args=([node.address], vectors(3)), kwargs={"deadline": 0.5}
     )
     asked.start()
-    assert runs.wait(20)
+    # One thread is in the model, the other one waits for its turn.
+    wait_for_batches(node, 2)
+    wait_until(lambda: calls)
     node.stop()
+    reference = weakref.ref(node)
     del node
+    gc.collect()
     goes_on.set()
+    wait_until(lambda: backends() == 0)
+    assert (reference(), calls, raised) == (None, [1], [])
     asked.join(60)
     assert not asked.is_alive()
+
+
+def parts_of(model: Any, outputs: list[Tensor], count: int, compute: Any = None) -> Any:
+    """Parts of a model's outputs, and what keeps them."""
+    node = DeviceModel(model, [VECTOR], outputs, device="cpu", max_batch=count)
+    node.compute = compute
+    return node(node.lanes[0], count, [[12] * count])
+
+
+def numbers(parts: Any, dtype: Any = np.float32) -> list[list[float]]:
+    _, addresses, lengths = parts
+    each = zip(addresses, lengths, strict=True)
+    return [np.frombuffer(ctypes.string_at(*part), dtype).tolist() for part in each]
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_outputs_are_copies_that_a_later_call_does_not_write(is_list: bool) -> None:
+    static = torch.zeros(4, 3)
+
+    def model(_: Any) -> Any:
+        static.fill_(1)
+        return list(static) if is_list else static
+
+    (parts,), kept = parts_of(model, [VECTOR], 4)
+    static.fill_(2)
+    assert numbers(parts) == [[1, 1, 1]] * 4
+    assert len(kept) == 1
+
+
+def test_tensors_of_a_list_are_copied_into_one() -> None:
+    tensor = Tensor("x", "int64", (UpTo(9),))
+    given = [torch.arange(length, dtype=torch.int32) for length in (2, 0, 3)]
+    (parts,), (joined,) = parts_of(lambda _: given, [tensor], 3)
+    assert numbers(parts, np.int64) == [[0, 1], [], [0, 1, 2]]
+    assert parts[1] == [joined.data_ptr() + offset for offset in (0, 16, 16)]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array", "list"])
+def test_outputs_on_the_cpu_are_converted_after_the_work_that_writes_them(kind: str) -> None:
+    target = torch.zeros(2, 3, dtype=torch.float64)
+    returned = {"tensor": target, "array": target.numpy(), "list": list(target)}[kind]
+    compute = SimpleNamespace(synchronize=lambda: target.fill_(5))
+    (parts,), kept = parts_of(lambda _: returned, [VECTOR], 2, compute)
+    assert numbers(parts) == [[5, 5, 5]] * 2
+    assert kept
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,12 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(driver: Path, provider: str, fail_at: int = 0) -> dict[str, Any]:
+def run(
+    driver: Path, provider: str, fail_at: int = 0, sync_fails: int = 0, device_fails: int = 0
+) -> dict[str, Any]:
+    numbers = map(str, (fail_at, sync_fails, device_fails))
     done = subprocess.run(
-        [sys.executable, str(HERE / "workers" / "qdl_lanes.py"), provider, str(fail_at)],
+        [sys.executable, str(HERE / "workers" / "qdl_lanes.py"), provider, *numbers],
         env=os.environ | {"LD_LIBRARY_PATH": str(driver)},
         capture_output=True,
         text=True,
@@ -72,3 +75,22 @@ def test_a_copy_that_fails_costs_its_batch_alone(driver: Path, fail_at: int) -> 
     (error,) = found["errors"]
     assert "failed: fake (FAKE, 1)" in error
     assert found["registered"] == found["unregistered"] == 6
+
+
+@pytest.mark.parametrize("sync_fails", [1, 100])
+def test_copies_end_before_their_memory_if_a_wait_fails(driver: Path, sync_fails: int) -> None:
+    found = run(driver, "shm", sync_fails=sync_fails)
+    assert found["wrong"] == 0
+    assert 0 < found["failed"] <= 32
+    assert 0 < len(found["errors"]) <= 2
+    assert all("failed: fake (FAKE, 1)" in error for error in found["errors"])
+    assert found["registered"] == found["unregistered"] == 6
+
+
+def test_memory_is_leaked_if_copies_cannot_be_awaited(driver: Path) -> None:
+    found = run(driver, "shm", sync_fails=100, device_fails=1)
+    assert found["wrong"] == 0
+    assert found["failed"] > 600
+    assert all("failed: fake (FAKE, 1)" in error for error in found["errors"])
+    # Its unregistration during a copy would end the process.
+    assert (found["registered"], found["unregistered"]) == (6, 0)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from test_topo import make_sysfs, write
 from weft.errors import ConfigurationError
-from weft.qdl import Accelerator, Tensor, ask, description, placement
+from weft.qdl import Accelerator, Tensor, accelerator, ask, description, placement
 from weft.qdl.placement import cores_of, place
 
 VECTOR = Tensor("vector", "float32", (3,))
@@ -124,6 +125,43 @@ def test_threads_run_on_the_cores_of_the_node(
     assert os.sched_getaffinity(0) == all_cores
 
 
+def test_a_refused_choice_of_cores_is_logged_and_a_refused_demand_an_error(
+    two_nodes: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(placement, "SYSFS", two_nodes)
+    monkeypatch.setattr(description, "interface", lambda _: "eth0")
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError("refused")
+
+    def node(how: Any) -> Accelerator:
+        return Accelerator(lambda x: x, inputs=[VECTOR], outputs=[VECTOR], placement=how)
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    with node("auto") as served:
+        assert ask([served.address], [[np.zeros(3, np.float32)]] * 5).answered == 5
+    assert "threads cannot run on cores" in caplog.text
+    with pytest.raises(ConfigurationError, match="placement=0: the system refuses"):
+        node(0)
+
+
+def test_cores_are_set_once_for_each_thread_of_a_model(
+    two_nodes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "SYSFS", two_nodes)
+    monkeypatch.setattr(description, "interface", lambda _: "eth0")
+    threads = []
+
+    def record(*_: Any) -> bool:
+        threads.append(threading.get_native_id())
+        return True
+
+    monkeypatch.setattr(accelerator, "try_cores", record)
+    with Accelerator(lambda x: x, inputs=[VECTOR], outputs=[VECTOR], max_batch=1) as served:
+        assert ask([served.address], [[np.zeros(3, np.float32)]] * 5).answered == 5
+    assert len(threads) == 1
+
+
 def test_a_node_on_this_machine_serves_wherever_it_is_placed() -> None:
     numbers = json.loads(
         subprocess.run(
@@ -156,6 +194,25 @@ def test_the_command_line_takes_a_placement(text: str) -> None:
         [*command, "--placement", "near"], capture_output=True, text=True, check=False
     )
     assert "'near': expected a NUMA node, auto or none" in refused.stderr
+
+
+def test_a_placement_of_a_test_without_a_network_is_refused() -> None:
+    for part in (["frontend"], ["audit", "TEST01"]):
+        command = [sys.executable, "-m", "weft", "qdl", *part, "--in-process", "--bytes", "64"]
+        done = subprocess.run(
+            [*command, "--scenario", "Offline", "--placement", "auto"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "--placement is of a front end: pass --node, or leave it out" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", ",", "127.0.0.1:1,", "127.0.0.1:1, 127.0.0.1:1"])
+def test_empty_and_repeated_addresses_of_a_node_are_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected host:port, or several distinct ones"):
+        ask([text], [[b""]])
 
 
 def test_queries_go_over_a_connection_to_each_address_of_a_node(

@@ -77,7 +77,9 @@ def test_inputs_and_outputs_may_vary() -> None:
         assert np.frombuffer(answer[1], np.int64).tolist() == [query.sum()]
 
 
-@pytest.mark.parametrize("place", ["cpu", "cpu, under way", "numpy", "list of both"])
+@pytest.mark.parametrize(
+    "place", ["cpu", "cpu, under way", "list under way", "numpy under way", "list of both"]
+)
 def test_outputs_may_be_on_the_host(place: str) -> None:
     import torch
 
@@ -85,18 +87,49 @@ def test_outputs_may_be_on_the_host(place: str) -> None:
 
     def model(batch: Any) -> Any:
         torch.cuda._sleep(MILLISECOND)
-        if place == "cpu, under way":
-            target = torch.empty(batch.shape, dtype=batch.dtype, pin_memory=True)
-            return target.copy_(batch + 1, non_blocking=True)
+        if place.endswith("under way"):
+            # Of another type than the output's: converted after the copy.
+            target = torch.empty(batch.shape, dtype=torch.int16, pin_memory=True)
+            target.copy_(batch + 1, non_blocking=True)
+            if place.startswith("list"):
+                return list(target)
+            return target.numpy() if place.startswith("numpy") else target
         if place == "list of both":
             return [row + 1 if at % 2 else (row + 1).cpu() for at, row in enumerate(batch)]
-        host = (batch + 1).cpu()
-        return host.numpy() if place == "numpy" else host
+        return (batch + 1).cpu()
 
     tensor = Tensor("x", "uint8", (1024,))
     queries = random_bytes(100, 1024)
     with node(model, [tensor], [tensor], max_batch=8) as served:
         found = ask([served.address], [[query] for query in queries])
+    assert np.array_equal(answers_of(found, np.uint8), queries + np.uint8(1))
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_a_model_may_return_its_own_memory_again(is_graph: bool) -> None:
+    import torch
+
+    from weft.qdl import Tensor, ask
+
+    length, most = 1 << 20, 4
+    static_input, static = torch.zeros(2, most, length, dtype=torch.uint8, device="cuda:0")
+    graph = torch.cuda.CUDAGraph()
+    if is_graph:
+        with torch.cuda.graph(graph):
+            torch.add(static_input, 1, out=static)
+
+    def model(batch: Any) -> Any:
+        static_input[: len(batch)] = batch
+        if is_graph:
+            graph.replay()
+        else:
+            torch.add(static_input, 1, out=static)
+        return static[: len(batch)]
+
+    tensor = Tensor("x", "uint8", (length,))
+    queries = random_bytes(100, length)
+    with node(model, [tensor], [tensor], max_batch=most, slots=16) as served:
+        found = ask([served.address], [[query] for query in queries], slots=16)
     assert np.array_equal(answers_of(found, np.uint8), queries + np.uint8(1))
 
 
@@ -152,18 +185,20 @@ def test_front_ends_come_and_leave_while_batches_run() -> None:
     from weft.qdl import Tensor, ask
 
     def model(batch: Any) -> Any:
-        torch.cuda._sleep(MILLISECOND // 8)
+        torch.cuda._sleep(4 * MILLISECOND)
         return batch + 1
 
     tensor = Tensor("x", "uint8", (4096,))
     queries = random_bytes(64, 4096)
     listed = [[query] for query in queries]
+    failed: list[int] = []
     with node(model, [tensor], [tensor], max_batch=4) as served:
 
         def leaves() -> None:
-            # Its queries fail within a millisecond; its slots are freed with batches under way.
-            for _ in range(5):
-                ask([served.address], listed, deadline=0.001, slots=8)
+            # A batch takes longer than its deadline: its slots are freed with batches under way.
+            failed.extend(
+                ask([served.address], listed, deadline=0.001, slots=8).failed for _ in range(5)
+            )
 
         others = [threading.Thread(target=leaves) for _ in range(2)]
         for other in others:
@@ -173,6 +208,8 @@ def test_front_ends_come_and_leave_while_batches_run() -> None:
             assert np.array_equal(answers_of(found, np.uint8), queries + np.uint8(1))
         for other in others:
             other.join()
+    assert len(failed) == 10
+    assert min(failed) > 0
 
 
 def test_a_node_ends_while_batches_run() -> None:

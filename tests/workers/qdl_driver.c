@@ -1,5 +1,6 @@
 /* CUDA driver for tests of copies: device memory is memory of the process, and copies of a stream
  * run when it is synchronised, so that one that ends too late, or whose memory is gone, is seen.
+ * Memory of the host must be page-locked, and capture relaxed, as on threads beside a capture.
  * Functions that the test's program does not list here return an error. */
 #include <pthread.h>
 #include <stdint.h>
@@ -27,16 +28,20 @@ typedef struct {
     size_t to_pitch, from_pitch, width, height;
 } Copy;
 
-enum { STREAMS = 4, MOST = 4096, HOST = 1, DEVICE = 2 };
+enum { STREAMS = 4, MOST = 4096, HOST = 1, DEVICE = 2, RELAXED = 2 };
 static Copy queues[STREAMS][MOST];
 static int lengths[STREAMS];
 static struct { char *begin; size_t bytes; } pinned[MOST];
 static int pins;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread void *current;
-static int context;
+static __thread int capture_mode;
+static int context, is_dead;
 /* Counts for the test: strided copies, rows of these, single copies, registrations, their ends. */
-int strided, rows, single, registered, unregistered, fail_at;
+int strided, rows, single, registered, unregistered;
+/* Number of the copy that fails; number of waits for a stream with outputs that fail, at most until
+ * one for the device; 1 if that fails, too, which ends the context. */
+int fail_at, sync_fails, device_fails;
 
 static unsigned check(int bad, const char *what) {
     if (bad) {
@@ -61,7 +66,12 @@ unsigned cuDevicePrimaryCtxRetain(void **handle, int device) { (void)device; *ha
 unsigned cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return 0; }
 unsigned cuCtxGetCurrent(void **handle) { *handle = current; return 0; }
 unsigned cuCtxSetCurrent(void *handle) { current = handle; return 0; }
-unsigned cuThreadExchangeStreamCaptureMode(int *mode) { *mode = 0; return 0; }
+unsigned cuThreadExchangeStreamCaptureMode(int *mode) {
+    int earlier = capture_mode;
+    capture_mode = *mode;
+    *mode = earlier;
+    return 0;
+}
 
 unsigned cuMemHostRegister_v2(void *begin, size_t bytes, unsigned flags) {
     (void)flags;
@@ -72,7 +82,7 @@ unsigned cuMemHostRegister_v2(void *begin, size_t bytes, unsigned flags) {
     pinned[pins++].bytes = bytes;
     registered++;
     pthread_mutex_unlock(&lock);
-    return check(!current, "no context");
+    return check(!current || capture_mode != RELAXED, "no context, or capture is not relaxed");
 }
 
 unsigned cuMemHostUnregister(void *begin) {
@@ -93,14 +103,31 @@ unsigned cuMemHostUnregister(void *begin) {
     pinned[at] = pinned[--pins];
     unregistered++;
     pthread_mutex_unlock(&lock);
-    return check(!current, "no context");
+    return check(!current || capture_mode != RELAXED, "no context, or capture is not relaxed");
 }
 
-static unsigned add(Copy copy, uint64_t stream) {
+/* True for rows in one range of page-locked memory. Under the lock, as all below. */
+static int is_pinned(const char *begin, size_t pitch, const Copy *copy) {
+    const char *end = begin + (copy->height - 1) * pitch + copy->width;
+    for (int at = 0; at < pins; at++)
+        if (begin >= pinned[at].begin && end <= pinned[at].begin + pinned[at].bytes)
+            return 1;
+    return 0;
+}
+
+static int is_output(const Copy *copy) { return is_pinned(copy->to, copy->to_pitch, copy); }
+
+static unsigned add(Copy copy, int is_strided, uint64_t stream) {
     check(!current || stream == 0 || stream >= STREAMS, "no context or stream");
-    check(lengths[stream] == MOST, "too many copies");
+    check(capture_mode != RELAXED, "capture is not relaxed");
     pthread_mutex_lock(&lock);
-    int fails = fail_at && strided + single == fail_at;
+    check(lengths[stream] == MOST, "too many copies");
+    strided += is_strided;
+    single += !is_strided;
+    rows += is_strided ? copy.height : 0;
+    int is_input = is_pinned(copy.from, copy.from_pitch, &copy);
+    check(is_input + is_output(&copy) != 1, "expected page-locked memory at one end");
+    int fails = is_dead || (fail_at && strided + single == fail_at);
     fail_at = fails ? 0 : fail_at;
     if (!fails)
         queues[stream][lengths[stream]++] = copy;
@@ -109,13 +136,10 @@ static unsigned add(Copy copy, uint64_t stream) {
 }
 
 unsigned cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, uint64_t stream) {
-    single++;
-    return add((Copy){(char *)to, (char *)from, bytes, bytes, bytes, 1}, stream);
+    return add((Copy){(char *)to, (char *)from, bytes, bytes, bytes, 1}, 0, stream);
 }
 
 unsigned cuMemcpy2DAsync_v2(const Copy2D *copy, uint64_t stream) {
-    strided++;
-    rows += copy->height;
     int in = copy->src_type == HOST && copy->dst_type == DEVICE;
     int out = copy->src_type == DEVICE && copy->dst_type == HOST;
     check(!in && !out, "types of memory");
@@ -123,18 +147,44 @@ unsigned cuMemcpy2DAsync_v2(const Copy2D *copy, uint64_t stream) {
     check(copy->src_x || copy->src_y || copy->dst_x || copy->dst_y, "an offset");
     const char *from = in ? copy->src_host : (const char *)copy->src_device;
     char *to = in ? (char *)copy->dst_device : copy->dst_host;
-    return add((Copy){to, from, copy->dst_pitch, copy->src_pitch, copy->width, copy->height}, stream);
+    Copy rows = {to, from, copy->dst_pitch, copy->src_pitch, copy->width, copy->height};
+    return add(rows, 1, stream);
 }
 
-unsigned cuStreamSynchronize(uint64_t stream) {
-    check(stream == 0 || stream >= STREAMS, "no stream");
-    pthread_mutex_lock(&lock);
+static void complete(uint64_t stream) {
     for (int at = 0; at < lengths[stream]; at++) {
         Copy copy = queues[stream][at];
         for (size_t row = 0; row < copy.height; row++)
             memcpy(copy.to + row * copy.to_pitch, copy.from + row * copy.from_pitch, copy.width);
     }
     lengths[stream] = 0;
+}
+
+unsigned cuStreamSynchronize(uint64_t stream) {
+    check(stream == 0 || stream >= STREAMS, "no stream");
+    pthread_mutex_lock(&lock);
+    int fails = is_dead, outputs = 0;
+    for (int at = 0; at < lengths[stream]; at++)
+        outputs += is_output(&queues[stream][at]);
+    /* The test's model waits for inputs. */
+    check(outputs && capture_mode != RELAXED, "capture is not relaxed");
+    if (outputs && sync_fails) {
+        sync_fails--;
+        fails = 1;
+    }
+    if (!fails)
+        complete(stream);
     pthread_mutex_unlock(&lock);
-    return 0;
+    return fails ? 1 : 0;
+}
+
+unsigned cuCtxSynchronize(void) {
+    check(!current || capture_mode != RELAXED, "no context, or capture is not relaxed");
+    pthread_mutex_lock(&lock);
+    is_dead |= device_fails;
+    sync_fails = 0;
+    for (int stream = 1; stream < STREAMS && !is_dead; stream++)
+        complete(stream);
+    pthread_mutex_unlock(&lock);
+    return is_dead ? 1 : 0;
 }

@@ -35,11 +35,13 @@ def model(lane: Lane, count: int, lengths: list[list[int]]) -> Any:
         lane.buffers[1][query, : length // 4] + np.int32(1)
         for query, length in enumerate(lengths[1])
     ]
+    joined, sizes = np.concatenate(texts), [text.nbytes for text in texts]
+    begins = (joined.ctypes.data + np.cumsum([0, *sizes[:-1]])).tolist()
     outputs = [
         (True, [row.ctypes.data for row in fixed], [24] * count),
-        (True, [text.ctypes.data for text in texts], [text.nbytes for text in texts]),
+        (True, begins, sizes),
     ]
-    return outputs, (fixed, texts)
+    return outputs, (fixed, joined)
 
 
 def main() -> int:
@@ -65,6 +67,8 @@ def main() -> int:
         [np.full(24, at % 200, np.uint8), np.full(at % 10, at, np.int32)] for at in range(QUERIES)
     ]
     wrong = failed = 0
+    for name, value in zip(("sync_fails", "device_fails"), sys.argv[3:], strict=True):
+        ctypes.c_int.in_dll(DRIVER, name).value = int(value)
     for _ in range(3):
         ctypes.c_int.in_dll(DRIVER, "fail_at").value = int(sys.argv[2])
         found = ask([node.address], queries)
@@ -82,6 +86,8 @@ def main() -> int:
         counts = {name: ctypes.c_int.in_dll(DRIVER, name).value for name in names}
         if counts["registered"] == counts["unregistered"] or time.monotonic() > deadline:
             break
+        if sys.argv[4] == "1":
+            break  # Memory is leaked.
         time.sleep(0.01)
     print(json.dumps(counts | {"wrong": wrong, "failed": failed, "errors": errors}))
     return 0

@@ -15,7 +15,8 @@ pub(crate) struct SlotMemory {
 }
 
 impl SlotMemory {
-    /// Allocates `slots` slots of `stride` bytes, on a NUMA node unless the system refuses to bind pages.
+    /// Allocates `slots` slots of `stride` bytes, on a NUMA node unless it has no memory or the system refuses to bind
+    /// pages.
     pub fn allocate(
         engine: &mut Engine,
         slots: u32,
@@ -24,15 +25,7 @@ impl SlotMemory {
     ) -> weft_fabric::Result<SlotMemory> {
         let bytes = u64::from(slots).saturating_mul(stride).max(1);
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let placement = Placement { numa_node, huge_pages: false };
-        let memory = Memory::shared_with(length, placement).or_else(|error| match error {
-            Error::NumaBind { .. } => {
-                log::warn!("slots are on the NUMA node of their first use: {error}");
-                Memory::shared(length)
-            }
-            error => Err(error),
-        })?;
-        Ok(SlotMemory { region: engine.register(memory)?, stride })
+        Ok(SlotMemory { region: engine.register(shared(length, numa_node)?)?, stride })
     }
 
     /// Its region.
@@ -97,6 +90,18 @@ impl SlotMemory {
     }
 }
 
+/// Shared memory, on a NUMA node if it can be bound there.
+fn shared(length: usize, numa_node: Option<u32>) -> weft_fabric::Result<Memory> {
+    let placement = Placement { numa_node, huge_pages: false };
+    Memory::shared_with(length, placement).or_else(|error| match error {
+        Error::NumaBind { .. } | Error::NoNumaNode { .. } => {
+            log::warn!("slots are on the NUMA node of their first use: {error}");
+            Memory::shared(length)
+        }
+        error => Err(error),
+    })
+}
+
 /// Bytes of a query in memory of the caller.
 ///
 /// # Panics
@@ -104,4 +109,14 @@ impl SlotMemory {
 pub(crate) fn query_bytes(memory: &Memory, offset: u64, length: u64) -> &[u8] {
     // SAFETY: unchanged until the query's memory returns, by the contract of the front end.
     unsafe { memory.bytes(offset as usize, length as usize) }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::shared;
+
+    #[test]
+    fn slots_are_anywhere_if_their_numa_node_has_no_memory() {
+        assert_eq!(shared(100, Some(4000)).expect("memory").len(), 100);
+    }
 }

@@ -111,7 +111,7 @@ pub struct QdlNode {
 #[pymethods]
 impl QdlNode {
     /// Listens. `callable` takes the number of queries of a batch, and for each input the bytes of all queries and the
-    /// bytes of each; it returns the same for each output. With `lanes` it takes a lane, the number of queries, and for
+    /// bytes of each; it returns the same for each output, or `None` once the node has stopped. With `lanes` it takes a lane, the number of queries, and for
     /// each input the bytes of each: see [`LaneBackend`].
     #[new]
     #[pyo3(signature = (spec, callable, lanes=Vec::new()))]
@@ -240,12 +240,13 @@ impl Backend for CallableBackend {
     fn run(&mut self, batch: &mut Batch<'_>) {
         let queries = batch.len() as u64;
         self.counts.add_issued(queries);
-        let done = Python::attach(|py| {
-            self.call(py, batch).map_err(|error| {
+        let is_answered = Python::attach(|py| {
+            self.call(py, batch).unwrap_or_else(|error| {
                 error.write_unraisable(py, Some(self.callable.bind(py)));
+                false
             })
         });
-        if done.is_ok() {
+        if is_answered {
             return self.counts.add_answered(queries);
         }
         for query in 0..batch.len() {
@@ -256,7 +257,8 @@ impl Backend for CallableBackend {
 }
 
 impl CallableBackend {
-    fn call(&self, py: Python<'_>, batch: &mut Batch<'_>) -> PyResult<()> {
+    /// Calls Python and copies the outputs; false if the node has stopped.
+    fn call(&self, py: Python<'_>, batch: &mut Batch<'_>) -> PyResult<bool> {
         let inputs = PyList::empty(py);
         for tensor in 0..self.schema.inputs.len() {
             let lengths: Vec<usize> =
@@ -273,7 +275,8 @@ impl CallableBackend {
             inputs.append((bytes, lengths))?;
         }
         let outputs = self.callable.bind(py).call1((batch.len(), inputs))?;
-        let outputs: Vec<(Bound<'_, PyBytes>, Vec<usize>)> = outputs.extract()?;
+        let outputs: Option<Vec<(Bound<'_, PyBytes>, Vec<usize>)>> = outputs.extract()?;
+        let Some(outputs) = outputs else { return Ok(false) };
         let expected = self.schema.outputs.len();
         if outputs.len() != expected || outputs.iter().any(|(_, each)| each.len() != batch.len()) {
             let text =
@@ -295,6 +298,6 @@ impl CallableBackend {
                 rest = behind;
             }
         }
-        Ok(())
+        Ok(true)
     }
 }

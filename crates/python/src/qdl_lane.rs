@@ -64,14 +64,14 @@ impl LaneBackend {
         Ok(backends)
     }
 
-    /// Copies the inputs, calls the model, copies the outputs. No copy is under way afterwards.
-    fn answer(&self, batch: &mut Batch<'_>) -> PyResult<()> {
-        // Freed after the copies from it, which `ended` awaits on every way out.
-        let kept;
-        let ended = WaitOnDrop(&self.lane);
-        self.lane.copy_in(batch).map_err(raised)?;
-        let outputs;
-        (outputs, kept) = self.call(batch)?;
+    /// Copies the inputs, calls the model, copies the outputs. No copy is under way afterwards, or its memory is leaked.
+    /// False if the node has stopped.
+    fn answer(&self, batch: &mut Batch<'_>) -> PyResult<bool> {
+        let mut copies = Copies { backend: self, batch, kept: None, have_ended: false };
+        self.lane.copy_in(copies.batch).map_err(raised)?;
+        let Some((outputs, kept)) = self.call(copies.batch)? else { return Ok(false) };
+        copies.kept = Some(kept);
+        let batch = &mut *copies.batch;
         for (tensor, (is_on_device, addresses, lengths)) in outputs.into_iter().enumerate() {
             for (query, &length) in lengths.iter().enumerate() {
                 if !batch.resize(query, tensor, length) {
@@ -80,18 +80,18 @@ impl LaneBackend {
                 }
             }
             let parts = addresses.into_iter().zip(lengths).collect();
-            // SAFETY: `kept` keeps the outputs until the wait below, and the lane's stream follows the model's work:
-            // `weft.qdl` orders them.
+            // SAFETY: `copies` keeps the outputs until their copies have ended. They are copies of the model's tensors,
+            // which no later call writes, and the lane's stream follows the work that makes them: see `weft.qdl`.
             unsafe { self.lane.copy_out(batch, tensor, &Output { is_on_device, parts }) }
                 .map_err(raised)?;
         }
         self.lane.wait().map_err(raised)?;
-        drop(ended);
-        drop::<Py<PyAny>>(kept);
-        Ok(())
+        copies.have_ended = true;
+        Ok(true)
     }
 
-    fn call(&self, batch: &Batch<'_>) -> PyResult<Outputs> {
+    /// Calls the model; `None` if the node has stopped.
+    fn call(&self, batch: &Batch<'_>) -> PyResult<Option<Outputs>> {
         // Taken before the GIL, which its holder waits for.
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let lengths = |tensor| -> Vec<usize> {
@@ -100,7 +100,8 @@ impl LaneBackend {
         let lengths: Vec<Vec<usize>> = (0..self.schema.inputs.len()).map(lengths).collect();
         Python::attach(|py| {
             let arguments = (self.owner.bind(py), batch.len(), lengths);
-            let outputs: Outputs = self.callable.bind(py).call1(arguments)?.extract()?;
+            let outputs: Option<Outputs> = self.callable.bind(py).call1(arguments)?.extract()?;
+            let Some(outputs) = outputs else { return Ok(None) };
             let expected = self.schema.outputs.len();
             let is_whole = |(_, addresses, lengths): &(bool, Vec<u64>, Vec<u64>)| {
                 addresses.len() == batch.len() && lengths.len() == batch.len()
@@ -110,7 +111,7 @@ impl LaneBackend {
                 let text = format!("{found} outputs: expected {expected}, each of all queries");
                 return Err(raise(py, "ShapeError", &text));
             }
-            Ok(outputs)
+            Ok(Some(outputs))
         })
     }
 }
@@ -119,8 +120,13 @@ impl Backend for LaneBackend {
     fn run(&mut self, batch: &mut Batch<'_>) {
         let queries = batch.len() as u64;
         self.counts.add_issued(queries);
-        let Err(error) = self.answer(batch) else { return self.counts.add_answered(queries) };
-        Python::attach(|py| error.write_unraisable(py, Some(self.callable.bind(py))));
+        match self.answer(batch) {
+            Ok(true) => return self.counts.add_answered(queries),
+            Ok(false) => {}
+            Err(error) => {
+                Python::attach(|py| error.write_unraisable(py, Some(self.callable.bind(py))));
+            }
+        }
         for query in 0..batch.len() {
             batch.fail(query, FAILED);
         }
@@ -128,13 +134,27 @@ impl Backend for LaneBackend {
     }
 }
 
-/// Waits for the copies of a lane when it is dropped, also after an error or a panic.
-struct WaitOnDrop<'a>(&'a Lane);
+/// Copies of a batch. Its drop ends them, also after an error or a panic, before their memory is freed.
+struct Copies<'a, 'b> {
+    backend: &'a LaneBackend,
+    batch: &'a mut Batch<'b>,
+    /// Outputs of the model.
+    kept: Option<Py<PyAny>>,
+    have_ended: bool,
+}
 
-impl Drop for WaitOnDrop<'_> {
+impl Drop for Copies<'_, '_> {
     fn drop(&mut self) {
-        // After an error of CUDA no copy is under way.
-        let _ = self.0.wait();
+        if self.have_ended || self.backend.lane.end() {
+            return;
+        }
+        // Copies may be under way from now on: slots, buffers and outputs are never freed.
+        log::error!(
+            "copies of a batch cannot be awaited; their memory is leaked: start the node anew"
+        );
+        self.backend.lane.leak(self.batch);
+        std::mem::forget(self.kept.take());
+        std::mem::forget(Python::attach(|py| self.backend.owner.clone_ref(py)));
     }
 }
 

@@ -3,10 +3,10 @@
 //! A batch is copied into a lane's buffers, its model reads them, and its outputs are copied into the slots from which
 //! answers leave. Copies of a device are asynchronous, on the lane's stream: [`Lane::wait`] ends them, and must return
 //! before the batch does, whose memory a front end may write again. With two lanes, the copies of one batch overlap the model of
-//! the other.
+//! the other. Calls of CUDA are valid while the model captures a graph on another thread.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weft_cuda::{
     Context, Direction, RegisteredMemory, RelaxedCapture, Rows, Stream, copy_rows_async,
     stream_synchronize,
@@ -21,7 +21,8 @@ use weft_fabric::{Memory, MemoryId, MemoryWatcher};
 pub struct Output {
     /// True for memory of the lane's device, false for memory of the host.
     pub is_on_device: bool,
-    /// First byte and number of bytes of the output of each query.
+    /// First byte and number of bytes of the output of each query. Those on a device are of one allocation: parts at equal
+    /// distances are one copy.
     pub parts: Vec<(u64, u64)>,
 }
 
@@ -71,8 +72,8 @@ impl Lane {
     /// # Errors
     /// Errors of CUDA.
     pub fn copy_in(&self, batch: &Batch<'_>) -> weft_cuda::Result<()> {
+        let _relaxed = self.enter()?;
         if let Place::Device(place) = &self.place {
-            place.pins.context.bind()?;
             batch.memories().for_each(|memory| place.pins.add(memory));
         }
         for (tensor, (buffer, pitch)) in self.buffers.iter().zip(&self.pitches).enumerate() {
@@ -105,13 +106,15 @@ impl Lane {
     /// Errors of CUDA.
     ///
     /// # Safety
-    /// The parts are readable until [`Lane::wait`] has returned, and work that writes them precedes the lane's stream.
+    /// The parts are readable until [`Lane::wait`] has returned, or [`Lane::end`] true; work that writes them precedes the
+    /// lane's stream, and no later work does before then.
     pub unsafe fn copy_out(
         &self,
         batch: &mut Batch<'_>,
         tensor: usize,
         output: &Output,
     ) -> weft_cuda::Result<()> {
+        let _relaxed = self.enter()?;
         let parts = &output.parts;
         assert_eq!(parts.len(), batch.len(), "an output of each query");
         let mut first = 0;
@@ -143,15 +146,43 @@ impl Lane {
     /// Waits for the copies of the lane's stream, and for the work that precedes them there.
     ///
     /// # Errors
-    /// Errors of CUDA, including those of the model's work. No copy is under way then either: CUDA has ended the context.
+    /// Errors of CUDA, including those of the model's work. Copies may be under way then: see [`Lane::end`].
     pub fn wait(&self) -> weft_cuda::Result<()> {
+        let _relaxed = self.enter()?;
         match &self.place {
             Place::Host => Ok(()),
-            Place::Device(place) => {
-                place.pins.context.bind()?;
-                stream_synchronize(place.stream)
-            }
+            Place::Device(place) => stream_synchronize(place.stream),
         }
+    }
+
+    /// Ends the copies after an error: waits for the lane's stream, or for the device if that fails. False if both fail:
+    /// copies may be under way, so that their memory must not be freed ([`Lane::leak`]).
+    #[must_use]
+    pub fn end(&self) -> bool {
+        self.wait().is_ok()
+            || match &self.place {
+                Place::Host => true,
+                Place::Device(place) => {
+                    let _relaxed = RelaxedCapture::new();
+                    place.pins.context().synchronize().is_ok()
+                }
+            }
+    }
+
+    /// Keeps the slots of a batch mapped and page-locked until the process ends.
+    pub fn leak(&self, batch: &Batch<'_>) {
+        batch.memories().for_each(|memory| std::mem::forget(Arc::clone(memory)));
+        if let Place::Device(place) = &self.place {
+            std::mem::forget(Arc::clone(&place.pins));
+        }
+    }
+
+    /// Prepares this thread for calls of CUDA, which a graph under capture on another thread permits while the guard lives.
+    fn enter(&self) -> weft_cuda::Result<Option<RelaxedCapture>> {
+        let Place::Device(place) = &self.place else { return Ok(None) };
+        let relaxed = RelaxedCapture::new()?;
+        place.pins.context().bind()?;
+        Ok(Some(relaxed))
     }
 }
 
@@ -199,7 +230,10 @@ unsafe fn read_rows(from: u64, pitch: u64, mut run: RunMut<'_>) {
 
 /// Slots that are page-locked for copies of a device, until their memory is freed or the last lane ends. A batch keeps
 /// its memory, so that no copy of it is under way then.
-pub struct Pins {
+pub struct Pins(Arc<PinnedSlots>);
+
+/// Watches the memory of slots. Empty before its last owner goes: see the drop of [`Pins`].
+struct PinnedSlots {
     context: Arc<Context>,
     /// `None`: it could not be page-locked, and copies of it may block.
     pinned: Mutex<HashMap<MemoryId, Option<RegisteredMemory>>>,
@@ -208,22 +242,25 @@ pub struct Pins {
 impl Pins {
     /// None, for copies of this device.
     pub fn new(context: Arc<Context>) -> Arc<Pins> {
-        Arc::new(Pins { context, pinned: Mutex::default() })
+        Arc::new(Pins(Arc::new(PinnedSlots { context, pinned: Mutex::default() })))
     }
 
-    /// Page-locks a memory, once.
-    fn add(self: &Arc<Pins>, memory: &Arc<Memory>) {
-        let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+    fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// Page-locks a memory, once. A graph may be under capture on another thread: the caller has relaxed its mode.
+    fn add(&self, memory: &Arc<Memory>) {
+        let mut pinned = self.0.lock();
         if pinned.contains_key(&memory.id()) {
             return;
         }
         let Some(address) = memory.host() else { return };
-        // A graph may be under capture on another thread.
-        let _relaxed = RelaxedCapture::new();
-        memory.watch(self);
-        // SAFETY: mapped until the memory is dropped, before which `memory_dropped` drops this value; the last owner of `self` may drop it earlier.
+        memory.watch(&self.0);
+        // SAFETY: mapped until the memory is dropped, before which `memory_dropped` drops this value, or the drop of
+        // `Pins` has dropped it.
         let registered =
-            unsafe { RegisteredMemory::new(&self.context, address.as_ptr(), memory.len()) };
+            unsafe { RegisteredMemory::new(&self.0.context, address.as_ptr(), memory.len()) };
         if let Err(error) = &registered {
             log::warn!(
                 "{} bytes of slots cannot be page-locked, copies of them block: {error}",
@@ -234,11 +271,25 @@ impl Pins {
     }
 }
 
-impl MemoryWatcher for Pins {
+impl Drop for Pins {
+    /// Unlocks all pages while memory that is dropped on another thread still finds the watcher, and waits for its lock.
+    fn drop(&mut self) {
+        let _relaxed = RelaxedCapture::new();
+        self.0.lock().clear();
+    }
+}
+
+impl PinnedSlots {
+    fn lock(&self) -> MutexGuard<'_, HashMap<MemoryId, Option<RegisteredMemory>>> {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl MemoryWatcher for PinnedSlots {
     fn memory_dropped(&self, memory: MemoryId) {
         let _relaxed = RelaxedCapture::new();
         // Dropped here, before the memory is unmapped.
-        let _unpinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner).remove(&memory);
+        let _unpinned = self.lock().remove(&memory);
     }
 }
 

@@ -28,7 +28,7 @@ pub struct End {
     pub patience: Duration,
     /// Time without work in which a service polls without a pause; for cores of their own.
     pub spin: Duration,
-    /// Most bytes that a front end reserves for the slots of a node.
+    /// Most bytes that a front end reserves for the slots of a connection.
     pub max_slot_bytes: u64,
     /// NUMA node of the memory of slots; `None`: that of the thread that uses a page first.
     pub numa_node: Option<u32>,
@@ -113,7 +113,7 @@ impl std::fmt::Debug for NodeLink {
 /// by the NIC that the system chooses for it.
 ///
 /// # Errors
-/// [`Error::Invalid`] without addresses; [`Error::Node`].
+/// [`Error::Invalid`] without addresses, and for an empty or repeated one of a node; [`Error::Node`].
 pub fn connect(nodes: &[String], end: &End) -> Result<Vec<NodeLink>> {
     if nodes.is_empty() {
         let (value, expected) = ("0".into(), "at least one address".into());
@@ -127,12 +127,23 @@ pub fn connect(nodes: &[String], end: &End) -> Result<Vec<NodeLink>> {
             Err(error) => Err(Error::Node { address, source: error.into() }),
         }
     };
-    let of_node = |(node, addresses): (usize, &'_ String)| {
-        let each = addresses.split(',').map(|address| (node, address.trim().to_owned()));
-        each.collect::<Vec<_>>()
-    };
-    let addresses: Vec<(usize, String)> = nodes.iter().enumerate().flat_map(of_node).collect();
-    in_parallel(addresses.iter().map(|(node, address)| (*node, &**address)).collect(), connect_one)
+    let mut addresses = Vec::with_capacity(nodes.len());
+    for (node, text) in nodes.iter().enumerate() {
+        addresses.extend(addresses_of(text)?.into_iter().map(|address| (node, address)));
+    }
+    in_parallel(addresses, connect_one)
+}
+
+/// Addresses of a node, which has commas between them.
+fn addresses_of(node: &str) -> Result<Vec<&str>> {
+    let addresses: Vec<&str> = node.split(',').map(str::trim).collect();
+    let is_wrong =
+        |(at, address): (usize, &&str)| address.is_empty() || addresses[..at].contains(address);
+    if addresses.iter().enumerate().any(is_wrong) {
+        let expected = "host:port, or several distinct ones with commas between them".into();
+        return Err(Error::Invalid { what: "node", value: format!("{node:?}"), expected });
+    }
+    Ok(addresses)
 }
 
 /// Results of a call for each item, each in a thread of its own; the first error in the order of the items.

@@ -95,7 +95,7 @@ pub struct NetworkSpec {
     pub spin_us: u64,
     /// NUMA node of the memory of slots.
     pub numa_node: Option<u32>,
-    /// Most bytes reserved for the slots of a node, whose schema determines them.
+    /// Most bytes reserved for the slots of a connection, which the schema of its node determines.
     pub max_slot_bytes: u64,
     /// Answers kept by sample, against the rules: for the audit of the audit.
     pub keep_answers: usize,

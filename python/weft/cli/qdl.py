@@ -114,6 +114,7 @@ def run_accelerator(arguments: argparse.Namespace) -> int:
 
 def run_frontend(arguments: argparse.Namespace) -> int:
     """Run a test; 1 if it is not valid, or a query had no answer."""
+    qdl_values.check_placement(arguments)
     test = qdl_values.test_of(arguments)
     view = LiveView("nodes", enabled=not arguments.json)
     try:
@@ -198,6 +199,7 @@ def run_audit(arguments: argparse.Namespace) -> int:
     """Run an audit; 1 if it does not pass."""
     from weft.qdl import audits, bench
 
+    qdl_values.check_placement(arguments)
     options = qdl_values.forwarded(arguments)
     logs: Path = arguments.logs
     performance, audited = logs / "performance", logs / arguments.audit

@@ -148,9 +148,8 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--placement",
         type=numa,
-        default="auto",
         metavar="NODE",
-        help="NUMA node of threads and slots, auto (of the NIC) or none (default %(default)s)",
+        help="NUMA node of threads and slots, auto (of the NIC) or none (default auto)",
     )
 
 
@@ -244,7 +243,7 @@ def add_test(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=1 << 30,
         metavar="N",
-        help="most memory for the slots of a node, bytes (default %(default)s)",
+        help="most memory for the slots of a connection, bytes (default %(default)s)",
     )
     parser.add_argument(
         "--deadline", type=amount, default=60.0, metavar="SECONDS", help="of a query (default 60)"

@@ -41,10 +41,16 @@ def node_spec(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def placement_of(arguments: argparse.Namespace) -> Placement:
     """The placement that `--placement` names."""
-    text: str = arguments.placement
-    if text == "auto":
+    text: str | None = arguments.placement
+    if text is None or text == "auto":
         return "auto"
     return None if text == "none" else int(text)
+
+
+def check_placement(arguments: argparse.Namespace) -> None:
+    """Reject `--placement` of a test without a network."""
+    if arguments.in_process and arguments.placement is not None:
+        arguments.usage_error("--placement is of a front end: pass --node, or leave it out")
 
 
 def test_of(arguments: argparse.Namespace) -> Test:

@@ -14,7 +14,7 @@ from weft import _native
 from weft._environment import check_variables
 from weft.errors import ConfigurationError
 from weft.qdl.device import DeviceModel, Lane
-from weft.qdl.placement import Placement, bus_id, here, place
+from weft.qdl.placement import Placement, bus_id, here, place, try_cores
 from weft.qdl.tensors import Tensor, UpTo, check_number, check_queries, check_shape
 from weft.qdl.test import Counts
 
@@ -41,12 +41,13 @@ class Accelerator:
 
     With `device`, arguments are torch tensors there, valid until the batch is answered: a model
     that keeps some copies them. Outputs are torch tensors there or on the CPU, or arrays; they are
-    converted to the dtypes of `outputs`. Two threads of the node call the model in turn, one call
-    at a time. On a GPU calls run under a stream of the node's own, which waits for the stream that
-    was current when the node was made; a model that uses other streams orders them. Batches are
-    copied on two further streams between slots, which are page-locked, and buffers for two batches
-    of the greatest size: inputs of the next batch and outputs of the last one are copied while a
-    batch computes.
+    copied in the dtypes of `outputs`, so that a model may write its own tensors again. Two threads
+    of the node call the model in turn, one call at a time. On a GPU calls run under a stream of
+    torch's pool, which waits for the stream that was current when the node was made; a model that
+    uses other streams orders them. CUDA graphs are captured before `start`. Batches are copied on
+    two further streams between slots, which are page-locked, and buffers for two batches of the
+    greatest size: inputs of the next batch and outputs of the last one are copied while a batch
+    computes.
 
     Args:
         model: function of a batch.
@@ -130,7 +131,8 @@ class Accelerator:
             spec["numa_node"] = self._placement.numa_node
         # A model on the CPU may use cores of every node.
         self._cores = os.sched_getaffinity(0) if placement == "auto" and gpu is None else None
-        self._on_thread = threading.local()
+        #: Native ids: native threads have no state of Python that lasts.
+        self._free_threads: set[int] = set()
         with here(self._placement):
             if self._device_model is None:
                 self._node = _native.QdlNode(json.dumps(spec), if_alive(self._run))
@@ -164,10 +166,12 @@ class Accelerator:
 
     def _free_thread(self) -> None:
         """Let the calling thread, one of models, run on the cores that a model may use. Once."""
-        if self._placement is not None and self._cores is not None:
-            if not getattr(self._on_thread, "is_free", False):
-                os.sched_setaffinity(0, self._cores)
-            self._on_thread.is_free = True
+        if self._placement is None or self._cores is None:
+            return
+        thread = threading.get_native_id()
+        if thread not in self._free_threads:
+            self._free_threads.add(thread)
+            try_cores(self._cores)
 
     def stop(self) -> None:
         """End the thread and the listening. Front ends lose the node. Idempotent."""
@@ -211,16 +215,16 @@ class Accelerator:
 
 
 def if_alive(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of the method that does not keep its object alive.
+    """A call of the method that does not keep its object alive; it returns `None` without one.
 
-    The native node would keep the `Accelerator` alive, and the `Accelerator` the node.
+    The native node would keep the `Accelerator` alive, and the `Accelerator` the node. A batch that
+    began before the node stopped may call after the `Accelerator` is gone.
     """
     reference = weakref.WeakMethod(method)
 
     def call(*arguments: Any) -> Any:
         found = reference()
-        assert found is not None, "the thread that serves refers to the node"
-        return found(*arguments)
+        return None if found is None else found(*arguments)
 
     return call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -141,7 +142,8 @@ class DeviceModel:
         """Run the model on the batch in a lane.
 
         The lane's stream follows the model's work, also if the model raises: a wait for it is one
-        for all that uses the lane's buffers.
+        for all that uses the lane's buffers. Outputs are copied on the model's stream before the
+        call returns, since the next one may write a model's own tensors, such as those of a graph.
 
         Returns:
             The parts of each output, and tensors that keep their memory.
@@ -150,13 +152,14 @@ class DeviceModel:
             returned = self._model(*lane.inputs(count, lengths))
             outputs = [returned] if len(self._outputs) == 1 else list(returned)
             check_number(self._outputs, outputs)
+            if self.compute is not None and not all(map(is_on_gpu, outputs)):
+                # A tensor on the CPU, or an array of its memory, may be the target of a copy
+                # under way.
+                self.compute.synchronize()
             parts: Parts = []
             kept: list[torch.Tensor] = []
             for tensor, output in zip(self._outputs, outputs, strict=True):
                 parts.append(self._parts_of(tensor, count, output, kept))
-            if self.compute is not None and not all(on_device for on_device, *_ in parts):
-                # A tensor on the CPU may be the target of a copy under way.
-                self.compute.synchronize()
             return parts, kept
 
     @contextlib.contextmanager
@@ -177,30 +180,34 @@ class DeviceModel:
     def _parts_of(
         self, tensor: Tensor, count: int, output: Any, kept: list[torch.Tensor]
     ) -> tuple[bool, list[int], list[int]]:
-        """Parts of an output, whose memory `kept` gets."""
+        """Parts of a copy of an output, which is one tensor that `kept` gets."""
         import torch
 
         check_queries(tensor, count, output)
+        dtype = getattr(torch, tensor.dtype)
         if isinstance(output, torch.Tensor | np.ndarray):
-            whole = self._converted(tensor, output)
-            check_shape(tensor, whole.shape[1:])
+            given = self._checked(tensor, output)
+            check_shape(tensor, given.shape[1:])
+            whole = given.to(dtype, copy=True, memory_format=torch.contiguous_format)
             kept.append(whole)
             length = math.prod(whole.shape[1:]) * whole.element_size()
             begin = whole.data_ptr()
             places = [begin + query * length for query in range(count)]
             return whole.is_cuda, places, [length] * count
-        parts = [self._converted(tensor, part) for part in output]
+        parts = [self._checked(tensor, part) for part in output]
         for part in parts:
             check_shape(tensor, part.shape)
         if len({part.device for part in parts}) > 1:
             # Those of the CPU go where the others are.
             parts = [part.to(self.device) for part in parts]
-        kept.extend(parts)
-        lengths = [part.numel() * part.element_size() for part in parts]
-        return parts[0].is_cuda, [part.data_ptr() for part in parts], lengths
+        joined = torch.cat([part.to(dtype).reshape(-1) for part in parts])
+        kept.append(joined)
+        lengths = [part.numel() * joined.element_size() for part in parts]
+        begins = itertools.accumulate(lengths[:-1], initial=joined.data_ptr())
+        return joined.is_cuda, list(begins), lengths
 
-    def _converted(self, tensor: Tensor, output: Any) -> torch.Tensor:
-        """A contiguous tensor of the output's element type, on the device or on the CPU."""
+    def _checked(self, tensor: Tensor, output: Any) -> torch.Tensor:
+        """An output as a tensor on the device or on the CPU."""
         import torch
 
         if not isinstance(output, torch.Tensor):
@@ -209,7 +216,15 @@ class DeviceModel:
             raise ConfigurationError(
                 f"output {tensor.name!r} is on {output.device}: expected {self.device} or the CPU"
             )
-        return output.detach().to(getattr(torch, tensor.dtype)).contiguous()
+        return output.detach()
+
+
+def is_on_gpu(output: Any) -> bool:
+    """True if an output, or each tensor of a list, is on a GPU."""
+    import torch
+
+    parts = [output] if isinstance(output, torch.Tensor | np.ndarray) else output
+    return all(isinstance(part, torch.Tensor) and part.is_cuda for part in parts)
 
 
 def most_bytes(tensor: Tensor) -> int:

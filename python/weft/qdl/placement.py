@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,13 @@ from weft.errors import ConfigurationError
 from weft.qdl import description
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import torch
 
-__all__ = ["NumaPlacement", "Placement", "bus_id", "cores_of", "here", "place"]
+logger = logging.getLogger("weft.qdl")
+
+__all__ = ["NumaPlacement", "Placement", "bus_id", "cores_of", "here", "place", "try_cores"]
 
 #: A NUMA node, that of the GPU or NIC, or none.
 Placement: TypeAlias = int | Literal["auto"] | None
@@ -39,16 +42,36 @@ class NumaPlacement:
     cores: frozenset[int]
     #: Device nearby, or the demand: `GPU 0000:06:00.0`, `eth0`, or `placement=1`.
     reason: str
+    #: True for a number that was passed.
+    is_demand: bool = False
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """The calling thread, and the threads that it starts meanwhile, run on these cores."""
+        """The calling thread, and the threads that it starts meanwhile, run on these cores.
+
+        Raises:
+            ConfigurationError: a demand that the system refuses.
+        """
         before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, self.cores)
+        if not try_cores(self.cores) and self.is_demand:
+            raise ConfigurationError(
+                f"{self.reason}: the system refuses to run threads on the cores of that NUMA node;"
+                " pass 'auto' or None (option: none)"
+            )
         try:
             yield
         finally:
-            os.sched_setaffinity(0, before)
+            try_cores(before)
+
+
+def try_cores(cores: Collection[int]) -> bool:
+    """Let the calling thread run on these cores alone; false, and a log record, if refused."""
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        logger.warning("threads cannot run on cores %s: %s", sorted(cores), error)
+        return False
+    return True
 
 
 def here(placement: NumaPlacement | None) -> contextlib.AbstractContextManager[None]:
@@ -105,7 +128,7 @@ def place(
                 f"placement={placement}: this process may run on no core of that NUMA node;"
                 " change its affinity (taskset), or pass another node"
             )
-        return NumaPlacement(placement, cores, f"placement={placement}")
+        return NumaPlacement(placement, cores, f"placement={placement}", is_demand=True)
     numa_node, reason = nearest(host["devices"], addresses, gpu)
     if numa_node is None or not (cores := nodes.get(numa_node, frozenset()) & allowed):
         return None

@@ -82,8 +82,8 @@ class Test:
         checksum: verify every payload by a checksum.
         deadline: seconds from the submission of a query to its failure.
         spin: seconds without work in which the service polls without a pause.
-        max_slot_bytes: most bytes that the front end reserves for the slots of a node, whose
-            schema determines them.
+        max_slot_bytes: most bytes that the front end reserves for the slots of a connection,
+            of which a node has one for each address; the node's schema determines them.
         placement: NUMA node of threads, slots and samples; "auto": that of the NICs by which the
             nodes are reached, on machines of several; `None`: anywhere.
         kept_answers: answers kept by sample, against the rules: for a proof that TEST04 fails.
