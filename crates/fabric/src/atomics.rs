@@ -1,7 +1,6 @@
 //! Atomic words shared by processes and threads, as traits: the protocols above are generic over them, so
 //! that loom models check the code that runs.
 
-use crate::memory::prefetch;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -51,14 +50,6 @@ pub trait Word64: Send + Sync {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct CacheLine<T>(pub T);
-
-impl<T> CacheLine<T> {
-    /// Prefetches the line for a store, so that its transfer overlaps with other work; a hint without other effect.
-    #[inline(always)]
-    pub fn prefetch_for_store(&self) {
-        prefetch::for_store((&raw const *self).cast());
-    }
-}
 
 /// Cell that two threads hand to each other; loom checks that their accesses never overlap.
 #[cfg(loom)]

@@ -177,14 +177,6 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         if doorbell & takeable == 0 {
             return false;
         }
-        // Leaves are on their way while the doorbell is changed.
-        let mut groups = doorbell & takeable & !NOTIFIED;
-        while groups != 0 {
-            if let Some(leaf) = self.leaves.get(groups.trailing_zeros() as usize) {
-                leaf.prefetch_for_store();
-            }
-            groups &= groups - 1;
-        }
         let taken = if doorbell & ASLEEP_ON_WORD == 0 { takeable } else { takeable & !NOTIFIED };
         let dirty = self.doorbell.0.fetch_and(!taken) & takeable;
         let mut groups = dirty & !NOTIFIED;

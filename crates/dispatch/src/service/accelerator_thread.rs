@@ -151,6 +151,7 @@ impl<E: Executor> AcceleratorThread<E> {
                 position += 1;
             }
         }
+        self.visits.end(clock::now);
         busy
     }
 

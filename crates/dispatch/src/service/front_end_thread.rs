@@ -157,6 +157,7 @@ impl<H: Handler> FrontEndThread<H> {
                 Err(cause) => self.lose(index, &cause),
             }
         }
+        self.visits.end(clock::now);
         busy
     }
 

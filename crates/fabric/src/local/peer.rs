@@ -129,17 +129,6 @@ impl LocalPeer {
         Some(())
     }
 
-    /// Announces the first raise of a batch, before its bytes are copied: the cache line of its dirty bit arrives
-    /// meanwhile.
-    #[inline]
-    pub fn expect_raise(&self, lane: Lane) {
-        if self.unmarked.count == 0
-            && let Some(leaf) = self.words.lanes().leaves.get(lane.id().get() as usize / 64)
-        {
-            leaf.prefetch_for_store();
-        }
-    }
-
     /// [`LocalPeer::raise`] in a batch, of a write of `bytes` bytes. [`LocalPeer::mark_raised`] follows the last one.
     #[inline]
     pub fn raise_in_batch(&mut self, lane: Lane, bytes: u64) -> Option<()> {

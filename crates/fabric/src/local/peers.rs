@@ -259,7 +259,6 @@ impl LocalPeers {
         }
         let peer = self.peers.get_mut(work.peer);
         let peer = peer.ok_or("it is not connected over shm")?;
-        peer.expect_raise(work.lane);
         let mut bytes = 0;
         for page in work.pages {
             let from = self.regions.get(page.source);

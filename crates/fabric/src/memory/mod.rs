@@ -221,11 +221,8 @@ impl Memory {
     pub fn prefetch(&self, offset: u64, length: u64) {
         let end = offset.saturating_add(length).min(self.length as u64);
         let Some(base) = self.host().filter(|_| offset < end) else { return };
-        let mut line = offset;
-        while line < end {
-            prefetch::for_load(base.as_ptr().wrapping_add(line as usize));
-            line += prefetch::LINE;
-        }
+        let first = base.as_ptr().wrapping_add(offset as usize);
+        prefetch::lines_for_load(first, (end - offset) as usize);
     }
 
     /// Sets `length` bytes at `offset` to `value`.
