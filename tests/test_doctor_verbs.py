@@ -213,6 +213,46 @@ def test_regions_beyond_the_limit_are_paged_where_all_nics_do_that() -> None:
     assert not found["RDMA on-demand paging"].found
 
 
+def test_only_ports_that_can_be_used_count_for_on_demand_paging() -> None:
+    down = unusable("mlx5_1:1", "state of the port DOWN", on_demand_paging=False)
+    host = replace(COMPLETE, locked_bytes=8 << 20, verbs=libibverbs(port("mlx5_0:1"), down))
+    found = rows(verbs.findings(host))
+    assert found["RDMA on-demand paging"].found
+    assert found["RDMA locked memory"].follows.startswith("larger regions are paged on demand: ")
+    found = rows(verbs.findings(replace(host, verbs=libibverbs(down))))
+    assert found["RDMA on-demand paging"].detail == "unknown: no port can be used"
+    assert "unless the NIC pages them" in found["RDMA locked memory"].follows
+
+
+@pytest.mark.parametrize(
+    ("paging", "has_paging", "detail", "follows", "locked"),
+    [
+        (
+            "never",
+            True,
+            "off: WEFT_VERBS_ON_DEMAND_PAGING=never",
+            "is locked",
+            "larger regions fail:",
+        ),
+        ("never", False, "none: mlx5_0", "is locked", "larger regions fail:"),
+        ("auto", True, "RDMA writes", "used for regions that cannot be locked", "are paged"),
+        ("always", True, "RDMA writes", "used for all regions in host memory", "are paged"),
+        ("always", False, "none: mlx5_0", "=always refuses them: set auto", "larger regions fail:"),
+    ],
+)
+def test_the_choice_of_on_demand_paging_counts(
+    paging: str, has_paging: bool, detail: str, follows: str, locked: str
+) -> None:
+    report = libibverbs(port("mlx5_0:1", on_demand_paging=has_paging))
+    host = replace(COMPLETE, locked_bytes=8 << 20, verbs=report, paging=paging)
+    found = rows(verbs.findings(host))
+    row = found["RDMA on-demand paging"]
+    assert (row.detail, row.found) == (detail, detail == "RDMA writes")
+    assert follows in row.follows
+    assert locked in found["RDMA locked memory"].follows
+    assert found["RDMA locked memory"].found == (paging == "always" and has_paging)
+
+
 @pytest.mark.parametrize(
     ("changes", "detail", "remedy"),
     [
@@ -279,7 +319,9 @@ def test_ways_to_gpu_memory_and_what_is_missing_are_named(
     assert message in row.detail
 
 
-def test_a_host_is_read_from_its_files(tmp_path: Path) -> None:
+def test_a_host_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(verbs.PAGING, "never")
+
     def write(name: str, text: str = "") -> None:
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -337,6 +379,7 @@ def test_a_host_is_read_from_its_files(tmp_path: Path) -> None:
         nvidia=True,
         open_nvidia=True,
         peer_memory=("nvidia_peermem",),
+        paging="never",
     )
     write(f"{slot}/numa_node", "-1")
     write(f"{slot}/current_link_width", "255")

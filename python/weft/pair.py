@@ -129,6 +129,7 @@ def listen(
         SecretError: the address can be reached from other hosts, and there is no secret.
         ListenError: the address is not of this host, or its port is in use.
         ConfigurationError: the address or a provider cannot be understood.
+        ProviderError: verbs or ofi without its library or a NIC, or alone with TLS of payloads.
     """
     expect(address, str, "address")
     return Listener(_native.listen(address, secret=secret, providers=_names(providers)))

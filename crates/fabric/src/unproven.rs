@@ -12,6 +12,9 @@ pub(crate) const MAX_UNPROVEN: usize = 128;
 /// Time for a connection to prove its rank.
 pub(crate) const HELLO_TIME: Duration = Duration::from_secs(2);
 
+/// Longest life of a connection, however long its owner was busy.
+pub(crate) const MAX_LIFE: Duration = Duration::from_secs(30);
+
 /// Unproven connections of type `S`.
 #[derive(Debug)]
 pub(crate) struct UnprovenConnections<S> {
@@ -25,6 +28,7 @@ pub(crate) struct UnprovenConnections<S> {
 struct UnprovenConnection<S> {
     id: u64,
     connection: S,
+    accepted: Time,
     expires: Time,
 }
 
@@ -38,7 +42,8 @@ impl<S> UnprovenConnections<S> {
         let dropped = if self.queue.len() < MAX_UNPROVEN { None } else { self.drop_oldest() };
         let id = self.next_id;
         self.next_id += 1;
-        self.queue.push_back(UnprovenConnection { id, connection, expires: now.after(HELLO_TIME) });
+        let expires = now.after(HELLO_TIME);
+        self.queue.push_back(UnprovenConnection { id, connection, accepted: now, expires });
         (id, dropped)
     }
 
@@ -53,10 +58,10 @@ impl<S> UnprovenConnections<S> {
         self.drop_oldest()
     }
 
-    /// Extends the time of all connections by that for which their owner was busy.
+    /// Extends the time of all connections by that for which their owner was busy, to [`MAX_LIFE`] at most.
     pub fn postpone(&mut self, busy: Duration) {
         for entry in &mut self.queue {
-            entry.expires = entry.expires.after(busy);
+            entry.expires = entry.expires.after(busy).min(entry.accepted.after(MAX_LIFE));
         }
     }
 
@@ -137,6 +142,20 @@ mod tests {
         assert_eq!(unproven.drop_expired(before), None);
         assert_eq!(unproven.drop_expired(busy), Some('a'));
         assert_eq!(unproven.drop_expired(busy), Some('b'));
+    }
+
+    #[test]
+    fn a_connection_ends_after_its_longest_life_however_busy_its_owner_is() {
+        let mut unproven = UnprovenConnections::new();
+        unproven.add('a', Time(0));
+        unproven.postpone(2 * MAX_LIFE);
+        unproven.add('b', Time(1));
+        unproven.postpone(2 * MAX_LIFE);
+        let over = Time(0).after(MAX_LIFE);
+        assert_eq!(unproven.drop_expired(Time(over.0 - 1)), None);
+        assert_eq!(unproven.drop_expired(over), Some('a'));
+        assert_eq!(unproven.drop_expired(over), None);
+        assert_eq!(unproven.drop_expired(Time(over.0 + 1)), Some('b'));
     }
 
     #[test]

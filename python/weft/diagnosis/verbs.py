@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,9 @@ PEER_MEMORY: Final = ("nvidia_peermem", "nv_peer_mem")
 #: Largest packet of RoCE, and the MTU of an interface that carries it.
 LARGEST_MTU: Final = 4096
 JUMBO: Final = 9000
+#: Variable of on-demand paging, and its default.
+PAGING: Final = "WEFT_VERBS_ON_DEMAND_PAGING"
+AUTO: Final = "auto"
 #: Share of data in the bits on a PCIe lane, by GT/s up to these.
 ENCODINGS: Final = ((5.0, 8 / 10), (32.0, 128 / 130), (float("inf"), 242 / 256))
 
@@ -78,10 +82,16 @@ class Host:
     open_nvidia: bool
     #: Those of `PEER_MEMORY` that are loaded.
     peer_memory: tuple[str, ...]
+    #: Value of `PAGING`: `never`, `auto`, `always`; the row of the provider rejects others.
+    paging: str = AUTO
 
     def ports(self) -> list[VerbsPort]:
         """Ports that libibverbs lists, without EFA's."""
         return [port for port in self.verbs["ports"] if port["device"] not in self.efa]
+
+    def usable_ports(self) -> list[VerbsPort]:
+        """Those ports that the provider can use."""
+        return [port for port in self.ports() if port["unusable"] is None]
 
 
 def report() -> VerbsReport:
@@ -105,6 +115,7 @@ def look(verbs: VerbsReport, root: Path = Path("/")) -> Host:
         nvidia=bool(rdma.loaded(root, ("nvidia",))),
         open_nvidia=rdma.has_open_nvidia(root),
         peer_memory=rdma.loaded(root, PEER_MEMORY),
+        paging=os.environ.get(PAGING) or AUTO,
     )
 
 
@@ -253,7 +264,14 @@ def locked_memory(host: Host) -> Finding:
     if host.locked_bytes is None:
         return Finding(name, True, "unlimited", "any memory can be registered")
     detail = f"at most {host.locked_bytes / rdma.MIB:.1f} MiB"
-    beyond = "fail" if unpaged(host) or not host.ports() else "are paged on demand"
+    if not host.usable_ports():
+        beyond = "fail, unless the NIC pages them on demand"
+    elif host.paging == "never" or unpaged(host):
+        beyond = "fail"
+    elif host.paging == "always":
+        return Finding(name, True, detail, f"regions are paged on demand ({PAGING}=always)")
+    else:
+        beyond = "are paged on demand"
     follows = (
         f"larger regions {beyond}: `ulimit -l unlimited` (limits.conf: memlock); containers:"
         " --ulimit memlock=-1"
@@ -270,22 +288,27 @@ def relaxed_ordering() -> Finding:
 
 
 def unpaged(host: Host) -> list[str]:
-    """Devices whose NIC or driver does not page regions on demand, each once."""
-    lacking = [each["device"] for each in host.ports() if not each["on_demand_paging"]]
+    """Devices in use whose NIC or driver does not page regions on demand, each once."""
+    lacking = [each["device"] for each in host.usable_ports() if not each["on_demand_paging"]]
     return list(dict.fromkeys(lacking))
 
 
 def on_demand_paging(host: Host) -> Finding:
     """Finding on registration without locked memory."""
     name = "RDMA on-demand paging"
-    if not host.ports():
-        return Finding(name, False, "unknown: no device can be queried", "regions are locked")
+    if not host.usable_ports():
+        follows = "the rows of libibverbs, devices and ports have the remedy"
+        return Finding(name, False, "unknown: no port can be used", follows)
+    locked = "memory of regions is locked, as the limit above allows"
     if lacking := unpaged(host):
-        follows = "memory of regions is locked, as the limit above allows"
+        follows = f"{PAGING}=always refuses them: set auto" if host.paging == "always" else locked
         return Finding(name, False, f"none: {', '.join(lacking)}", follows)
+    if host.paging == "never":
+        return Finding(name, False, f"off: {PAGING}=never", locked)
+    which = "all regions" if host.paging == "always" else "regions that cannot be locked"
     follows = (
-        "used for regions that cannot be locked (WEFT_VERBS_ON_DEMAND_PAGING); a page that is not"
-        " in memory delays its write; tested with simulated NICs only: check results"
+        f"used for {which} in host memory ({PAGING}={host.paging}); a page that is not in memory"
+        " delays its write; tested with simulated NICs only: check results"
     )
     return Finding(name, True, "RDMA writes", follows)
 

@@ -3,7 +3,8 @@
 //! Every connection counts as unproven until its pair is formed. Unproven connections are bounded in number
 //! and time ([`crate::unproven`]), so a stalled dialler, or bytes of another protocol, cost a descriptor
 //! for 2 s. Each connection advances as its bytes arrive; no other waits for it. The time in which the
-//! listener itself opens devices or connects a pair counts for no connection.
+//! listener itself opens or closes devices or connects a pair counts for no connection, but each ends at the
+//! latest 30 s after it was accepted.
 
 use super::PairConfig;
 use super::pending_pair::{
@@ -12,6 +13,7 @@ use super::pending_pair::{
 use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::registry;
 use crate::types::Time;
 use crate::unproven::UnprovenConnections;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
@@ -77,12 +79,14 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::Control`]: no address, no address of this host, a port in use; an address off loopback
-    /// without a secret. [`Error::Provider`] for verbs or ofi alone with TLS of payloads,
-    /// [`Error::Control`] for TLS of payloads without a certificate.
+    /// without a secret. [`Error::Provider`] for verbs or ofi without library or NIC, and for these alone with TLS
+    /// of payloads; [`Error::Control`] for TLS of payloads without a certificate.
     pub fn bind(config: PairConfig) -> Result<Listener> {
         let (host, port) = config.settings.endpoint()?;
         config.settings.check_listener_tls()?;
-        providers_of(&config)?;
+        for provider in providers_of(&config)? {
+            registry::check(provider, &config.ofi, &None)?;
+        }
         let listener = nonblocking_listener(&host, port)?;
         let address = listener
             .local_addr()
@@ -149,9 +153,12 @@ impl Listener {
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(state) = state.as_mut() else { return Err(weft_control::Error::Closed.into()) };
-        while state.unproven.drop_expired(clock::now()).is_some() {
-            state.refuse("not formed in time");
-        }
+        let now = clock::now();
+        state.busy(|state| {
+            while state.unproven.drop_expired(now).is_some() {
+                state.refuse("not formed in time");
+            }
+        });
         let mut events = Vec::with_capacity(64);
         let room = rustix::buffer::spare_capacity(&mut events);
         // With a zero timeout it cannot be interrupted; the descriptor is this listener's.
@@ -180,6 +187,14 @@ impl Listener {
 }
 
 impl ListenerState {
+    /// Does work whose time counts for no connection. Such work does not nest.
+    fn busy<T>(&mut self, work: impl FnOnce(&mut ListenerState) -> T) -> T {
+        let begin = clock::now();
+        let done = work(self);
+        self.unproven.postpone(clock::now().since(begin));
+        done
+    }
+
     /// Accepts waiting connections.
     fn accept(&mut self, epoll: &OwnedFd, config: &PairConfig) -> Result<Option<Communicator>> {
         for _ in 0..ACCEPTED_AT_ONCE {
@@ -189,7 +204,7 @@ impl ListenerState {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
                         // The oldest unproven connection frees its descriptor for the next one.
-                        if self.unproven.drop_oldest().is_some() {
+                        if self.busy(|state| state.unproven.drop_oldest().is_some()) {
                             self.refuse("no descriptors left");
                             continue;
                         }
@@ -203,7 +218,8 @@ impl ListenerState {
             let descriptor = incoming.as_fd().as_raw_fd();
             let (id, dropped) =
                 self.unproven.add(PairAttempt::Incoming(Box::new(incoming)), clock::now());
-            if dropped.is_some() {
+            if let Some(dropped) = dropped {
+                self.busy(|_| drop(dropped));
                 self.refuse("too many connections in progress");
             }
             // SAFETY: the connection owns the descriptor and is alive during this call.
@@ -242,12 +258,13 @@ impl ListenerState {
                 else {
                     return Ok(None);
                 };
-                let begin = clock::now();
-                let offered = offer(*incoming, &details, config)
-                    .map(|offered| *attempt = PairAttempt::Offered(Box::new(offered)));
-                self.unproven.postpone(clock::now().since(begin));
-                match offered {
-                    Ok(()) => Ok(None),
+                match self.busy(|_| offer(*incoming, &details, config)) {
+                    Ok(offered) => {
+                        if let Some(attempt) = self.unproven.get_mut(id) {
+                            *attempt = PairAttempt::Offered(Box::new(offered));
+                        }
+                        Ok(None)
+                    }
                     Err(error) => self.fail(id, error),
                 }
             }
@@ -268,7 +285,7 @@ impl ListenerState {
                 self.finish(pair, epoll, config)
             }
             Err(why) => {
-                drop(self.unproven.take(id));
+                self.busy(|state| drop(state.unproven.take(id)));
                 self.refuse(why);
                 Ok(None)
             }
@@ -317,10 +334,7 @@ impl ListenerState {
         // The pair's own engine monitors it from here on.
         let _ = epoll::delete(epoll, descriptor);
         let reply = reply.unwrap_or_default();
-        let begin = clock::now();
-        let finished = pending.finish(&reply, control, config, CONNECT_TIME);
-        self.unproven.postpone(clock::now().since(begin));
-        match finished {
+        match self.busy(|_| pending.finish(&reply, control, config, CONNECT_TIME)) {
             Ok(pair) => Ok(Some(pair)),
             Err(error) => self.fail(id, error),
         }
@@ -329,7 +343,7 @@ impl ListenerState {
     /// Ends one connection. An error of this process, such as a lack of descriptors or memory, is returned;
     /// that of a peer is logged.
     fn fail(&mut self, id: u64, error: Error) -> Result<Option<Communicator>> {
-        drop(self.unproven.take(id));
+        self.busy(|state| drop(state.unproven.take(id)));
         match name_descriptors(error) {
             error @ (Error::System { .. }
             | Error::Allocate { .. }
@@ -403,7 +417,19 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "sockets, which miri lacks")]
-    fn a_listener_that_opens_its_devices_slowly_forms_the_pair_at_the_first_attempt() {
+    fn a_listener_whose_providers_lack_a_library_or_a_nic_is_refused_at_once() {
+        for provider in [ProviderKind::Verbs, ProviderKind::Ofi] {
+            let mut config = local();
+            config.providers = vec![ProviderKind::Shm, provider];
+            let bound = Listener::bind(config.clone()).map(drop);
+            let expected = registry::check(provider, &config.ofi, &None);
+            let text = |result: Result<()>| result.map_err(|error| error.to_string());
+            assert_eq!(text(bound), text(expected));
+        }
+    }
+
+    /// Configuration over shm at a free port.
+    fn local() -> PairConfig {
         let settings = PairSettings {
             address: "127.0.0.1:0".into(),
             secret: None,
@@ -414,6 +440,13 @@ mod tests {
         };
         let mut config = PairConfig::new(settings);
         config.providers = vec![ProviderKind::Shm];
+        config
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "sockets, which miri lacks")]
+    fn a_listener_that_opens_its_devices_slowly_forms_the_pair_at_the_first_attempt() {
+        let mut config = local();
         let listener = Listener::bind(config.clone()).unwrap();
         config.settings.address = listener.address().to_string();
         let opening = HELLO_TIME + Duration::from_millis(200);

@@ -45,8 +45,11 @@ fn regions_are_paged_on_demand_where_their_memory_cannot_be_locked_or_the_choice
 #[test]
 fn a_region_that_can_be_neither_locked_nor_paged_is_refused_with_the_remedy() {
     use OnDemandPaging::{Auto, Never};
-    for (paging, has_paging) in [(Never, true), (Auto, false)] {
-        let (_nic, device) = devices(&config(paging), &nic(has_paging, BYTES - 1), 1).remove(0);
+    for (paging, has_paging, is_tried) in
+        [(Never, true, false), (Auto, false, false), (Auto, true, true)]
+    {
+        let nic = TwinConfig { max_paged: BYTES - 1, ..nic(has_paging, BYTES - 1) };
+        let (_nic, device) = devices(&config(paging), &nic, 1).remove(0);
         let mut link = device.open(membership(Rank(0), 1)).unwrap();
         let memory = Arc::new(Memory::shared(BYTES as usize).unwrap());
         let Err(Error::Unusable { detail, .. }) = link.register(RegionKey(0), &memory) else {
@@ -54,6 +57,8 @@ fn a_region_that_can_be_neither_locked_nor_paged_is_refused_with_the_remedy() {
         };
         assert!(detail.starts_with("ibv_reg_mr of 10000 bytes: "), "{detail}");
         assert!(detail.contains("ulimit -l unlimited"), "{detail}");
+        // Both causes, if both were tried.
+        assert_eq!(detail.contains("; on demand: "), is_tried, "{detail}");
     }
 }
 

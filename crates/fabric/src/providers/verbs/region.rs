@@ -47,6 +47,8 @@ pub struct RegisteredRegion {
     length: u64,
     /// Ordinal of the GPU whose memory it is.
     device: Option<u32>,
+    /// The log has the warning that it could not be locked.
+    has_warned: bool,
     memory: Arc<Memory>,
 }
 
@@ -58,14 +60,15 @@ impl RegisteredRegion {
         gpus: &dyn Gpus,
         paging: OnDemandPaging,
     ) -> Result<RegisteredRegion, String> {
-        let sources = registrations(memory, domains, gpus, (0, paging))?;
+        let mut has_warned = false;
+        let sources = registrations(memory, domains, gpus, (0, paging), &mut has_warned)?;
         let (address, length) = (memory.address(), memory.len() as u64);
         let device = match memory.kind() {
             MemoryKind::Host => None,
             MemoryKind::Device(device) => Some(device),
         };
         let (destinations, memory) = (Vec::new(), memory.clone());
-        Ok(RegisteredRegion { sources, destinations, address, length, device, memory })
+        Ok(RegisteredRegion { sources, destinations, address, length, device, has_warned, memory })
     }
 
     /// Registers it as a destination, with a key for each NIC. Writes into it may be reordered among each
@@ -80,8 +83,9 @@ impl RegisteredRegion {
             | sys::IBV_ACCESS_REMOTE_WRITE
             | sys::IBV_ACCESS_RELAXED_ORDERING;
         if self.destinations.is_empty() {
-            let how = (access, paging);
-            self.destinations = registrations(&self.memory, domains.clone(), gpus, how)?;
+            let (how, has_warned) = ((access, paging), &mut self.has_warned);
+            self.destinations =
+                registrations(&self.memory, domains.clone(), gpus, how, has_warned)?;
         }
         if self.length == 0 {
             return Ok(domains.map(|_| RemoteMemory { base: self.address, key: 0 }).collect());
@@ -116,21 +120,30 @@ impl RegisteredRegion {
     }
 }
 
-/// Registrations of non-empty memory with each NIC.
+/// Registrations of non-empty memory with each NIC. The first that pages it because it cannot be locked is logged.
 fn registrations<'a>(
     memory: &Memory,
     domains: impl Iterator<Item = &'a Arc<ProtectionDomain>> + Clone,
     gpus: &dyn Gpus,
     (access, paging): (c_uint, OnDemandPaging),
+    has_warned: &mut bool,
 ) -> Result<Vec<MemoryRegion>, String> {
     if memory.is_empty() {
         return Ok(Vec::new());
     }
     let address = memory.address();
     if memory.kind() == MemoryKind::Host {
-        // SAFETY: the region keeps the memory until its registrations are dropped.
-        let of_host = |domain: &Arc<ProtectionDomain>| unsafe {
-            domain.register_host(address, memory.len(), access, paging)
+        let of_host = |domain: &Arc<ProtectionDomain>| {
+            // SAFETY: the region keeps the memory until its registrations are dropped.
+            let registered = unsafe { domain.register_host(address, memory.len(), access, paging) };
+            let (region, refused) = registered?;
+            if let Some(refused) = refused
+                && !std::mem::replace(has_warned, true)
+            {
+                let bytes = memory.len();
+                log::warn!("a region of {bytes} bytes is paged on demand: locking it: {refused}");
+            }
+            Ok::<_, String>(region)
         };
         let registered: Vec<MemoryRegion> = domains.map(of_host).collect::<Result<_, _>>()?;
         if let Some(first) = registered.first() {

@@ -30,7 +30,8 @@ impl ProtectionDomain {
             .map_err(|error| refusal(CALL, length, &error))
     }
 
-    /// [`ProtectionDomain::register`] of host memory, which is locked or paged on demand.
+    /// [`ProtectionDomain::register`] of host memory, which is locked or paged on demand. With the error that refused
+    /// to lock it, if it is paged for that reason.
     ///
     /// # Safety
     /// As for [`ProtectionDomain::register`].
@@ -40,7 +41,7 @@ impl ProtectionDomain {
         length: usize,
         access: c_uint,
         paging: OnDemandPaging,
-    ) -> Result<MemoryRegion> {
+    ) -> Result<(MemoryRegion, Option<io::Error>)> {
         let try_register = |access| {
             // SAFETY: by the caller's contract.
             unsafe { self.try_register(address, length, access) }
@@ -51,17 +52,25 @@ impl ProtectionDomain {
             Ok(region)
         };
         let registered = match paging {
-            OnDemandPaging::Never => try_register(access),
             OnDemandPaging::Always => on_demand(),
-            OnDemandPaging::Auto => try_register(access).or_else(|refused| {
-                if !is_locking(&refused) || !self.context.pages_on_demand() {
-                    return Err(refused);
-                }
-                log::warn!("{CALL} of {length} bytes: {refused}; these are paged on demand");
-                on_demand().map_err(|_: io::Error| refused)
-            }),
+            OnDemandPaging::Never | OnDemandPaging::Auto => try_register(access),
         };
-        registered.map_err(|error| refusal(CALL, length, &error))
+        match registered {
+            Ok(region) => Ok((region, None)),
+            Err(refused)
+                if paging == OnDemandPaging::Auto
+                    && is_locking(&refused)
+                    && self.context.pages_on_demand() =>
+            {
+                match on_demand() {
+                    Ok(region) => Ok((region, Some(refused))),
+                    Err(error) => {
+                        Err(format!("{}; on demand: {error}", refusal(CALL, length, &refused)))
+                    }
+                }
+            }
+            Err(refused) => Err(refusal(CALL, length, &refused)),
+        }
     }
 
     /// # Safety
@@ -128,8 +137,8 @@ fn refusal(call: &str, length: usize, error: &io::Error) -> String {
 }
 
 impl MemoryRegion {
-    /// Has the NIC map the pages of a region paged on demand ahead of its accesses. A driver that does not
-    /// leaves them to these.
+    /// Has the NIC map the pages of a region paged on demand, before this returns. A driver that does not leaves
+    /// them to its accesses.
     fn prefetch(&self, address: u64, length: u64, access: c_uint) {
         let (domain, lkey) = (self.domain.raw(), self.local_key());
         let advice = match access & sys::IBV_ACCESS_LOCAL_WRITE {
@@ -145,7 +154,8 @@ impl MemoryRegion {
             let (addr, length) = (address + offset, (length - offset).min(ADVISED) as u32);
             let mut range = sys::Sge { addr, length, lkey };
             // SAFETY: the range lies in this region.
-            let result = unsafe { advise(domain, advice, 0, &mut range, 1) };
+            let result =
+                unsafe { advise(domain, advice, sys::IBV_ADVISE_MR_FLAG_FLUSH, &mut range, 1) };
             if let Err(why) = check("ibv_advise_mr", result) {
                 return log::debug!("{why}; the first access of each page faults");
             }

@@ -45,6 +45,8 @@ pub struct TwinConfig {
     pub on_demand_paging: bool,
     /// Longest region whose memory can be locked.
     pub max_locked: u64,
+    /// Longest region that is paged on demand.
+    pub max_paged: u64,
     /// States of the ports.
     pub ports: Vec<TwinPort>,
 }
@@ -59,6 +61,7 @@ impl Default for TwinConfig {
             max_message: 1 << 30,
             on_demand_paging: false,
             max_locked: u64::MAX,
+            max_paged: u64::MAX,
             ports: vec![TwinPort::default()],
         }
     }

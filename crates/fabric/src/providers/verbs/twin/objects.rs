@@ -100,7 +100,8 @@ unsafe fn register(
     if is_paged && !nic.config.on_demand_paging {
         return refused(libc::EOPNOTSUPP);
     }
-    if !is_paged && length as u64 > nic.config.max_locked {
+    let limit = if is_paged { nic.config.max_paged } else { nic.config.max_locked };
+    if length as u64 > limit {
         return refused(libc::ENOMEM);
     }
     let mut network = network();
@@ -121,24 +122,42 @@ unsafe fn register(
     Box::into_raw(Box::new(sys::Mr { context, pd: domain, addr, length, handle, lkey, rkey }))
 }
 
-/// Counts the bytes of ranges that lie in regions paged on demand.
+/// Counts the bytes of ranges that lie in regions paged on demand, of one domain and with the access of the advice.
 pub unsafe extern "C" fn advise_mr(
-    _domain: *mut sys::Pd,
-    _advice: c_uint,
-    _flags: u32,
+    domain: *mut sys::Pd,
+    advice: c_uint,
+    flags: u32,
     ranges: *mut sys::Sge,
     count: u32,
 ) -> c_int {
+    // SAFETY: a live domain.
+    let domain = unsafe { (*domain).handle };
+    let needed = match advice {
+        sys::IBV_ADVISE_MR_ADVICE_PREFETCH => sys::IBV_ACCESS_ON_DEMAND,
+        sys::IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE => {
+            sys::IBV_ACCESS_ON_DEMAND | sys::IBV_ACCESS_LOCAL_WRITE
+        }
+        _ => return libc::EOPNOTSUPP,
+    };
+    if count == 0 || flags & !sys::IBV_ADVISE_MR_FLAG_FLUSH != 0 {
+        return libc::EINVAL;
+    }
     let mut network = network();
     for index in 0..count as usize {
         // SAFETY: the caller lends this many ranges.
         let range = unsafe { *ranges.add(index) };
-        match network.regions.get_mut(&range.lkey) {
-            Some(region) if region.access & sys::IBV_ACCESS_ON_DEMAND != 0 => {
-                region.prefetched += u64::from(range.length);
-            }
-            _ => return libc::EFAULT,
+        let region = network.regions.get_mut(&range.lkey).filter(|it| it.domain == domain);
+        let Some(region) = region else { return libc::ENOENT };
+        let end = range.addr.checked_add(range.length.into());
+        let is_inside = range.addr >= region.begin
+            && end.is_some_and(|end| end <= region.begin + region.length);
+        if !is_inside {
+            return libc::ENOENT;
         }
+        if region.access & needed != needed {
+            return libc::EPERM;
+        }
+        region.prefetched += u64::from(range.length);
     }
     0
 }
