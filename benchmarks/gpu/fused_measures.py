@@ -2,7 +2,8 @@
 
 A graph makes `calls` calls on inputs and weights in turn. Ranks meet on their streams before a
 replay; a time is that of a replay, by events around it, over its calls. Sides alternate in blocks
-of replays, each of which begins with another side, and the results of each are compared with the reference before and after its replays.
+of replays, each of which begins with another side, and the results of each are compared with the
+reference before and after its replays.
 """
 
 from __future__ import annotations
