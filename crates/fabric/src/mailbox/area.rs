@@ -47,7 +47,21 @@ impl MailboxEnd {
     #[inline]
     pub fn has_room(&self, own: &impl MailboxArea) -> bool {
         let has_room = |taken| self.sent - taken < SLOTS;
-        has_room(self.taken) || has_room(self.taken_of(own.taken().0.load() as u32))
+        has_room(self.taken)
+            || has_room(self.taken_of(own.taken().0.load() as u32))
+            || has_room(self.taken_by_arrived(own))
+    }
+
+    /// Messages that the peer has taken, as far as its messages report that have arrived and are not yet taken. The
+    /// peer may have reported by these alone, and this rank may need room before it can take them.
+    #[cold]
+    fn taken_by_arrived(&self, own: &impl MailboxArea) -> u64 {
+        (self.received + 1..=self.received + SLOTS)
+            .map(|number| (number, own.head(slot_of(number)).load()))
+            .take_while(|&(number, head)| head as u32 == number as u32)
+            .map(|(_, head)| self.taken_of((head >> 32) as u32))
+            .last()
+            .unwrap_or(self.taken)
     }
 
     /// Sends a message in a free slot of the peer. `write` writes its payload there.
@@ -173,6 +187,40 @@ mod tests {
         assert_eq!(sender.taken, REPORT_INTERVAL + 1);
     }
 
+    /// Reports by messages that the sender cannot take before it has sent its own next one, as ranks that start calls
+    /// ahead do.
+    #[test]
+    fn messages_that_have_arrived_report_before_they_are_taken() {
+        let (here, there) = (Area::default(), Area::default());
+        let (mut sender, mut owner) = (MailboxEnd::default(), MailboxEnd::default());
+        for _ in 1..=SLOTS {
+            send(&mut owner, &here, 0);
+        }
+        for number in 1..=3 {
+            send(&mut sender, &there, number);
+            take(&mut sender, &here, &there);
+        }
+        // Each of the owner's further messages reports three, and no word does.
+        for number in [3, 6] {
+            for _ in 0..3 {
+                take(&mut owner, &there, &here);
+            }
+            assert!(owner.has_room(&there));
+            send(&mut owner, &here, 0);
+            for next in number + 1..=(number + 3).min(SLOTS) {
+                send(&mut sender, &there, next);
+            }
+        }
+        for _ in 7..=SLOTS {
+            take(&mut owner, &there, &here);
+        }
+        for _ in 4..=SLOTS {
+            take(&mut sender, &here, &there);
+        }
+        assert_eq!((sender.sent, sender.taken, Word64::load(&here.taken.0)), (SLOTS, 0, 0));
+        assert!(sender.has_room(&here));
+    }
+
     #[test]
     fn numbers_beyond_32_bits_are_told_apart() {
         let (here, there) = (Area::default(), Area::default());
@@ -199,7 +247,7 @@ mod tests {
         let run = |own: &Area, peer: &Area, burst: u64| {
             let mut end = MailboxEnd::default();
             let (mut sent, mut received) = (0, 0);
-            while received < messages {
+            while received < messages || sent < messages {
                 while sent < (received + burst).min(messages) && end.has_room(own) {
                     sent += 1;
                     send(&mut end, peer, sent);
