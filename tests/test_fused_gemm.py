@@ -125,7 +125,7 @@ def check_missing(waiting: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.mark.parametrize("count", [2, 3])
 def test_bulk_and_paced_stores_give_the_same_products(count: int) -> None:
     """With other numbers of ranks than 2, calls store as without bulk stores."""
-    cases = 6 if count == 2 else 2
+    cases = 4 if count == 2 else 1
     check_stores(run("stores", count, cases=cases), cases, has_bulk=count == 2)
 
 
