@@ -19,9 +19,9 @@ OPERATORS = (
 )
 
 
-def run(worker: str, count: int, **arguments: Any) -> list[Any]:
+def run(worker: str, count: int, module: str = "fused_gemm_calls", **arguments: Any) -> list[Any]:
     environment = {"TRITON_INTERPRET": "1"}
-    call = f"fused_gemm_calls.{worker}"
+    call = f"{module}.{worker}"
     return ranks.run(call, count, environment=environment, timeout=150, **arguments)
 
 
@@ -126,7 +126,8 @@ def check_missing(waiting: dict[str, Any], other: dict[str, Any]) -> None:
 def test_bulk_and_paced_stores_give_the_same_products(count: int) -> None:
     """With other numbers of ranks than 2, calls store as without bulk stores."""
     cases = 4 if count == 2 else 1
-    check_stores(run("stores", count, cases=cases), cases, has_bulk=count == 2)
+    found = run("compare", count, module="fused_gemm_stores", cases=cases)
+    check_stores(found, cases, has_bulk=count == 2)
 
 
 def check_stores(results: list[dict[str, Any]], cases: int, *, has_bulk: bool) -> None:

@@ -68,7 +68,7 @@ def test_bulk_and_paced_stores_give_the_same_products(count: int) -> None:
     if torch.cuda.device_count() < count:
         pytest.skip(f"needs {count} GPUs")
     found = ranks.run(
-        "fused_gemm_calls.stores", count, timeout=200, quiet=False, cases=8, device="cuda"
+        "fused_gemm_stores.compare", count, timeout=200, quiet=False, cases=8, device="cuda"
     )
     interpreted.check_stores(found, 8, has_bulk=count == 2)
 

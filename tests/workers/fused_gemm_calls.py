@@ -11,7 +11,7 @@ import torch
 
 import weft
 import weft.fused
-from weft.fused import Tiling, composed, gemm_send
+from weft.fused import Tiling, composed
 from workers import device_native
 from workers.kernel_checks import awaited_error, digest_of
 
@@ -520,98 +520,3 @@ def missing(operator: str, device: str = "twin", is_paced: bool = False) -> dict
         if is_paced and place.rank == place.ranks - 1:
             found["unchanged"] = torch.equal(first, options["out"])
         return found
-
-
-def stores(cases: int, device: str = "twin") -> dict[str, Any]:
-    """Calls of products that send with bulk or paced stores and without.
-
-    Args:
-        cases: random sizes of each operator.
-        device: "cuda" or "twin".
-
-    Returns:
-        `wrong` and `differ`, cases with wrong results or other bits than with ordinary stores;
-        `bulk` and `paced`, the number of launches with these stores.
-    """
-    weft.fused.set_timeout(120)
-    numpy.seterr(all="ignore")
-    launches = {"bulk": 0, "paced": 0}
-    module: Any = gemm_send
-    launch = module.launch
-
-    def counted(kernel: Any, *arguments: Any, **options: Any) -> None:
-        launches["bulk"] += "peer_tiles" in options
-        launches["paced"] += options.get("staging") is not None
-        launch(kernel, *arguments, **options)
-
-    module.launch = counted
-    with weft.init() as communicator:
-        place = Place(communicator, device)
-        generator, wrong, differ = random.Random(11), [], []
-        given = [
-            _stores_case(
-                generator, place, operator, operator == "gemm_all_to_all" and number % 2 == 0
-            )
-            for number in range(cases)
-            for operator in OPERATORS[:3]
-        ]
-        # Of sums that are sent with the next tile: a slice of two tiles, and partial sums of
-        # float32 in place.
-        paced, scale = given[1]["tiling"]._replace(paced_stores=True), 1
-        if place.name == "cuda":
-            paced, scale = LARGE._replace(paced_stores=True, columns=128), 8
-        common = {"operator": "gemm_all_reduce", "dtype": given[0]["dtype"], "symmetric": False}
-        tile = paced.rows * paced.columns * 2
-        given += [
-            common
-            | {
-                "sizes": (40 * scale, 304 * (4 if scale > 1 else 1), 72 * scale),
-                "transposed": False,
-            }
-            | {"tiling": paced._replace(slice_bytes=2 * tile), "num_sms": 2, "wide": False},
-            common
-            | {"sizes": (33 * scale, 328 * (4 if scale > 1 else 1), 40 * scale), "transposed": True}
-            | {"tiling": paced._replace(stages=2), "num_sms": 1, "wide": True, "symmetric": True},
-        ]
-        for number, case in enumerate(given):
-            tiling = case["tiling"]._replace(bulk_stores=False, paced_stores=False)
-            # Each third case of an operator is called again.
-            found = [
-                run_case(place, each, number // 3) for each in (case, case | {"tiling": tiling})
-            ]
-            wrong += [text for right, text, _ in found if not right]
-            differ += [] if found[0][2] == found[1][2] else [str(case)]
-        weft.check()
-        communicator.barrier()
-        return {"wrong": wrong, "differ": differ, **launches}
-
-
-def _stores_case(
-    generator: random.Random, place: Place, operator: str, is_bulk: bool
-) -> dict[str, Any]:
-    """A random call with bulk or paced stores, of a product that sends."""
-    rows = generator.choice([1, 16, 40, generator.randint(1, 70)])
-    columns, on_gpu = 8 * generator.randint(1, 12), place.name == "cuda"
-    # At least the steps of paced stores, and not many more.
-    inner = 8 * (generator.randint(1, 12) if is_bulk else generator.randint(38, 48))
-    if on_gpu:
-        rows, columns, inner = rows * 64, 16 * generator.randint(1, 190), inner * 8
-    if operator != "gemm_all_reduce":
-        rows *= place.ranks
-    tiling = LARGE if on_gpu else SMALL
-    if is_bulk:
-        tiling = tiling._replace(bulk_stores=True, stages=3 if on_gpu else tiling.stages)
-    elif on_gpu and generator.random() < 0.3:
-        tiling = SHORT
-    is_sum = operator != "gemm_all_to_all"
-    return {
-        "operator": operator,
-        "sizes": (rows, inner, columns),
-        "dtype": torch.bfloat16 if on_gpu else torch.float16,
-        "transposed": generator.random() < 0.3,
-        "tiling": tiling if is_bulk else tiling._replace(paced_stores=True),
-        "symmetric": operator != "gemm_reduce_scatter" and generator.random() < 0.5,
-        # With large tiles, those of float32 do not fit a multiprocessor beside the stages.
-        "wide": is_sum and not on_gpu and generator.random() < 0.3,
-        "num_sms": generator.choice([1, 2, 7 if on_gpu else 3]),
-    }

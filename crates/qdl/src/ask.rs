@@ -1,7 +1,7 @@
 //! Queries and answers without LoadGen: a front end for tests of nodes and for rates.
 
 use crate::error::{Error, Result};
-use crate::network::{End, NodeLink, ask_names, connect, in_parallel};
+use crate::network::{End, NodeLink, ask_schema, connect, in_parallel};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -46,14 +46,7 @@ pub fn ask(
     time: Duration,
 ) -> Result<Asked> {
     let links = connect(addresses, end)?;
-    let hellos = ask_names(&links, end.patience)?;
-    let schema = hellos.into_iter().find_map(|hello| hello.schema);
-    let schema = schema.ok_or_else(|| Error::Invalid {
-        what: "schemas of nodes",
-        value: "0".into(),
-        expected: "at least one".into(),
-    })?;
-    schema.check()?;
+    let schema = ask_schema(&links, end.patience)?;
     let layout = Layout::new(&schema.inputs);
     for query in queries {
         let admitted = (query.len() == schema.inputs.len())

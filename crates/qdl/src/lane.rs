@@ -257,14 +257,13 @@ impl Pins {
         }
         let Some(address) = memory.host() else { return };
         memory.watch(&self.0);
+        let (context, begin, bytes) = (&self.0.context, address.as_ptr(), memory.len());
         // SAFETY: mapped until the memory is dropped, before which `memory_dropped` drops this value, or the drop of
         // `Pins` has dropped it.
-        let registered =
-            unsafe { RegisteredMemory::new(&self.0.context, address.as_ptr(), memory.len()) };
+        let registered = unsafe { RegisteredMemory::new(context, begin, bytes) };
         if let Err(error) = &registered {
             log::warn!(
-                "{} bytes of slots cannot be page-locked, copies of them block: {error}",
-                memory.len()
+                "{bytes} bytes of slots cannot be page-locked, copies of them block: {error}"
             );
         }
         pinned.insert(memory.id(), registered.ok());

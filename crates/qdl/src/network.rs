@@ -189,6 +189,21 @@ pub fn ask_names(links: &[NodeLink], patience: Duration) -> Result<Vec<Hello>> {
     Ok(known.into_iter().map(|(_, hello)| hello).collect())
 }
 
+/// As [`ask_names`]; returns the schema of the nodes, checked.
+///
+/// # Errors
+/// Those of [`ask_names`]; [`Error::Invalid`] without a schema; those of [`Schema::check`].
+pub(crate) fn ask_schema(links: &[NodeLink], patience: Duration) -> Result<Schema> {
+    let schema = ask_names(links, patience)?.into_iter().find_map(|hello| hello.schema);
+    let schema = schema.ok_or_else(|| Error::Invalid {
+        what: "schemas of nodes",
+        value: "0".into(),
+        expected: "at least one".into(),
+    })?;
+    schema.check()?;
+    Ok(schema)
+}
+
 impl NodeLink {
     /// Queries the node for its name: a round trip.
     fn ask_name(&self, patience: Duration) -> Result<Hello> {

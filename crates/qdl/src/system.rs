@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::handler::{ToLoadGen, stream_of};
 use crate::kept::KeptAnswers;
 use crate::lent::Lent;
-use crate::network::{End, NodeLink, ask_names, in_parallel};
+use crate::network::{End, NodeLink, ask_names, ask_schema, in_parallel};
 use crate::samples::Samples;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -66,14 +66,7 @@ impl NetworkSystem {
         counts: Arc<Counts>,
         config: SystemConfig,
     ) -> Result<NetworkSystem> {
-        let hellos = ask_names(&links, config.end.patience)?;
-        let schema = hellos.into_iter().find_map(|hello| hello.schema);
-        let schema = schema.ok_or_else(|| Error::Invalid {
-            what: "schemas of nodes",
-            value: "0".into(),
-            expected: "at least one".into(),
-        })?;
-        schema.check()?;
+        let schema = ask_schema(&links, config.end.patience)?;
         let lengths = input_lengths(&schema, samples.bytes())?;
         let kept = config.kept_answers;
         let kept = (kept > 0).then(|| Arc::new(KeptAnswers::new(kept)));
