@@ -82,6 +82,8 @@ class Lane:
         if self.stream is not None:
             # The buffers may be memory that earlier work still uses.
             self.stream.wait_stream(torch.cuda.current_stream(device))
+        #: Orders the model's stream and the lane's; `None` on the CPU.
+        self.event = torch.cuda.Event() if self.stream is not None else None
         #: Ordinal of the CUDA device; `None` on the CPU.
         self.ordinal: int | None = device.index if self.stream is not None else None
         self.stream_handle: int = 0 if self.stream is None else self.stream.cuda_stream
@@ -167,15 +169,19 @@ class DeviceModel:
         """Order the model's stream behind the copies of inputs, and those of outputs behind it."""
         import torch
 
-        if self.compute is None or lane.stream is None:
+        if self.compute is None or lane.stream is None or lane.event is None:
             yield
             return
-        self.compute.wait_stream(lane.stream)
+        lane.event.record(lane.stream)
+        self.compute.wait_event(lane.event)
+        # The thread is the node's own: the stream stays its current one, which costs less than to
+        # set it back. Models may have set another.
+        torch.cuda.set_stream(self.compute)
         try:
-            with torch.cuda.stream(self.compute):
-                yield
+            yield
         finally:
-            lane.stream.wait_stream(self.compute)
+            lane.event.record(self.compute)
+            lane.stream.wait_event(lane.event)
 
     def _parts_of(
         self, tensor: Tensor, count: int, output: Any, kept: list[torch.Tensor]
