@@ -38,11 +38,19 @@ def test_all_programs_run_on_the_twin(tmp_path: Path) -> None:
         check=False,
     )
     programs = json.loads(done.stdout)["programs"]
-    names = ["collectives", "fused", "fused models", "training", "moe", "several hosts"]
+    names = ["collectives", "fused", "fused models", "training", "moe", "several hosts", "queries"]
     assert [(each["program"], each["status"]) for each in programs] == [(n, "ok") for n in names]
     assert done.returncode == 0
     files = {path.name for path in tmp_path.iterdir()}
-    kinds = ("collectives", "fused", "fused_models", "training", "moe", "hierarchical")
+    kinds = (
+        "collectives",
+        "fused",
+        "fused_models",
+        "training",
+        "moe",
+        "hierarchical",
+        "queries",
+    )
     assert files == {f"gpu_{kind}.jsonl" for kind in kinds}
 
 

@@ -56,6 +56,8 @@ def stages(device: str, ranks: int, directory: Path | None) -> list[Stage]:
     products = ["--cases", "gemv 8B o_proj 1"] if short else []
     steps = ["--cases", "decode 4096 1"] if short else []
     small = ["--sizes", "0.25", "--pieces", "0.125", "--calls", "2"] if short else []
+    brief = ["--sizes", "1024", "--rounds", "1", "--seconds", "0.1"] if short else []
+    nodes = [sys.executable, str(GPU / "queries.py"), "--device", "cpu" if short else "cuda:0"]
     moe = [sys.executable, "-m", "weft", "bench", "moe", *of_device, *of_ranks]
     found = [
         Stage("collectives", 0.35, own("collectives", *of_ranks, *few, *results("collectives"))),
@@ -74,6 +76,7 @@ def stages(device: str, ranks: int, directory: Path | None) -> list[Stage]:
             0.3,
             own("hierarchical", *of_ranks, *small, "--record", str(to / "gpu_hierarchical.jsonl")),
         ),
+        Stage("queries", 0.2, [*nodes, *brief, "--record", str(to / "gpu_queries.jsonl")]),
         Stage(
             "ablation",
             0.4,

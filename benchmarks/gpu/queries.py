@@ -25,6 +25,8 @@ from typing import Any, Final
 
 #: Queries that a front end sends again and again.
 QUERIES: Final = 2048
+#: Names of the sides.
+SIDES: Final = ("node", "model", "no work")
 #: Most bytes of these queries.
 MOST_BYTES: Final = 256 << 20
 
@@ -59,8 +61,16 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--window", type=float, default=0.0, help="seconds for which a batch waits")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side (default 5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a round (default 1)")
+    parser.add_argument(
+        "--budget", type=float, help="seconds of all rounds; these are shortened to fit"
+    )
     parser.add_argument("--record", type=Path, help="file of JSON lines to append to")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.budget is not None:
+        rounds = len(options.sizes.split(",")) * options.rounds * len(SIDES)
+        # Half of it is for starts and checks.
+        options.seconds = min(options.seconds, options.budget / (2 * rounds))
+    return options
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:
@@ -144,11 +154,8 @@ def sides(device: str) -> dict[str, tuple[Any, str | None]]:
         return sums(torch.from_numpy(batch).to(device)).cpu().numpy()
 
     answers = torch.zeros((1 << 16, 1), dtype=torch.int64, device=device)
-    return {
-        "node": (sums, device),
-        "model": (copied, None),
-        "no work": (lambda batch: answers[: len(batch)], device),
-    }
+    ways = ((sums, device), (copied, None), (lambda batch: answers[: len(batch)], device))
+    return dict(zip(SIDES, ways, strict=True))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@
 #     benchmarks/gpu/run.sh fused-models [--budget SECONDS] [--cases NAMES] [--ranks N]
 #     benchmarks/gpu/run.sh fused-ablation [--budget SECONDS] [--cases NAMES] [--ranks N]
 #     benchmarks/gpu/run.sh training [--budget SECONDS] [--cases NAMES] [--ranks N]
-#     benchmarks/gpu/run.sh queries [--sizes BYTES] [--rounds N] [--record FILE]
+#     benchmarks/gpu/run.sh queries [--budget SECONDS] [--sizes BYTES] [--rounds N] [--record FILE]
 #
 # A failed case of a benchmark is recorded as failed, and the other cases run.
 set -euo pipefail
