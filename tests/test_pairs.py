@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -182,6 +183,10 @@ def test_what_cannot_be_formed_is_refused_by_name() -> None:
         weft.listen(providers=["copy"])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="no port"):
         weft.connect("127.0.0.1")
+    with pytest.raises(ConfigurationError, match="expected an IP address of this host"):
+        weft.connect("127.0.0.1:1", source="eth0")
+    with pytest.raises(ConfigurationError, match="this host does not have it"):
+        weft.connect("127.0.0.1:1", source="203.0.113.9")
     with weft.listen(secret=b"apple") as listener:
         with pytest.raises(ListenError):
             weft.listen(listener.address)
@@ -191,6 +196,16 @@ def test_what_cannot_be_formed_is_refused_by_name() -> None:
         weft.connect(listener.address, timeout=0.1)
     with pytest.raises(ClosedError):
         listener.accept(timeout=1)
+
+
+def test_a_pair_forms_from_a_chosen_address() -> None:
+    with weft.listen(providers=["tcp"]) as listener:
+        options: Any = {"source": "127.0.0.2", "providers": ["tcp"]}
+        with ThreadPoolExecutor() as pool:
+            dialled = pool.submit(weft.connect, listener.address, **options)
+            with listener.accept() as here, dialled.result() as there:
+                both = [pool.submit(end.barrier) for end in (here, there)]
+                assert [each.result() for each in both] == [None, None]
 
 
 def test_another_secret_is_refused() -> None:

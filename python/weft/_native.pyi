@@ -1041,6 +1041,7 @@ def connect(
     address: str,
     *,
     timeout: float,
+    source: str | None = None,
     secret: bytes | None = None,
     providers: list[str] | None = None,
 ) -> Communicator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -12,6 +13,7 @@ from weft._arguments import expect, expect_names
 from weft._environment import check_variables
 from weft._timeout import seconds
 from weft.communicator import Communicator
+from weft.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,6 +140,7 @@ def listen(
 def connect(
     address: str,
     *,
+    source: str | None = None,
     secret: bytes | None = None,
     providers: Sequence[Provider] | None = None,
     timeout: float = 30.0,
@@ -151,6 +154,8 @@ def connect(
 
     Args:
         address: `host:port` of the listener.
+        source: IP address of this host to connect from, for one of several NICs; by default the
+            system chooses.
         secret: shared by both ends; by default WEFT_SECRET or WEFT_SECRET_FILE.
         providers: as for `listen`, which needs one of them, too.
         timeout: seconds, finite. Until then a listener that is not there yet is dialled again.
@@ -161,17 +166,25 @@ def connect(
         WireVersionError: it uses another version of the pair protocol.
         NoRouteError: no provider that both have reaches it.
         LimitError: this process has no descriptor left (`ulimit -n`).
+        ConfigurationError: `source` is no IP address, or not one of this host.
     """
     expect(address, str, "address")
     names = _names(providers)
     return Communicator(
-        _native.connect(address, timeout=seconds(timeout), secret=secret, providers=names)
+        _native.connect(
+            address,
+            timeout=seconds(timeout),
+            source=_ip_address(source),
+            secret=secret,
+            providers=names,
+        )
     )
 
 
 async def connect_async(
     address: str,
     *,
+    source: str | None = None,
     secret: bytes | None = None,
     providers: Sequence[Provider] | None = None,
     timeout: float = 30.0,
@@ -179,11 +192,12 @@ async def connect_async(
     """As `connect`, without blocking the running asyncio loop: a thread of its executor dials.
 
     Raises:
-        RendezvousError, SecretError, WireVersionError, NoRouteError, LimitError: as `connect`.
+        RendezvousError, SecretError, WireVersionError, NoRouteError, LimitError,
+        ConfigurationError: as `connect`.
     """
 
     def dial() -> Communicator:
-        return connect(address, secret=secret, providers=providers, timeout=timeout)
+        return connect(address, source=source, secret=secret, providers=providers, timeout=timeout)
 
     dialling = asyncio.get_running_loop().run_in_executor(None, dial)
     try:
@@ -197,6 +211,17 @@ def _close(dialled: asyncio.Future[Communicator]) -> None:
     """Close a pair that formed after its task was cancelled."""
     if not dialled.cancelled() and dialled.exception() is None:
         dialled.result().close()
+
+
+def _ip_address(source: str | None) -> str | None:
+    if source is None:
+        return None
+    try:
+        return str(ipaddress.ip_address(source))
+    except ValueError:
+        raise ConfigurationError(
+            f"source={source!r}: expected an IP address of this host, such as 10.0.0.1"
+        ) from None
 
 
 def _names(providers: Sequence[Provider] | None) -> list[str] | None:

@@ -86,6 +86,7 @@ pub fn run(options: &Options) -> Outcome<()> {
 fn config(path: Path, address: &str) -> PairConfig {
     let mut config = PairConfig::new(PairSettings {
         address: address.into(),
+        source: None,
         secret: None,
         host_id: "this host".into(),
         silence_timeout: Duration::from_secs(15),

@@ -4,22 +4,24 @@ use crate::Result;
 use crate::deadline::Deadline;
 use crate::deadline::timespec;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use std::io::{Error as IoError, ErrorKind};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 
-/// Connects and returns a blocking stream. The inner error is the system's, or `TimedOut` if the deadline
-/// passed first.
+/// Connects, from `source` if it is given, and returns a blocking stream. The inner error is the system's, or `TimedOut`
+/// if the deadline passed first.
 ///
 /// # Errors
 /// [`crate::Error::Interrupted`].
 pub(crate) fn connect(
     address: &SocketAddr,
+    source: Option<IpAddr>,
     deadline: &Deadline,
     operation: &'static str,
 ) -> Result<std::io::Result<TcpStream>> {
-    let stream = match begin(address) {
+    let stream = match begin(address, source) {
         Ok(stream) => stream,
         Err(errno) => return Ok(Err(errno.into())),
     };
@@ -36,14 +38,33 @@ pub(crate) fn connect(
     }
 }
 
-fn begin(address: &SocketAddr) -> rustix::io::Result<TcpStream> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
+fn begin(address: &SocketAddr, source: Option<IpAddr>) -> rustix::io::Result<TcpStream> {
+    let socket = socket(&address.ip())?;
+    if let Some(source) = source {
+        if source.is_ipv4() != address.is_ipv4() {
+            return Err(Errno::AFNOSUPPORT);
+        }
+        net::bind(&socket, &SocketAddr::new(source, 0))?;
+    }
     match net::connect(&socket, address) {
         Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket.into()),
         Err(errno) => Err(errno),
     }
+}
+
+/// Checks that a socket can be bound to an address.
+///
+/// # Errors
+/// Those of the system.
+pub(crate) fn check_source(source: IpAddr) -> std::io::Result<()> {
+    net::bind(&socket(&source)?, &SocketAddr::new(source, 0))?;
+    Ok(())
+}
+
+fn socket(of: &IpAddr) -> rustix::io::Result<OwnedFd> {
+    let family = if of.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
 fn end(stream: TcpStream) -> std::io::Result<TcpStream> {
@@ -69,7 +90,7 @@ pub(crate) mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         net::listen(&listener, 0).unwrap();
         let address = listener.local_addr().unwrap();
-        let queued = (0..4).map(|_| begin(&address).unwrap()).collect();
+        let queued = (0..4).map(|_| begin(&address, None).unwrap()).collect();
         (listener, queued)
     }
 
@@ -86,7 +107,7 @@ pub(crate) mod tests {
         let address = listener.local_addr().unwrap();
         let (interrupt, raised) = raised_soon();
         let deadline = Deadline::after(TIMEOUT, Some(interrupt));
-        let error = connect(&address, &deadline, "test").map(drop).unwrap_err();
+        let error = connect(&address, None, &deadline, "test").map(drop).unwrap_err();
         assert!(matches!(error, Error::Interrupted { .. }), "{error}");
         assert!(raised.elapsed() < Duration::from_millis(500), "{:?}", raised.elapsed());
     }
@@ -96,15 +117,16 @@ pub(crate) mod tests {
     fn a_deadline_a_refusal_and_a_connection_are_distinguished() {
         let (silent, _queued) = silent_listener();
         let short = Deadline::after(Duration::from_millis(50), None);
-        let late = connect(&silent.local_addr().unwrap(), &short, "test").unwrap().unwrap_err();
+        let late =
+            connect(&silent.local_addr().unwrap(), None, &short, "test").unwrap().unwrap_err();
         assert_eq!(late.kind(), ErrorKind::TimedOut);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let deadline = Deadline::after(TIMEOUT, None);
-        let stream = connect(&address, &deadline, "test").unwrap().unwrap();
+        let stream = connect(&address, None, &deadline, "test").unwrap().unwrap();
         assert_eq!(stream.peer_addr().unwrap(), address);
         drop((listener, stream));
-        let refused = connect(&address, &deadline, "test").unwrap().unwrap_err();
+        let refused = connect(&address, None, &deadline, "test").unwrap().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     }
 }

@@ -10,7 +10,7 @@ use crate::tls::{MaybeTlsStream, Tls};
 use crate::wire::{FrameParser, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME};
 use crate::{Error, Rank, Result};
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -25,6 +25,8 @@ pub(crate) struct DialTarget {
     pub rank: Rank,
     pub host: String,
     pub port: u16,
+    /// Address to connect from, instead of the system's choice.
+    pub source: Option<IpAddr>,
     /// Remedy named by the error if it does not respond.
     pub hint: &'static str,
     /// TLS, without authorities for none.
@@ -119,7 +121,7 @@ fn attempt(
     };
     let mut problem = "the name has no address".to_string();
     for address in &addresses {
-        match connect(address, &deadline.at_most(CONNECT_TIMEOUT), JOINING)? {
+        match connect(address, target.source, &deadline.at_most(CONNECT_TIMEOUT), JOINING)? {
             // Another address of the name may be the right one.
             Ok(stream) => match handshake(stream, target, identity, job, details, deadline) {
                 Err(AttemptError::Retry(answer)) => problem = answer,

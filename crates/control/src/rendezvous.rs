@@ -204,6 +204,7 @@ fn join_through_rank_0(
         rank: Rank(0),
         host: config.host.clone(),
         port: config.port,
+        source: None,
         hint: HINT,
         tls: Tls::default(),
     };
@@ -283,6 +284,7 @@ fn dial_all(
                 rank,
                 host: member.address.to_string(),
                 port: details.port,
+                source: None,
                 hint: HINT,
                 tls: Tls::default(),
             };

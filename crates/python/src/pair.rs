@@ -6,6 +6,7 @@ use crate::fork::{self, ProcessOwned};
 use crate::logging;
 use crate::shared::{HandlerException, deadline, take};
 use pyo3::prelude::*;
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use weft_control::Secret;
@@ -92,15 +93,17 @@ pub fn listen(
 
 /// Connects to a listener; see `weft.connect`.
 #[pyfunction]
-#[pyo3(signature = (address, *, timeout, secret=None, providers=None))]
+#[pyo3(signature = (address, *, timeout, source=None, secret=None, providers=None))]
 pub fn connect(
     py: Python<'_>,
     address: &str,
     timeout: f64,
+    source: Option<IpAddr>,
     secret: Option<Vec<u8>>,
     providers: Option<Vec<String>>,
 ) -> PyResult<Communicator> {
-    let (config, raised) = config(py, address, secret, providers)?;
+    let (mut config, raised) = config(py, address, secret, providers)?;
+    config.settings.source = source;
     match py.detach(|| connect_pair(&config, deadline(timeout))) {
         Ok(pair) => Ok(Communicator::wrap(pair, raised)),
         Err(error) => Err(take(&raised).unwrap_or_else(|| Error::from(error).into())),

@@ -4,6 +4,7 @@
 //! exchanges over the pair's control connection: the front end sends a number, and the node returns it with its hello.
 
 use crate::error::{Error, Result};
+use std::net::IpAddr;
 use std::time::Duration;
 use weft_control::pair::PairSettings;
 use weft_dispatch::{Connection, Hello, Role, Schema, ServiceConfig};
@@ -110,7 +111,7 @@ impl std::fmt::Debug for NodeLink {
 }
 
 /// Connects to nodes, to all at once. Each has an address, or several with commas between them: a connection to each,
-/// by the NIC that the system chooses for it.
+/// from the address of this host behind an @, or from that which the system chooses.
 ///
 /// # Errors
 /// [`Error::Invalid`] without addresses, and for an empty or repeated one of a node; [`Error::Node`].
@@ -120,7 +121,9 @@ pub fn connect(nodes: &[String], end: &End) -> Result<Vec<NodeLink>> {
         return Err(Error::Invalid { what: "nodes", value, expected });
     }
     let connect_one = |(node, address): (usize, &str)| {
-        let (config, deadline) = (end.pairs(address)?, clock::now().after(end.patience));
+        let (listener, source) = source_of(address)?;
+        let (mut config, deadline) = (end.pairs(listener)?, clock::now().after(end.patience));
+        config.settings.source = source;
         let address = address.to_owned();
         match connect_pair(&config, deadline) {
             Ok(pair) => Ok(NodeLink { address, node, pair }),
@@ -144,6 +147,18 @@ fn addresses_of(node: &str) -> Result<Vec<&str>> {
         return Err(Error::Invalid { what: "node", value: format!("{node:?}"), expected });
     }
     Ok(addresses)
+}
+
+/// Address of a listener, and the address of this host to connect from that follows an @.
+fn source_of(address: &str) -> Result<(&str, Option<IpAddr>)> {
+    let Some((listener, source)) = address.rsplit_once('@') else { return Ok((address, None)) };
+    let parsed = source.trim_start_matches('[').trim_end_matches(']').parse();
+    let source = parsed.map_err(|_| Error::Invalid {
+        what: "address",
+        value: format!("{address:?}"),
+        expected: "host:port, or host:port@source with an IP address of this host".into(),
+    })?;
+    Ok((listener, Some(source)))
 }
 
 /// Results of a call for each item, each in a thread of its own; the first error in the order of the items.

@@ -79,6 +79,25 @@ fn two_nodes_of_one_name_are_refused() {
 }
 
 #[test]
+fn a_connection_may_come_from_a_chosen_address() {
+    with_nodes(&["alpha"], |addresses| {
+        let node = &addresses[0];
+        let both = format!("{node},{node}@127.0.0.2,{node}@127.0.0.3");
+        let links = connect(&[both], &end()).unwrap();
+        assert_eq!((links.len(), ask_names(&links, PATIENCE).unwrap().len()), (3, 1));
+        links.iter().for_each(|link| link.begin(PATIENCE).unwrap());
+        for (source, expected) in [
+            ("eth0", "IP address of this host"),
+            ("", "IP address of this host"),
+            ("203.0.113.9", "this host does not have it"),
+        ] {
+            let refused = connect(&[format!("{node}@{source}")], &end()).unwrap_err();
+            assert!(refused.to_string().contains(expected), "{refused}");
+        }
+    });
+}
+
+#[test]
 fn a_node_may_have_several_addresses_and_nodes_of_other_names_are_not_one() {
     with_nodes(&["alpha", "beta"], |addresses| {
         let twice = format!("{}, {}", addresses[0], addresses[0]);

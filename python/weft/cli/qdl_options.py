@@ -199,7 +199,8 @@ def add_test(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ADDRESS[,ADDRESS]",
-        help="node, with an address for each of its NICs (repeatable)",
+        help="node, with an address for each of its NICs; ADDRESS@SOURCE connects from an address"
+        " of this host (repeatable)",
     )
     where.add_argument(
         "--in-process", action="store_true", help="the model in this process, for comparison"

@@ -51,7 +51,7 @@ def ask(
 
     Args:
         nodes: addresses of nodes of one schema, each `host:port`, or several of one node with
-            commas between them.
+            commas between them; `host:port@source` connects from that address of this host.
         queries: of each query its tensors, as bytes or as arrays of the node's element types.
         provider: shm, ofi or tcp; by default the better of shm and tcp that reaches a node.
         slots: most queries in flight to a node.

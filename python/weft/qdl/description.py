@@ -91,10 +91,13 @@ def interface_rate(name: str | None) -> float | None:
 
 
 def interface(address: str) -> str | None:
-    """Name of the interface that reaches an address: that of the system's address toward it."""
-    host, _, port = address.rpartition(":")
+    """Name of the interface that reaches an address, from its source or the system's choice."""
+    listener, _, source = address.partition("@")
+    host, _, port = listener.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            if source:
+                probe.bind((source, 0))
             # A datagram socket connects without a packet.
             probe.connect((host.strip("[]"), int(port)))
             own = probe.getsockname()[0]

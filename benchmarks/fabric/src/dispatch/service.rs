@@ -90,6 +90,7 @@ pub fn pair_config(options: &Options, bytes: usize, address: &str) -> Outcome<Pa
 pub fn pair_config_over(path: Path, slots: u32, address: &str) -> PairConfig {
     let mut config = PairConfig::new(PairSettings {
         address: address.into(),
+        source: None,
         secret: None,
         host_id: "this host".into(),
         silence_timeout: PATIENCE,

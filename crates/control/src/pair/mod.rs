@@ -28,7 +28,7 @@ pub use incoming::{IncomingConnection, IncomingStep};
 pub use socket::{descriptor_error, nonblocking_listener};
 
 use crate::config::{TLS_PAYLOADS, is_loopback, pair_from_env, split_address};
-use crate::connect::connect;
+use crate::connect::{check_source, connect};
 use crate::deadline::Deadline;
 use crate::dial::{self, DialTarget};
 use crate::handshake::{Identity, PAIR_MAGIC};
@@ -62,6 +62,9 @@ const HINT: &str = "check that its process listens, and that the address can be 
 pub struct PairSettings {
     /// `host:port` of the listener.
     pub address: String,
+    /// Address of this host to connect from, by whose NIC packets leave if the host's routes follow their source; the
+    /// system chooses by default.
+    pub source: Option<IpAddr>,
     /// Shared secret. Required unless the address is the loopback of this host.
     pub secret: Option<Secret>,
     /// Host identity: ends with equal ones share memory.
@@ -86,7 +89,8 @@ impl PairSettings {
     pub fn from_env(address: &str) -> Result<PairSettings> {
         let (secret, host_id, silence_timeout, tls) = pair_from_env()?;
         let address = address.to_owned();
-        Ok(PairSettings { address, secret, host_id, silence_timeout, interrupt: None, tls })
+        let interrupt = None;
+        Ok(PairSettings { address, source: None, secret, host_id, silence_timeout, interrupt, tls })
     }
 
     /// Host and port of the address. Off loopback, a secret is required.
@@ -101,12 +105,15 @@ impl PairSettings {
         Ok((host, port))
     }
 
-    /// Address of this host from which the system reaches the listener. No packet is sent.
+    /// Address of this host from which the listener is reached: `source`, or the system's choice. No packet is sent.
     ///
     /// # Errors
     /// As [`PairSettings::endpoint`]; [`Error::System`] without a route.
     pub fn local_address(&self) -> Result<IpAddr> {
         let (host, port) = self.endpoint()?;
+        if let Some(source) = self.source {
+            return Ok(source);
+        }
         let local = || {
             let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
             for address in (host.as_str(), port.max(1)).to_socket_addrs()? {
@@ -140,6 +147,19 @@ impl PairSettings {
         refuse_payload_tls(self.tls.lacks_authorities(), problem, remedy)
     }
 
+    fn check_source(&self) -> Result<()> {
+        let Some(source) = self.source else { return Ok(()) };
+        check_source(source).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrNotAvailable => Error::Variable {
+                variable: "source".into(),
+                value: source.to_string(),
+                problem: "this host does not have it".into(),
+                remedy: "use one of its addresses (`ip address`), or leave it out".into(),
+            },
+            _ => descriptor_error("binding a connection to its source", error),
+        })
+    }
+
     fn identity(&self, rank: Rank) -> Identity {
         let (key, versions) = (Key::new(self.secret.as_ref()), PAIR_VERSIONS);
         Identity { rank, world_size: 2, key, versions, magic: PAIR_MAGIC }
@@ -164,9 +184,10 @@ fn refuse_payload_tls(lacks: bool, problem: &str, remedy: &str) -> Result<()> {
 /// # Errors
 /// Those of [`PairSettings::endpoint`]; [`Error::WrongSecret`]; [`Error::WrongVersion`];
 /// [`Error::Rendezvous`] after the timeout; [`Error::Interrupted`]; [`Error::Variable`] for TLS of payloads without
-/// authorities.
+/// authorities, and for a source that this host does not have.
 pub fn dial(settings: &PairSettings, details: &[u8], timeout: Duration) -> Result<PairControl> {
     settings.check_dialer_tls()?;
+    settings.check_source()?;
     let (host, port) = settings.endpoint()?;
     if port == 0 {
         return Err(Error::Variable {
@@ -177,7 +198,8 @@ pub fn dial(settings: &PairSettings, details: &[u8], timeout: Duration) -> Resul
         });
     }
     let tls = settings.tls.clone();
-    let target = DialTarget { rank: LISTENER, host, port, hint: HINT, tls };
+    let source = settings.source;
+    let target = DialTarget { rank: LISTENER, host, port, source, hint: HINT, tls };
     let deadline = Deadline::after(timeout, settings.interrupt.clone());
     let mut details = |_: &TcpStream| Ok(details.to_vec());
     let identity = settings.identity(CONNECTOR);
@@ -202,7 +224,7 @@ pub fn dial_stream(
     settings.check_dialer_tls()?;
     let deadline = Deadline::after(timeout, settings.interrupt.clone());
     let name = Operation::Connect.name();
-    let stream = match connect(&address, &deadline, name)? {
+    let stream = match connect(&address, settings.source, &deadline, name)? {
         Ok(stream) => stream,
         Err(error) => return Ok(Err(error)),
     };

@@ -13,6 +13,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(30);
 pub fn settings(address: &str) -> PairSettings {
     PairSettings {
         address: address.into(),
+        source: None,
         secret: None,
         host_id: "host".into(),
         silence_timeout: Duration::from_secs(15),
@@ -187,6 +188,34 @@ fn heartbeats_are_sent_by_the_silence_timeout_of_the_other_end() {
 
 #[test]
 #[cfg_attr(miri, ignore = "miri has no sockets")]
+fn all_connections_come_from_the_source() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let source: IpAddr = "127.0.0.2".parse().unwrap();
+    let settings = PairSettings { source: Some(source), ..settings(&address.to_string()) };
+    assert_eq!(settings.local_address().unwrap(), source);
+    std::thread::scope(|scope| {
+        let dialed = scope.spawn(|| dial(&settings, b"", TIMEOUT).unwrap());
+        let (accepted, from) = listener.accept().unwrap();
+        assert_eq!(from.ip(), source);
+        let mut incoming = IncomingConnection::new(accepted, &settings).unwrap();
+        settle(&mut incoming).unwrap();
+        let _accepted = incoming.admit(&settings).unwrap();
+        dialed.join().unwrap();
+    });
+    let stream = dial_stream(&settings, address, &[1; 16], TIMEOUT).unwrap();
+    assert_eq!(listener.accept().unwrap().1.ip(), source);
+    drop(stream);
+    let absent =
+        |source: &str| PairSettings { source: Some(source.parse().unwrap()), ..settings.clone() };
+    let error = dial(&absent("203.0.113.9"), b"", TIMEOUT).map(drop).unwrap_err().to_string();
+    assert!(error.contains("this host does not have it"), "{error}");
+    let other_family = dial(&absent("::1"), b"", Duration::from_millis(100)).map(drop);
+    assert!(other_family.is_err());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
 fn another_version_is_refused_by_name() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -197,6 +226,7 @@ fn another_version_is_refused_by_name() {
                 rank: LISTENER,
                 host: "127.0.0.1".into(),
                 port: address.port(),
+                source: None,
                 hint: HINT,
                 tls: Tls::default(),
             };

@@ -27,6 +27,7 @@ pub fn pair_config(
 ) -> PairConfig {
     let mut config = PairConfig::new(PairSettings {
         address: address.into(),
+        source: None,
         secret: None,
         host_id: "host".into(),
         silence_timeout,

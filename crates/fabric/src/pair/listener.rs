@@ -432,6 +432,7 @@ mod tests {
     fn local() -> PairConfig {
         let settings = PairSettings {
             address: "127.0.0.1:0".into(),
+            source: None,
             secret: None,
             host_id: "host".into(),
             silence_timeout: Duration::from_secs(15),

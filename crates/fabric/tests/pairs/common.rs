@@ -23,6 +23,7 @@ pub fn by(patience: Duration) -> Time {
 pub fn config(address: &str, provider: ProviderKind) -> PairConfig {
     let mut config = PairConfig::new(PairSettings {
         address: address.into(),
+        source: None,
         secret: None,
         host_id: "host".into(),
         silence_timeout: Duration::from_secs(15),

@@ -269,6 +269,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let with = |tls: Tls| PairSettings {
             address: address.to_string(),
+            source: None,
             secret: None,
             host_id: "host".into(),
             silence_timeout: Duration::from_secs(15),
