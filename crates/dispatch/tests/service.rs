@@ -214,11 +214,12 @@ fn a_node_that_vanishes_costs_no_query() {
     world.gate.store(false, Ordering::Release);
     let (_, service) = world.add_node();
     world.submit(0..16, 1);
-    world.gate.store(true, Ordering::Release);
-    // Without a drain: its connections close.
+    world.wait_for("queries at the node", |_| world.front_end.nodes().unwrap()[0].in_flight == 16);
+    // It owes all answers: without a query it would leave in order.
     drop(service);
     world.wait_for("departure", |ends| ends.gone.load(Ordering::Acquire) == 1);
     assert_eq!(world.ends.losses.lock().unwrap().len(), 1);
+    world.gate.store(true, Ordering::Release);
     let (_, service) = world.add_node();
     world.submit(16..200, 1);
     let (recorder, counts) = world.front_end.stop(by()).unwrap();
