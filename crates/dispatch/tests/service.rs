@@ -4,6 +4,8 @@
 mod answers;
 #[path = "../../control/tests/common/certificates.rs"]
 mod certificates;
+#[path = "service/changes.rs"]
+mod changes;
 #[path = "service/limits.rs"]
 mod limits;
 #[path = "common/pairs.rs"]
