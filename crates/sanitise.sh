@@ -66,6 +66,11 @@ tsan)
     # Other tests of the crate have one thread. Runs under the simulator have one as well: some seeds suffice.
     export WEFT_SEEDS=100
     tests weft-collectives --lib --test collectives --test messages --test sim
+    # Excluded: other tests of the crate, of one thread; tests of several processes, whose accesses to
+    # memory that they share it cannot order; soak, which limits resident memory.
+    tests weft-dispatch --test service --test threaded --test tokens --test faults -- \
+        --skip vanishing::
+    tests weft-qdl --lib --test handshake --test descriptors
     ;;
 *)
     echo "unknown tool: $tool" >&2

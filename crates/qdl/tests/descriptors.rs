@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::net::TcpStream;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -22,6 +22,8 @@ fn a_node_accepts_again_after_a_shortage_of_descriptors() {
             .args(["-c", "ulimit -n 200 && exec \"$0\" --nocapture"])
             .arg(own)
             .env(INNER, "1")
+            // Its panics are on standard error.
+            .stdout(Stdio::null())
             .status()
             .unwrap();
         assert!(status.success());
