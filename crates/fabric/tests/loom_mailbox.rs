@@ -1,4 +1,5 @@
-//! Every interleaving of two ranks that exchange messages by mailboxes, and of a wait for one that sleeps.
+//! Interleavings of two ranks that exchange messages by mailboxes, with one or several messages under way, and of a
+//! wait for one that sleeps.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p weft-fabric --release --test loom_mailbox`
 //!
@@ -215,6 +216,130 @@ fn a_sender_that_sleeps_misses_no_freed_slot() {
         send(&mut end, &ranks[1], SLOTS + 1);
         ranks[1].flush();
         other.join().unwrap();
+    });
+}
+
+/// Rank with calls in flight. Each call sends a message to the other rank and takes one of its messages, as the short
+/// calls of collectives do.
+struct Caller {
+    ranks: Arc<[Rank; 2]>,
+    me: usize,
+    end: MailboxEnd,
+    calls: u64,
+    sent: u64,
+}
+
+impl Caller {
+    fn both(calls: u64) -> [Caller; 2] {
+        let ranks = Arc::new([Rank::new(), Rank::new()]);
+        [0, 1].map(|me| Caller {
+            ranks: ranks.clone(),
+            me,
+            end: MailboxEnd::default(),
+            calls,
+            sent: 0,
+        })
+    }
+
+    /// Sends the message of the next call if there is room, and returns true then.
+    fn try_send(&mut self) -> bool {
+        let (own, peer) = (&self.ranks[self.me], &self.ranks[1 - self.me]);
+        let sends = self.sent < self.calls && self.end.has_room(own);
+        if sends {
+            self.sent += 1;
+            send(&mut self.end, peer, self.sent);
+        }
+        sends
+    }
+
+    /// Takes the message of the oldest call if that call was sent and the message has arrived; returns true then.
+    fn try_take(&mut self) -> bool {
+        let (own, peer) = (&self.ranks[self.me], &self.ranks[1 - self.me]);
+        let oldest = self.end.received() + 1;
+        let takes = oldest <= self.sent && self.end.ready(own).is_some();
+        if takes {
+            assert_eq!(take(&mut self.end, own, peer), oldest);
+        }
+        takes
+    }
+
+    /// Sends at most `burst` messages, and takes at most one. Returns true if it did either.
+    fn advance(&mut self, burst: u64) -> bool {
+        let sends = (0..burst).take_while(|_| self.try_send()).count() > 0;
+        self.try_take() || sends
+    }
+
+    fn is_done(&self) -> bool {
+        self.end.received() == self.calls
+    }
+}
+
+/// Two ranks that have each started `calls` calls, and send at most `bursts` messages for each that they take. Rank 0
+/// takes `lead` steps alone. Both take `steps` at once, and then steps in turns: at least one of them always advances.
+struct CallsModel {
+    calls: u64,
+    bursts: [u64; 2],
+    lead: u64,
+    steps: [u64; 2],
+}
+
+impl CallsModel {
+    fn check(self) {
+        let CallsModel { calls, bursts, lead, steps } = self;
+        check(move || {
+            let [mut first, second] = Caller::both(calls);
+            for _ in 0..lead {
+                assert!(first.advance(bursts[0]));
+            }
+            let run = move |mut caller: Caller| {
+                for _ in 0..steps[caller.me] {
+                    caller.advance(bursts[caller.me]);
+                }
+                caller
+            };
+            let second = loom::thread::spawn(move || run(second));
+            let first = run(first);
+            // All stores are visible to both from here on.
+            let mut callers = [first, second.join().unwrap()];
+            while !callers.iter().all(Caller::is_done) {
+                let advances = [0, 1].map(|rank| callers[rank].advance(bursts[rank]));
+                assert_ne!(advances, [false; 2], "neither rank has room or a message");
+            }
+        });
+    }
+}
+
+#[test]
+fn ranks_with_several_calls_in_flight_never_both_lack_room() {
+    CallsModel { calls: SLOTS + 4, bursts: [1, 1], lead: SLOTS - 2, steps: [3, SLOTS + 1] }.check();
+}
+
+#[test]
+fn a_rank_that_fills_all_slots_and_its_peer_never_both_lack_room() {
+    CallsModel { calls: SLOTS + 4, bursts: [SLOTS, 1], lead: 1, steps: [2, SLOTS - 2] }.check();
+}
+
+/// Rank 1 sleeps until rank 0 reports free slots by messages of its own, which rank 1 cannot take before it has sent
+/// its next one.
+#[test]
+fn a_sender_that_sleeps_misses_no_report_by_a_message() {
+    check(|| {
+        let [mut ahead, mut behind] = Caller::both(SLOTS + 1);
+        assert!(ahead.advance(SLOTS));
+        for _ in 0..SLOTS {
+            assert!(behind.advance(1));
+        }
+        let ranks = ahead.ranks.clone();
+        let ahead = loom::thread::spawn(move || {
+            assert!(ahead.try_take());
+            while !ahead.try_send() {
+                assert!(ahead.try_take());
+            }
+            ahead.ranks[1].flush();
+        });
+        ranks[1].wait(|| behind.end.has_room(&ranks[1]));
+        assert!(behind.try_send() && behind.try_take());
+        ahead.join().unwrap();
     });
 }
 
