@@ -48,7 +48,7 @@ impl MailboxEnd {
     pub fn has_room(&self, own: &impl MailboxArea) -> bool {
         let has_room = |taken| self.sent - taken < SLOTS;
         has_room(self.taken)
-            || has_room(self.taken_of(own.taken().0.load() as u32))
+            || has_room(own.taken().0.load().clamp(self.taken, self.sent))
             || has_room(self.taken_by_arrived(own))
     }
 
@@ -101,7 +101,8 @@ impl MailboxEnd {
         self.received
     }
 
-    /// Messages that the peer has taken, from the low bits of a number that it has reported.
+    /// Messages that the peer has taken, from the low bits of the number in the head of one of its messages. A head
+    /// lacks the high bits: this rank sends fewer than 2^32 messages before it takes a message that was sent to it.
     #[inline]
     fn taken_of(&self, reported: u32) -> u64 {
         let outstanding = (self.sent as u32).wrapping_sub(reported);
@@ -236,6 +237,19 @@ mod tests {
             assert!(!is_ready(&owner, &there));
         }
         assert_eq!(owner.received(), near + 3 * SLOTS);
+    }
+
+    /// Messages alone report as long as both ranks exchange them, and the word keeps its number.
+    #[test]
+    fn a_word_that_is_2_to_the_32_messages_old_reports_no_room() {
+        let (here, there) = (Area::default(), Area::default());
+        let near = (1 << 32) - SLOTS / 2;
+        let mut sender = MailboxEnd { sent: near, taken: near, received: near, reported: near };
+        for number in 0..SLOTS {
+            assert!(sender.has_room(&here));
+            send(&mut sender, &there, number);
+        }
+        assert!(!sender.has_room(&here));
     }
 
     /// Both directions between two threads at the same addresses, so that miri and ThreadSanitizer can track the
