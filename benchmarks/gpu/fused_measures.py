@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compare"]
 
-#: Blocks of replays of a side, between which the other sides have theirs.
+#: Most blocks of replays of a side, between which the other sides have theirs.
 BLOCKS: Final = 10
 #: Most replays of a side.
 MOST_REPLAYS: Final = 200
@@ -97,12 +97,13 @@ def compare(context: Context, case: Case) -> dict[str, Any]:
     found: dict[str, Any] = {}
     ways = sides_of(context, data)
     waiting = admit(context, case, ways, data, found)
-    # Equal on all ranks. A GPU's clock depends on the power that the side before took, so that a
-    # side must not always follow the same one.
-    orders = random.Random(case.name)
-    for block in range(BLOCKS):
+    # A GPU's clock depends on the power that the side before took, so that a side must not always
+    # follow the same one. Orders are equal on all ranks.
+    orders = random.Random(context.agree(random.getrandbits(32))[0])
+    blocks = min([BLOCKS, *(total for _, total in waiting)])
+    for block in range(blocks):
         for runner, total in orders.sample(waiting, len(waiting)):
-            count = (block + 1) * total // BLOCKS - block * total // BLOCKS
+            count = (block + 1) * total // blocks - block * total // blocks
             attempt(context, runner, partial(runner.block, count), found)
         waiting = [each for each in waiting if each[0].side.name not in found]
     for runner, _ in waiting:
