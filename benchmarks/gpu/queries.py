@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Query dispatch to a model on a GPU: queries a second, whose inputs the node or the model copies.
 
-    benchmarks/gpu/queries.py [--device cuda:0] [--sizes 1024,150528] [--provider shm] [--rounds 5]
+    benchmarks/gpu/queries.py [--device cuda:0] [--sizes 1024,150528] [--provider shm]
+        [--rounds 5] [--budget SECONDS]
 
 runs a front end and accelerator nodes in this process, and prints a line of JSON for each size: the
 queries a second, median of rounds in which the sides take turns, of a model that adds up the bytes
@@ -67,6 +68,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--record", type=Path, help="file of JSON lines to append to")
     options = parser.parse_args()
     if options.budget is not None:
+        if options.budget <= 0:
+            parser.error(f"--budget {options.budget}: expected more than 0 seconds")
         rounds = len(options.sizes.split(",")) * options.rounds * len(SIDES)
         # Half of it is for starts and checks.
         options.seconds = min(options.seconds, options.budget / (2 * rounds))
@@ -85,6 +88,7 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
         "slots": options.slots,
         "max_batch": options.max_batch,
         "window_us": round(options.window * 1e6),
+        "seconds": options.seconds,
         "torch": torch.__version__,
     }
 
