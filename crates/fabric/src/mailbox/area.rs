@@ -48,7 +48,7 @@ impl MailboxEnd {
     pub fn has_room(&self, own: &impl MailboxArea) -> bool {
         let has_room = |taken| self.sent - taken < SLOTS;
         has_room(self.taken)
-            || has_room(own.taken().0.load().clamp(self.taken, self.sent))
+            || has_room(own.taken().0.load().max(self.taken).min(self.sent))
             || has_room(self.taken_by_arrived(own))
     }
 
