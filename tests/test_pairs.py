@@ -184,7 +184,9 @@ def test_what_cannot_be_formed_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="no port"):
         weft.connect("127.0.0.1")
     with pytest.raises(ConfigurationError, match="expected an IP address of this host"):
-        weft.connect("127.0.0.1:1", source="eth0")
+        weft.connect("127.0.0.1:1", source="fe80::1%eth0")
+    with pytest.raises(ConfigurationError, match="of another family"):
+        weft.connect("127.0.0.1:1", source="::1", providers=["ofi"])
     with pytest.raises(ConfigurationError, match="this host does not have it"):
         weft.connect("127.0.0.1:1", source="203.0.113.9")
     with weft.listen(secret=b"apple") as listener:

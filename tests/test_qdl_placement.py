@@ -254,3 +254,19 @@ def test_the_rate_of_a_node_is_that_of_all_interfaces_that_reach_it(
     assert description.link_rate("eth0:1, eth1:1") == 3e9
     assert description.link_rate("eth0:1,eth0:2") == 1e9
     assert description.link_rate("eth0:1,eth7:1") is None
+
+
+def test_the_interface_of_an_address_is_that_of_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert description.interfaces()["127.0.0.1"] == "lo"
+    known = {"10.0.0.1": "eth0", "10.0.0.3": "eth1", "fd00::2": "eth2"}
+    monkeypatch.setattr(description, "interfaces", lambda: known)
+    for source, expected in [
+        ("10.0.0.1", "eth0"),
+        ("10.0.0.3", "eth1"),
+        ("[fd00::2]", "eth2"),
+        ("127.0.0.2", "lo"),
+        ("10.0.0.9", None),
+        ("eth0", None),
+    ]:
+        assert description.interface(f"192.0.2.9:1@{source}") == expected
+    assert description.interface("127.0.0.1:1") == "lo"

@@ -216,12 +216,17 @@ def _close(dialled: asyncio.Future[Communicator]) -> None:
 def _ip_address(source: str | None) -> str | None:
     if source is None:
         return None
+    expect(source, str, "source")
     try:
-        return str(ipaddress.ip_address(source))
+        address = ipaddress.ip_address(source)
     except ValueError:
+        address = None
+    # An IPv6 address may name an interface, which the system's calls take apart from it.
+    if address is None or getattr(address, "scope_id", None) is not None:
         raise ConfigurationError(
             f"source={source!r}: expected an IP address of this host, such as 10.0.0.1"
-        ) from None
+        )
+    return str(address)
 
 
 def _names(providers: Sequence[Provider] | None) -> list[str] | None:

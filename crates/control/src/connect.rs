@@ -41,9 +41,6 @@ pub(crate) fn connect(
 fn begin(address: &SocketAddr, source: Option<IpAddr>) -> rustix::io::Result<TcpStream> {
     let socket = socket(&address.ip())?;
     if let Some(source) = source {
-        if source.is_ipv4() != address.is_ipv4() {
-            return Err(Errno::AFNOSUPPORT);
-        }
         net::bind(&socket, &SocketAddr::new(source, 0))?;
     }
     match net::connect(&socket, address) {

@@ -119,8 +119,13 @@ fn attempt(
         Ok(addresses) => addresses,
         Err(error) => return Err(AttemptError::Unresolved(error.to_string())),
     };
-    let mut problem = "the name has no address".to_string();
-    for address in &addresses {
+    let mut problem = match target.source {
+        Some(_) => "the name has no address of the source's family".to_string(),
+        None => "the name has no address".to_string(),
+    };
+    let is_reached =
+        |to: &&SocketAddr| target.source.is_none_or(|source| source.is_ipv4() == to.is_ipv4());
+    for address in addresses.iter().filter(is_reached) {
         match connect(address, target.source, &deadline.at_most(CONNECT_TIMEOUT), JOINING)? {
             // Another address of the name may be the right one.
             Ok(stream) => match handshake(stream, target, identity, job, details, deadline) {

@@ -120,11 +120,11 @@ pub fn connect(nodes: &[String], end: &End) -> Result<Vec<NodeLink>> {
         let (value, expected) = ("0".into(), "at least one address".into());
         return Err(Error::Invalid { what: "nodes", value, expected });
     }
-    let connect_one = |(node, address): (usize, &str)| {
-        let (listener, source) = source_of(address)?;
-        let (mut config, deadline) = (end.pairs(listener)?, clock::now().after(end.patience));
-        config.settings.source = source;
-        let address = address.to_owned();
+    let connect_one = |(node, address): (usize, NodeAddress<'_>)| {
+        let deadline = clock::now().after(end.patience);
+        let mut config = end.pairs(address.listener)?;
+        config.settings.source = address.source;
+        let address = address.text.to_owned();
         match connect_pair(&config, deadline) {
             Ok(pair) => Ok(NodeLink { address, node, pair }),
             Err(error) => Err(Error::Node { address, source: error.into() }),
@@ -137,11 +137,23 @@ pub fn connect(nodes: &[String], end: &End) -> Result<Vec<NodeLink>> {
     in_parallel(addresses, connect_one)
 }
 
+/// An address of a node.
+struct NodeAddress<'a> {
+    text: &'a str,
+    listener: &'a str,
+    /// Address of this host to connect from.
+    source: Option<IpAddr>,
+}
+
 /// Addresses of a node, which has commas between them.
-fn addresses_of(node: &str) -> Result<Vec<&str>> {
-    let addresses: Vec<&str> = node.split(',').map(str::trim).collect();
-    let is_wrong =
-        |(at, address): (usize, &&str)| address.is_empty() || addresses[..at].contains(address);
+fn addresses_of(node: &str) -> Result<Vec<NodeAddress<'_>>> {
+    let addresses = node.split(',').map(|each| parsed(each.trim())).collect::<Result<Vec<_>>>()?;
+    let is_wrong = |(at, address): (usize, &NodeAddress<'_>)| {
+        let same = |other: &NodeAddress<'_>| {
+            (other.listener, other.source) == (address.listener, address.source)
+        };
+        address.listener.is_empty() || addresses[..at].iter().any(same)
+    };
     if addresses.iter().enumerate().any(is_wrong) {
         let expected = "host:port, or several distinct ones with commas between them".into();
         return Err(Error::Invalid { what: "node", value: format!("{node:?}"), expected });
@@ -149,16 +161,21 @@ fn addresses_of(node: &str) -> Result<Vec<&str>> {
     Ok(addresses)
 }
 
-/// Address of a listener, and the address of this host to connect from that follows an @.
-fn source_of(address: &str) -> Result<(&str, Option<IpAddr>)> {
-    let Some((listener, source)) = address.rsplit_once('@') else { return Ok((address, None)) };
-    let parsed = source.trim_start_matches('[').trim_end_matches(']').parse();
-    let source = parsed.map_err(|_| Error::Invalid {
-        what: "address",
-        value: format!("{address:?}"),
-        expected: "host:port, or host:port@source with an IP address of this host".into(),
-    })?;
-    Ok((listener, Some(source)))
+/// An address of a listener, with the address of this host to connect from behind an @.
+fn parsed(text: &str) -> Result<NodeAddress<'_>> {
+    let Some((listener, source)) = text.rsplit_once('@') else {
+        return Ok(NodeAddress { text, listener: text, source: None });
+    };
+    let bare = source.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let source = match bare {
+        Some(bare) => bare.parse().map(IpAddr::V6).ok(),
+        None => source.parse().ok(),
+    };
+    if source.is_none() {
+        let expected = "host:port, or host:port@source with an IP address of this host".into();
+        return Err(Error::Invalid { what: "address", value: format!("{text:?}"), expected });
+    }
+    Ok(NodeAddress { text, listener, source })
 }
 
 /// Results of a call for each item, each in a thread of its own; the first error in the order of the items.

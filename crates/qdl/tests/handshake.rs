@@ -89,11 +89,15 @@ fn a_connection_may_come_from_a_chosen_address() {
         for (source, expected) in [
             ("eth0", "IP address of this host"),
             ("", "IP address of this host"),
+            ("[127.0.0.2]", "IP address of this host"),
             ("203.0.113.9", "this host does not have it"),
         ] {
             let refused = connect(&[format!("{node}@{source}")], &end()).unwrap_err();
             assert!(refused.to_string().contains(expected), "{refused}");
         }
+        let twice = format!("{node}@::1,{node}@[::1]");
+        let refused = connect(&[twice], &end()).unwrap_err();
+        assert!(refused.to_string().contains("distinct"), "{refused}");
     });
 }
 

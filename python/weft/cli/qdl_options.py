@@ -198,7 +198,7 @@ def add_test(parser: argparse.ArgumentParser) -> None:
         "--node",
         action="append",
         default=[],
-        metavar="ADDRESS[,ADDRESS]",
+        metavar="ADDRESS[@SOURCE][,...]",
         help="node, with an address for each of its NICs; ADDRESS@SOURCE connects from an address"
         " of this host (repeatable)",
     )

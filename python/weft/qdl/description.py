@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
+import ipaddress
 import json
 import socket
 import struct
@@ -35,8 +36,9 @@ KEYS: Final = (
     "net_software_stack_sut",
     "network_topology",
 )
-#: Linux's request for the address of an interface.
-SIOCGIFADDR: Final = 0x8915
+#: Linux's request for the addresses of all interfaces, and the bytes of each of its answers.
+SIOCGIFCONF: Final = 0x8912
+IFREQ: Final = 40
 
 
 def write(test: Test, outcome: Outcome) -> None:
@@ -92,23 +94,38 @@ def interface_rate(name: str | None) -> float | None:
 
 def interface(address: str) -> str | None:
     """Name of the interface that reaches an address, from its source or the system's choice."""
-    listener, _, source = address.partition("@")
-    host, _, port = listener.rpartition(":")
+    listener, at, source = address.rpartition("@")
+    host, _, port = (listener if at else address).rpartition(":")
+    own: ipaddress.IPv4Address | ipaddress.IPv6Address
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            if source:
-                probe.bind((source, 0))
-            # A datagram socket connects without a packet.
-            probe.connect((host.strip("[]"), int(port)))
-            own = probe.getsockname()[0]
-            if own.startswith("127."):
-                return "lo"
-            for _, name in socket.if_nameindex():
-                request = array.array("B", struct.pack("256s", name.encode()[:15]))
-                with contextlib.suppress(OSError):
-                    fcntl.ioctl(probe, SIOCGIFADDR, request)
-                    if socket.inet_ntoa(request.tobytes()[20:24]) == own:
-                        return name
+        if at:
+            own = ipaddress.ip_address(source.strip("[]"))
+        else:
+            to = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+            with socket.socket(to[0], socket.SOCK_DGRAM) as probe:
+                # A datagram socket connects without a packet.
+                probe.connect(to[4])
+                own = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
     except (OSError, ValueError):
         return None
-    return None
+    return "lo" if own.is_loopback else interfaces().get(str(own))
+
+
+def interfaces() -> dict[str, str]:
+    """Name of the interface of each address of this host."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        requests = array.array("B", bytes(IFREQ * 1024))
+        place, length = requests.buffer_info()
+        # struct ifconf: the bytes of the array, and its address.
+        answer = fcntl.ioctl(probe, SIOCGIFCONF, struct.pack("iL", length, place))
+        for begin in range(0, struct.unpack("iL", answer)[0], IFREQ):
+            request = requests[begin : begin + IFREQ].tobytes()
+            name = request[:16].partition(b"\0")[0].decode()
+            # An alias, such as eth0:1, is of its interface.
+            found[socket.inet_ntoa(request[20:24])] = name.partition(":")[0]
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+            digits, *_, name = line.split()
+            found[str(ipaddress.IPv6Address(bytes.fromhex(digits)))] = name
+    return found

@@ -55,8 +55,9 @@ class Test:
     Args:
         scenario: SingleStream, MultiStream, Server or Offline.
         nodes: addresses of accelerator nodes; a node with several NICs may have several, with
-            commas between them: a connection to each, with slots of its own. Without any, the model
-            runs in this process, after one copy of each sample.
+            commas between them: a connection to each, with slots of its own; `host:port@source`
+            connects from that address of this host. Without any, the model runs in this process,
+            after one copy of each sample.
         sample_bytes: bytes of a sample: its tensors one after another.
         log_directory: directory of LoadGen's logs; made unless it exists.
         mode: performance, accuracy or submission (both).

@@ -108,10 +108,12 @@ impl PairSettings {
     /// Address of this host from which the listener is reached: `source`, or the system's choice. No packet is sent.
     ///
     /// # Errors
-    /// As [`PairSettings::endpoint`]; [`Error::System`] without a route.
+    /// As [`PairSettings::endpoint`]; [`Error::Variable`] for a source from which the listener cannot be reached;
+    /// [`Error::System`] without a route.
     pub fn local_address(&self) -> Result<IpAddr> {
         let (host, port) = self.endpoint()?;
         if let Some(source) = self.source {
+            self.check_source()?;
             return Ok(source);
         }
         let local = || {
@@ -149,14 +151,33 @@ impl PairSettings {
 
     fn check_source(&self) -> Result<()> {
         let Some(source) = self.source else { return Ok(()) };
-        check_source(source).map_err(|error| match error.kind() {
-            io::ErrorKind::AddrNotAvailable => Error::Variable {
-                variable: "source".into(),
-                value: source.to_string(),
-                problem: "this host does not have it".into(),
-                remedy: "use one of its addresses (`ip address`), or leave it out".into(),
+        let listener = self.endpoint()?.0.parse::<IpAddr>().ok();
+        let problem = match (source, listener) {
+            _ if source.is_unspecified() || source.is_multicast() => "it is not one address",
+            (IpAddr::V6(source), _) if source.is_unicast_link_local() => {
+                "it is link-local, which needs the name of an interface"
+            }
+            (_, Some(to)) if to.is_ipv4() != source.is_ipv4() => {
+                "the listener's address is of another family"
+            }
+            (_, Some(to)) if source.is_loopback() && !to.is_loopback() => {
+                "the listener cannot be reached from loopback"
+            }
+            _ => match check_source(source) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+                    "this host does not have it"
+                }
+                Err(error) => {
+                    return Err(descriptor_error("binding a connection to its source", error));
+                }
             },
-            _ => descriptor_error("binding a connection to its source", error),
+        };
+        Err(Error::Variable {
+            variable: "source".into(),
+            value: source.to_string(),
+            problem: problem.into(),
+            remedy: "use one of this host's addresses (`ip address`), or leave it out".into(),
         })
     }
 
@@ -184,7 +205,7 @@ fn refuse_payload_tls(lacks: bool, problem: &str, remedy: &str) -> Result<()> {
 /// # Errors
 /// Those of [`PairSettings::endpoint`]; [`Error::WrongSecret`]; [`Error::WrongVersion`];
 /// [`Error::Rendezvous`] after the timeout; [`Error::Interrupted`]; [`Error::Variable`] for TLS of payloads without
-/// authorities, and for a source that this host does not have.
+/// authorities, and for a source from which the listener cannot be reached.
 pub fn dial(settings: &PairSettings, details: &[u8], timeout: Duration) -> Result<PairControl> {
     settings.check_dialer_tls()?;
     settings.check_source()?;

@@ -208,10 +208,24 @@ fn all_connections_come_from_the_source() {
     drop(stream);
     let absent =
         |source: &str| PairSettings { source: Some(source.parse().unwrap()), ..settings.clone() };
-    let error = dial(&absent("203.0.113.9"), b"", TIMEOUT).map(drop).unwrap_err().to_string();
-    assert!(error.contains("this host does not have it"), "{error}");
-    let other_family = dial(&absent("::1"), b"", Duration::from_millis(100)).map(drop);
-    assert!(other_family.is_err());
+    for (source, expected) in [
+        ("203.0.113.9", "this host does not have it"),
+        ("::1", "of another family"),
+        ("0.0.0.0", "not one address"),
+        ("fe80::1", "link-local"),
+    ] {
+        let settings = absent(source);
+        for refused in [dial(&settings, b"", TIMEOUT).map(drop), settings.local_address().map(drop)]
+        {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+    let elsewhere =
+        PairSettings { secret: Some(Secret::new(b"apple".to_vec()).unwrap()), ..settings };
+    let elsewhere = PairSettings { address: "192.0.2.1:1".into(), ..elsewhere };
+    let error = dial(&elsewhere, b"", TIMEOUT).map(drop).unwrap_err().to_string();
+    assert!(error.contains("cannot be reached from loopback"), "{error}");
 }
 
 #[test]
