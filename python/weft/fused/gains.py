@@ -39,7 +39,7 @@ class Rule(NamedTuple):
 
 
 #: By operator. Rows are between those of shapes in docs/fused.md that lost on two H200 and those of
-#: which none lost more than 2 %. `few_rows` are those of the shapes of which some lost, and
+#: which none lost more than 4 %. `few_rows` are those of the shapes of which some lost, and
 #: `min_work` is between the work of these and of the others. Other limits are estimates. Of
 #: embedding bags none lost.
 RULES: Final = {
