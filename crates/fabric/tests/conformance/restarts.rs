@@ -23,7 +23,7 @@ pub fn an_old_introduction_connects_to_nobody(provider: &Provider) {
     if !provider.answers {
         println!("skipped: {}: old introductions, as no peer answers", provider.name);
     }
-    let restarts: usize = if is_long() { 1000 } else { 50 };
+    let restarts: usize = if is_long() { 1000 } else { 25 };
     let mut before: Vec<Introduced> = Vec::new();
     for restart in 0..restarts {
         let mut engines = [0, 1].map(|rank| {
