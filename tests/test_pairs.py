@@ -208,6 +208,16 @@ def test_a_pair_forms_from_a_chosen_address() -> None:
             with listener.accept() as here, dialled.result() as there:
                 both = [pool.submit(end.barrier) for end in (here, there)]
                 assert [each.result() for each in both] == [None, None]
+                # Control and payloads.
+                assert connections_from(socket.inet_aton("127.0.0.2")) >= 2
+
+
+def connections_from(address: bytes) -> int:
+    """Established connections over tcp from an address of this host."""
+    lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    # Numbers of the machine's byte order; 01 is established.
+    prefix = f"{int.from_bytes(address, sys.byteorder):08X}:"
+    return sum(each.split()[1].startswith(prefix) and each.split()[3] == "01" for each in lines)
 
 
 def test_another_secret_is_refused() -> None:

@@ -62,8 +62,7 @@ const HINT: &str = "check that its process listens, and that the address can be 
 pub struct PairSettings {
     /// `host:port` of the listener.
     pub address: String,
-    /// Address of this host to connect from, by whose NIC packets leave if the host's routes follow their source; the
-    /// system chooses by default.
+    /// Address of this host to connect from, for policy routing by source address; the system chooses by default.
     pub source: Option<IpAddr>,
     /// Shared secret. Required unless the address is the loopback of this host.
     pub secret: Option<Secret>,
