@@ -70,7 +70,8 @@ def failures(device: str = "twin") -> dict[str, Any]:
         found: dict[str, Any] = {}
 
         def proxy(**changed: Any) -> weft.triton.Proxy:
-            options: dict[str, Any] = {"bytes": 64, "words": 2, "device": device, "timeout": 0.3}
+            # Long enough that an error ends a wait before its limit on a busy machine.
+            options: dict[str, Any] = {"bytes": 64, "words": 2, "device": device, "timeout": 60.0}
             return weft.triton.Proxy(communicator, **options | changed)
 
         wrong = {"words": 0, "slot_bytes": 100}
@@ -81,6 +82,8 @@ def failures(device: str = "twin") -> dict[str, Any]:
         kernels.staged_put[(1,)](made.state, data, made.words, 1, 2, place.rank, 16)
         kernels.staged_receive[(1,)](made.state, made.words, outputs, 1, place.rank)
         found["own"] = [data[:4].tolist(), outputs.tolist()]
+        made.close()
+        made = proxy(timeout=0.3)
         kernels.staged_receive[(1,)](made.state, made.words[1:], outputs, 7, 1)
         found["expired"] = [*device_native.named(made.check), outputs.tolist()]
         kernels.staged_receive[(1,)](made.state, made.words[1:], outputs, 8, 1)
