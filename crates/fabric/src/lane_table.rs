@@ -87,6 +87,12 @@ impl LaneWords {
         prefetch::for_load(self.base.as_ptr().wrapping_add((1 + self.leaves + lane / 2) * LINE));
     }
 
+    /// Prefetches the cache line of a leaf, to change it.
+    #[inline(always)]
+    pub fn prefetch_leaf(&self, leaf: usize) {
+        prefetch::for_store(self.base.as_ptr().wrapping_add((1 + leaf) * LINE));
+    }
+
     /// Number of lanes.
     pub fn capacity(&self) -> usize {
         self.capacity
@@ -134,6 +140,8 @@ pub struct LaneTable {
     /// Holder and generation of each lane: see [`LaneHolder`].
     holders: Box<[AtomicU64]>,
     blocks: Mutex<LaneBlocks>,
+    /// Lane that was taken last: a hint.
+    last_taken: AtomicU32,
     wake: OwnedFd,
     dropped: DroppedArrivals,
 }
@@ -196,7 +204,8 @@ impl LaneTable {
             .map_err(|e| Error::system("cannot create an event descriptor", e))?;
         let holders = zeroed(capacity);
         let (blocks, dropped) = (Mutex::default(), DroppedArrivals::default());
-        Ok(LaneTable { words, generation, holders, blocks, wake, dropped })
+        let last_taken = AtomicU32::new(0);
+        Ok(LaneTable { words, generation, holders, blocks, last_taken, wake, dropped })
     }
 
     fn blocks(&self) -> MutexGuard<'_, LaneBlocks> {
@@ -360,8 +369,21 @@ impl LaneTable {
     }
 
     /// Owner: see [`Lanes::take_dirty`].
-    pub fn take_dirty(&self, rose: impl FnMut(usize)) -> bool {
-        self.words.lanes().take_dirty(rose)
+    pub fn take_dirty(&self, mut rose: impl FnMut(usize)) -> bool {
+        self.words.lanes().take_dirty(|lane| {
+            self.last_taken.store(lane as u32, Ordering::Relaxed);
+            rose(lane);
+        })
+    }
+
+    /// Owner, with dirty bits: prefetches them, and the lane that was taken last, which with few writes in flight is likely
+    /// to be the next one.
+    #[inline]
+    pub fn prefetch_dirty(&self) {
+        if let Some(leaf) = self.words.lanes().dirty_leaf() {
+            self.words.prefetch_leaf(leaf);
+            self.words.prefetch(self.last_taken.load(Ordering::Relaxed) as usize);
+        }
     }
 
     /// Owner: see [`Lanes::take_message`].

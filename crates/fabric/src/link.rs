@@ -397,6 +397,9 @@ pub trait Link: Send {
     /// A descriptor of the link was reported as readable: its next poll may look first where the last messages came from.
     fn expect_messages(&mut self) {}
 
+    /// A write to this peer follows soon: the link may prefetch.
+    fn expect_write(&mut self, _peer: Rank) {}
+
     /// Arms the link: from now on one of its descriptors becomes readable when [`Link::poll`] has work.
     /// Returns `false` if it has work already.
     fn prepare_sleep(&mut self) -> bool {

@@ -69,6 +69,12 @@ impl SharedEngine {
         self.lanes.has_dirty()
     }
 
+    /// Prefetches what a poll loads of the lanes that peers have raised. Without the lock.
+    #[inline]
+    pub fn prefetch_raised(&self) {
+        self.lanes.prefetch_dirty();
+    }
+
     /// Access of a waiting thread; drop it after the wait.
     pub fn access(&self) -> SharedEngineAccess<'_> {
         self.waiters.enter();

@@ -234,6 +234,14 @@ impl<E: Executor> Accelerator<E> {
         Ok(())
     }
 
+    /// Prefetches what the next query of a front end is likely to be.
+    #[inline]
+    pub(crate) fn prefetch_query(&self, index: usize) {
+        if let Some(Some(link)) = self.links.get(index) {
+            link.connection.prefetch_next();
+        }
+    }
+
     /// True with answers or an announcement to write to a front end.
     pub(crate) fn has_output(&self, index: usize) -> bool {
         self.links.get(index).and_then(Option::as_ref).is_some_and(Link::has_output)

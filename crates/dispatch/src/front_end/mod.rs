@@ -95,6 +95,14 @@ impl FrontEnd {
         }
     }
 
+    /// Prefetches what the next answer of a node is likely to be.
+    #[inline]
+    pub(crate) fn prefetch_answer(&self, node: NodeId) {
+        if let Some(link) = &self.links[node.place()] {
+            link.connection.prefetch_next();
+        }
+    }
+
     /// Validation of queries.
     pub(crate) fn admission(&self) -> &Arc<Admission> {
         &self.admission

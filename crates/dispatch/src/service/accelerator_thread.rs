@@ -9,7 +9,7 @@ use crate::connection::Connection;
 use crate::error::Result;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use weft_fabric::{Cause, Communicator, Event, Poison, QueueReceiver, Requests, Time, clock};
+use weft_fabric::{Cause, Communicator, Event, Poison, QueueReceiver, Rank, Requests, Time, clock};
 
 /// Losses of front ends that are kept for [`super::AcceleratorService::take_losses`].
 const MAX_LOSSES: usize = 64;
@@ -98,8 +98,12 @@ impl<E: Executor> AcceleratorThread<E> {
             }
             if busy {
                 self.sleeper.busy();
-            } else if self.idle(now) == Rest::Sleep {
-                self.sleep();
+                continue;
+            }
+            match self.idle(now) {
+                Rest::Poll => {}
+                Rest::Arrival => self.prefetch(),
+                Rest::Sleep => self.sleep(),
             }
         }
     }
@@ -108,6 +112,16 @@ impl<E: Executor> AcceleratorThread<E> {
     fn idle(&mut self, now: Time) -> Rest {
         let pairs = self.pairs.iter().map(|front_end| (&front_end.pair, &front_end.watched));
         self.sleeper.idle(now, pairs, || !self.receiver.is_empty())
+    }
+
+    /// Prefetches what the next turn is likely to take.
+    fn prefetch(&self) {
+        for FrontEndPair { index, pair, .. } in &self.pairs {
+            if pair.has_raised() {
+                pair.prefetch_raised();
+                self.accelerator.prefetch_query(*index);
+            }
+        }
     }
 
     /// Polls every connection: queries, batches, answers.
@@ -132,6 +146,10 @@ impl<E: Executor> AcceleratorThread<E> {
             if engine.has_unread() {
                 self.visits.again(watched);
             }
+            if !self.events.is_empty() {
+                // The answers.
+                engine.expect_write(Rank(1 - pair.rank().0));
+            }
             drop(engine);
             let polled = self.accelerator.poll(now, *index, &self.events, &mut self.requests);
             busy |= !self.events.is_empty();
@@ -141,7 +159,7 @@ impl<E: Executor> AcceleratorThread<E> {
                 let _ = pair.engine().submit(&mut self.requests);
             }
             if let Err(error) = &polled {
-                let rank = Some(weft_fabric::Rank(1 - pair.rank().0));
+                let rank = Some(Rank(1 - pair.rank().0));
                 pair.poison(Poison { kind: Cause::Protocol, rank, detail: error.to_string() });
             }
             if polled.is_err() || !self.accelerator.is_connected(*index) {

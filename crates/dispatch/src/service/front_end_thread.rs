@@ -14,7 +14,7 @@ use crate::ledger::{Counts, NodeId, Notice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
-use weft_fabric::{Cause, Communicator, Event, Poison, RegionKey, Requests, Time, clock};
+use weft_fabric::{Cause, Communicator, Event, Poison, Rank, RegionKey, Requests, Time, clock};
 
 /// Most submissions of a turn, so that answers do not wait long.
 const MAX_SUBMISSIONS: usize = 256;
@@ -114,8 +114,12 @@ impl<H: Handler> FrontEndThread<H> {
             }
             if busy {
                 self.sleeper.busy();
-            } else if self.idle(now) == Rest::Sleep {
-                self.sleep();
+                continue;
+            }
+            match self.idle(now) {
+                Rest::Poll => {}
+                Rest::Arrival => self.prefetch(),
+                Rest::Sleep => self.sleep(),
             }
         }
     }
@@ -126,6 +130,16 @@ impl<H: Handler> FrontEndThread<H> {
         // A full ledger takes no submissions before an answer.
         let takes = self.front_end.has_room();
         self.sleeper.idle(now, pairs, || takes && !self.submissions.receiver.is_empty())
+    }
+
+    /// Prefetches what the next turn is likely to take.
+    fn prefetch(&self) {
+        for Node { id, pair, .. } in &self.nodes {
+            if pair.has_raised() {
+                pair.prefetch_raised();
+                self.front_end.prefetch_answer(*id);
+            }
+        }
     }
 
     /// Takes the events of all nodes.
@@ -146,6 +160,10 @@ impl<H: Handler> FrontEndThread<H> {
             engine.poll(now, &mut self.events);
             if engine.has_unread() {
                 self.visits.again(&node.watched);
+            }
+            if !self.events.is_empty() {
+                // The queries of slots that are free now.
+                engine.expect_write(Rank(1 - node.pair.rank().0));
             }
             drop(engine);
             busy |= !self.events.is_empty();
@@ -177,7 +195,7 @@ impl<H: Handler> FrontEndThread<H> {
     /// Removes a node whose queries are sent elsewhere or fail.
     fn lose(&mut self, index: usize, cause: &str) {
         let Node { id, pair, .. } = &self.nodes[index];
-        let rank = Some(weft_fabric::Rank(1 - pair.rank().0));
+        let rank = Some(Rank(1 - pair.rank().0));
         pair.poison(Poison { kind: Cause::Protocol, rank, detail: cause.into() });
         // Fails if its poison was seen before.
         let _ = self.front_end.lose(*id);

@@ -22,6 +22,8 @@ const MAX_LOOKED_AT: usize = 8;
 pub(super) enum Rest {
     /// Polls again.
     Poll,
+    /// Polls again, since a message has arrived in one of few pairs, or an item in the queue.
+    Arrival,
     /// Sleeps.
     Sleep,
 }
@@ -118,9 +120,11 @@ impl Sleeper {
         if now.since(since) < self.config.spin {
             let all_mapped =
                 pairs.len() <= MAX_LOOKED_AT && pairs.clone().all(|(_, watched)| watched.is_mapped);
-            for _ in 0..if all_mapped { LOOKS } else { PAUSES } {
+            let (looks, found) =
+                if all_mapped { (LOOKS, Rest::Arrival) } else { (PAUSES, Rest::Poll) };
+            for _ in 0..looks {
                 if has_items() || pairs.clone().any(|(pair, _)| pair.has_raised()) {
-                    break;
+                    return found;
                 }
                 std::hint::spin_loop();
             }

@@ -304,6 +304,12 @@ impl Communicator {
         self.shared.has_raised()
     }
 
+    /// After [`Communicator::has_raised`] returned true: prefetches what the poll loads. Without the engine's lock.
+    #[inline]
+    pub fn prefetch_raised(&self) {
+        self.shared.prefetch_raised();
+    }
+
     /// A waiting thread's access to the engine, for [`crate::SharedDriver`] and patterns built on it.
     pub fn access(&self) -> SharedEngineAccess<'_> {
         self.shared.access()

@@ -17,6 +17,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
+use weft_control::Rank;
 
 /// Level-triggered readability. Miri supports edges only; no test sleeps on this descriptor there.
 const READABLE: EventFlags =
@@ -115,6 +116,14 @@ impl Engine {
     /// An event loop has reported [`Engine::descriptor`] as readable: the next poll may save a system call.
     pub fn expect_messages(&mut self) {
         self.links.iter_mut().for_each(|link| link.expect_messages());
+    }
+
+    /// A write to this peer follows soon, such as an answer: its link may prefetch.
+    #[inline]
+    pub fn expect_write(&mut self, peer: Rank) {
+        if let Some(path) = self.peers.get(peer.index()).and_then(|peer| peer.path.as_ref()) {
+            self.links[usize::from(path.link)].expect_write(peer);
+        }
     }
 
     /// Descriptor for an event loop: readable, after [`Engine::arm`] has returned `true`, as soon as the

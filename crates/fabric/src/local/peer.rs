@@ -22,6 +22,8 @@ pub(crate) struct LocalPeer {
     /// Lanes of the peer that this rank has raised; this rank is their only agent.
     raised: Vec<RaisedLane>,
     unmarked: UnmarkedLanes,
+    /// Leaf of the last lanes marked.
+    last_leaf: usize,
     wake: Arc<OwnedFd>,
     pub(super) link: DescriptorSocket,
     /// Received descriptors before their import, by key and serial.
@@ -97,7 +99,7 @@ impl LocalPeer {
         let (raised, regions, arrived) = (Vec::new(), RegionMap::default(), HashMap::new());
         let (words, wake) = (Arc::new(words), Arc::new(wake));
         let unmarked = UnmarkedLanes::default();
-        Ok(LocalPeer { regions, words, raised, unmarked, wake, link, arrived })
+        Ok(LocalPeer { regions, words, raised, unmarked, last_leaf: 0, wake, link, arrived })
     }
 
     /// Copies a page with the CPU; `None` if it is outside of a region, or if a region is not host memory.
@@ -129,6 +131,12 @@ impl LocalPeer {
         Some(())
     }
 
+    /// Prefetches the dirty bits that were set last, for the next raise.
+    #[inline]
+    pub fn prefetch_dirty_bits(&self) {
+        self.words.prefetch_leaf(self.last_leaf);
+    }
+
     /// [`LocalPeer::raise`] in a batch, of a write of `bytes` bytes. [`LocalPeer::mark_raised`] follows the last one.
     #[inline]
     pub fn raise_in_batch(&mut self, lane: Lane, bytes: u64) -> Option<()> {
@@ -144,6 +152,7 @@ impl LocalPeer {
     pub fn mark_raised(&mut self) {
         let UnmarkedLanes { leaves, count, .. } = std::mem::take(&mut self.unmarked);
         if count > 0 {
+            self.last_leaf = leaves[count - 1].0 as usize;
             let leaves = leaves[..count].iter().map(|&(leaf, lanes)| (leaf as usize, lanes));
             self.wake(self.words.lanes().set_all_dirty(leaves));
         }

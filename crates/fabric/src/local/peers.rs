@@ -269,6 +269,14 @@ impl LocalPeers {
         peer.raise_in_batch(work.lane, bytes).ok_or("it has no such lane")
     }
 
+    /// Prefetches for a write to a peer.
+    #[inline]
+    pub fn expect_write(&mut self, peer: Rank) {
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.prefetch_dirty_bits();
+        }
+    }
+
     /// Marks the lanes raised by [`LocalPeers::write_in_batch`].
     #[inline]
     pub fn mark_raised(&mut self) {

@@ -186,6 +186,10 @@ impl Link for ShmLink {
         self.local.mark_raised();
     }
 
+    fn expect_write(&mut self, peer: Rank) {
+        self.local.expect_write(peer);
+    }
+
     fn poll(&mut self, _now: Time, _sink: &mut Sink) {
         self.local.flush();
     }
