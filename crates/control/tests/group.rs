@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use weft_control::{Cause, Control, Error, Operation, PeerStatus, Poison, Rank, local_world};
 
 const LONG: Duration = Duration::from_secs(20);
-/// Bound on the detection of a loss, at every rank.
-const DETECTION: Duration = Duration::from_secs(2);
+/// Bound on the detection of a loss at every rank, on a busy machine: before silence would be one.
+const DETECTION: Duration = Duration::from_secs(10);
 
 /// Runs `work` on every rank at once and returns the results in rank order.
 fn each<T: Send>(world: &[Control], work: impl Fn(&Control) -> T + Sync) -> Vec<T> {

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use weft_control::{Config, Control, Error, Overrides};
 
 const SIZE: u32 = 3;
+/// Time limit for the detection of a loss on a busy machine: before silence, and before the end of a forked child.
+const IN_TIME: Duration = Duration::from_secs(6);
 
 struct RankProcess {
     child: Child,
@@ -122,7 +124,7 @@ fn a_killed_process_is_detected_in_time_and_the_others_continue() {
     ranks[2].signal(Signal::KILL);
     for survivor in &mut ranks[..2] {
         assert_eq!(survivor.line(), "Lost Some(2)");
-        assert!(start.elapsed() < Duration::from_secs(2));
+        assert!(start.elapsed() < IN_TIME);
     }
     for survivor in &mut ranks[..2] {
         assert_eq!(survivor.line(), "2 left");
@@ -152,7 +154,7 @@ fn a_killed_process_whose_child_lives_on_is_detected_in_time() {
     ranks[2].signal(Signal::KILL);
     for survivor in &mut ranks[..2] {
         assert_eq!(survivor.line(), "Lost Some(2)");
-        assert!(start.elapsed() < Duration::from_secs(2));
+        assert!(start.elapsed() < IN_TIME);
     }
     for survivor in &mut ranks[..2] {
         assert_eq!(survivor.line(), "2 left");

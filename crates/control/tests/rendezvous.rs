@@ -114,7 +114,7 @@ fn a_replayed_handshake_is_refused() {
         [hello, frame(&mut dialer).unwrap()]
     });
     let mut tricked = config(1, 2, tapped);
-    tricked.connect_timeout = Duration::from_secs(1);
+    tricked.connect_timeout = Duration::from_secs(3);
     let tricked = std::thread::spawn(move || Control::connect(tricked));
     let [hello, proof] = tap.join().unwrap();
     let mut replay = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -138,7 +138,7 @@ fn frame(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
 
 #[test]
 fn the_errors_of_waiting_ranks_name_the_missing_ones() {
-    let (port, zero) = rank_0(4, |config| config.connect_timeout = Duration::from_millis(700));
+    let (port, zero) = rank_0(4, |config| config.connect_timeout = Duration::from_secs(2));
     let one = std::thread::spawn(move || Control::connect(config(1, 4, port)));
     for waiting in [zero, one] {
         let error = waiting.join().unwrap().unwrap_err();
@@ -173,7 +173,7 @@ fn one_deadline_covers_all_phases_of_joining() {
     one.connect_timeout = TIME;
     let begin = Instant::now();
     let error = Control::connect(one).unwrap_err();
-    assert!(begin.elapsed() < TIME + Duration::from_millis(1400), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < TIME + Duration::from_millis(2400), "{:?}", begin.elapsed());
     assert!(matches!(error, Error::Rendezvous { .. }), "{error}");
     assert!(zero.join().unwrap().is_err());
 }
@@ -253,7 +253,7 @@ fn a_flood_of_connections_delays_no_deadline() {
             matches!(&error, Error::Rendezvous { missing, .. } if missing == &[Rank(1)]),
             "{error}"
         );
-        assert!(start.elapsed() < patience + Duration::from_secs(2), "{:?}", start.elapsed());
+        assert!(start.elapsed() < patience + LONG / 2, "{:?}", start.elapsed());
     });
 }
 

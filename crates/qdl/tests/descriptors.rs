@@ -44,7 +44,7 @@ fn a_node_accepts_again_after_a_shortage_of_descriptors() {
     let (address, stop) = (node.address().to_string(), node.stop_flag());
     std::thread::scope(|scope| {
         let served = scope.spawn(|| node.serve());
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(500));
         let mut files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
         // One descriptor, for this end of a connection.
         files.pop();

@@ -143,7 +143,7 @@ fn an_absent_node_is_named_by_its_address() {
 
 #[test]
 fn a_front_end_that_asks_for_the_name_without_end_is_refused_by_the_node() {
-    let brief = End { patience: Duration::from_millis(200), ..end() };
+    let brief = End { patience: Duration::from_secs(1), ..end() };
     with_nodes_of(&["alpha"], brief, NodeConfig::HANDSHAKES, |addresses, counts| {
         let links = connect(addresses, &end()).unwrap();
         let since = Instant::now();

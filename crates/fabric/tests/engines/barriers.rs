@@ -55,8 +55,8 @@ fn a_barrier_that_timed_out_at_both_ranks_is_continued_by_both() {
             // Rank 0's first attempt ends before rank 1's begins.
             for turn in 0..2 {
                 if engine.rank().0 == turn {
-                    let short = Duration::from_millis(20);
-                    let ended = waiting(short, Duration::ZERO, |waiter| engine.barrier(waiter));
+                    let limit = if turn == 0 { Duration::from_millis(20) } else { PATIENCE };
+                    let ended = waiting(limit, Duration::ZERO, |waiter| engine.barrier(waiter));
                     // Rank 1 finds that rank 0 has entered, although it timed out.
                     let late = matches!(ended, Err(Error::Timeout { .. }));
                     assert_eq!(late, turn == 0, "{ended:?}");

@@ -2,7 +2,7 @@
 
 use crate::common::End;
 use crate::common::{
-    LOSS, PATIENCE, accept, by, config, ends, listen, pair, pair_on, providers, within_two_seconds,
+    LOSS, PATIENCE, accept, by, config, ends, in_time, listen, pair, pair_on, providers,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::Instant;
@@ -62,7 +62,7 @@ fn a_connection_that_ends_without_a_goodbye_poisons_its_pair_alone() {
         let (one, other) = ends(pair_on(&listener, provider));
         let (third, fourth) = ends(pair_on(&listener, provider));
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| within_two_seconds(|| one.wait(PATIENCE)));
+            let waiting = scope.spawn(|| in_time(|| one.wait(PATIENCE)));
             other.communicator.control().abandon();
             let error = waiting.join().unwrap().unwrap_err();
             assert!(
@@ -88,7 +88,7 @@ fn a_goodbye_ends_a_pair_in_peace_and_what_was_written_before_counts() {
         other.communicator.leave();
         drop(other);
         assert_eq!(one.receive().unwrap(), 7);
-        let error = within_two_seconds(|| one.wait(PATIENCE)).unwrap_err();
+        let error = in_time(|| one.wait(PATIENCE)).unwrap_err();
         assert!(matches!(&error, Error::Poisoned(Poison { kind: Cause::Left, .. })), "{error}");
     }
 }
@@ -99,7 +99,7 @@ fn a_poison_reaches_the_other_end_with_its_cause() {
         let (one, other) = ends(pair(provider));
         let cause = Poison { kind: Cause::User, rank: Some(Rank(1)), detail: "stop".into() };
         other.communicator.poison(cause.clone());
-        let error = within_two_seconds(|| one.wait(PATIENCE)).unwrap_err();
+        let error = in_time(|| one.wait(PATIENCE)).unwrap_err();
         assert!(matches!(&error, Error::Poisoned(poison) if *poison == cause), "{error}");
     }
 }

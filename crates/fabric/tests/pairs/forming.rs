@@ -1,6 +1,6 @@
 //! Pair formation among unknown connections: secrets, versions, garbage, dialers that stall, many dialers.
 
-use crate::common::{LOSS, PATIENCE, accept, by, config, listen, within_two_seconds};
+use crate::common::{LOSS, PATIENCE, accept, by, config, in_time, listen};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,7 +55,7 @@ fn ends_without_a_common_provider_are_refused_at_once_by_both_names() {
     for (here, there) in [(Shm, Tcp), (Tcp, Shm)] {
         let listener = listen(there);
         let config = config(&listener.address().to_string(), here);
-        let error = within_two_seconds(|| accepting(&listener, || connect(&config, by(2 * LOSS))));
+        let error = in_time(|| accepting(&listener, || connect(&config, by(2 * LOSS))));
         let error = error.map(drop).unwrap_err();
         let names = matches!(&error, Error::NoRoute { here: ours, there: theirs, .. }
             if *ours == here.name() && *theirs == there.name());
@@ -65,7 +65,7 @@ fn ends_without_a_common_provider_are_refused_at_once_by_both_names() {
     let listener = listen(Shm);
     let mut config = config(&listener.address().to_string(), Shm);
     config.settings.host_id = "another host".into();
-    let error = within_two_seconds(|| accepting(&listener, || connect(&config, by(2 * LOSS))));
+    let error = in_time(|| accepting(&listener, || connect(&config, by(2 * LOSS))));
     assert!(matches!(error.map(drop), Err(Error::NoRoute { .. })));
 }
 
@@ -161,7 +161,7 @@ fn a_listener_that_is_closed_refuses_and_its_pairs_stay() {
     let error = listener.try_accept().map(drop).unwrap_err();
     assert!(matches!(error, Error::Control(weft_control::Error::Closed)), "{error}");
     let late = config(&listener.address().to_string(), ProviderKind::Shm);
-    let error = connect(&late, by(LOSS / 10)).map(drop).unwrap_err();
+    let error = connect(&late, by(LOSS / 50)).map(drop).unwrap_err();
     assert!(error.to_string().contains("check that its process listens"), "{error}");
     std::thread::scope(|scope| {
         scope.spawn(|| one.echo(5).unwrap());
@@ -172,9 +172,9 @@ fn a_listener_that_is_closed_refuses_and_its_pairs_stay() {
 #[test]
 fn an_accept_ends_at_its_deadline_and_when_it_is_interrupted() {
     let listener = listen(ProviderKind::Shm);
-    let error = within_two_seconds(|| listener.accept(by(LOSS / 100), &mut || false));
+    let error = in_time(|| listener.accept(by(LOSS / 500), &mut || false));
     assert!(matches!(error.map(drop), Err(Error::Timeout { .. })));
-    let error = within_two_seconds(|| listener.accept(by(PATIENCE), &mut || true));
+    let error = in_time(|| listener.accept(by(PATIENCE), &mut || true));
     assert!(matches!(error.map(drop), Err(Error::Interrupted)));
 }
 

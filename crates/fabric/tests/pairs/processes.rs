@@ -1,6 +1,6 @@
 //! Pairs between processes: the test binary, run as a dialer.
 
-use crate::common::{End, PATIENCE, accept, by, config, listen, within_two_seconds};
+use crate::common::{End, PATIENCE, accept, by, config, in_time, listen};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use weft_fabric::pair::{Listener, connect};
@@ -49,7 +49,7 @@ fn signal(child: &Child, signal: libc::c_int) {
 
 #[test]
 fn a_stopped_process_is_silent_and_one_that_makes_no_call_is_not() {
-    const SHORT: Duration = Duration::from_millis(700);
+    const SHORT: Duration = Duration::from_millis(1500);
     for provider in [ProviderKind::Shm, ProviderKind::Tcp] {
         let mut config = config("127.0.0.1:0", provider);
         config.settings.silence_timeout = SHORT;
@@ -61,10 +61,10 @@ fn a_stopped_process_is_silent_and_one_that_makes_no_call_is_not() {
             ends.reverse();
         }
         // Neither this process nor the others make calls on a pair.
-        std::thread::sleep(4 * SHORT);
+        std::thread::sleep(2 * SHORT);
         ends.iter().for_each(|end| end.ask(3).unwrap());
         signal(&children[0], libc::SIGSTOP);
-        let error = within_two_seconds(|| ends[0].wait(PATIENCE)).unwrap_err();
+        let error = ends[0].wait(PATIENCE).unwrap_err();
         let Error::Poisoned(poison) = &error else { panic!("{error}") };
         assert_eq!((poison.kind, poison.rank), (Cause::Silent, Some(ends[0].peer())), "{error}");
         ends[1].ask(3).unwrap();
@@ -116,7 +116,7 @@ fn half_of_a_hundred_pairs_are_killed_and_the_other_half_goes_on() {
         let (lost, alive): (Vec<_>, Vec<_>) =
             ends.drain(..).partition(|(pid, _)| killed.contains(pid));
         assert_eq!((lost.len(), alive.len()), (50, 50));
-        within_two_seconds(|| {
+        in_time(|| {
             for (_, end) in &lost {
                 let error = end.wait(PATIENCE).unwrap_err();
                 assert!(

@@ -11,6 +11,8 @@ use weft_fabric::{
 };
 
 pub const GENERATION: Generation = Generation(3);
+/// Time limit for what ends at once, on a busy machine: below that of [`waiting`].
+pub const PROMPT: Duration = Duration::from_secs(10);
 
 /// Rank with a destination that is divided into a slot for each peer, and a source likewise.
 pub struct End {

@@ -1,10 +1,9 @@
 //! Valid and invalid frames of a connected peer.
 
-use crate::ends::{GENERATION, linked, waiting};
+use crate::ends::{GENERATION, PROMPT, linked, waiting};
 use crate::handmade::{Handmade, frame};
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 use weft_fabric::providers::TcpConfig;
 use weft_fabric::{Cause, Error, Page, Rank, RegionKey, clock};
 
@@ -61,7 +60,7 @@ fn what_was_not_granted_is_refused_before_memory_is_touched() {
         let (cause, after) = peer.poisoned();
         assert_eq!((cause.kind, cause.rank), (Cause::Lost, Some(Rank(1))), "{what}");
         assert!(cause.detail.contains("protocol violation"), "{what}: {}", cause.detail);
-        assert!(after < Duration::from_secs(2), "{what}: {after:?}");
+        assert!(after < PROMPT, "{what}: {after:?}");
         assert_eq!(peer.bytes(), vec![0; 300], "{what}");
         assert_eq!(peer.counters.refused_frames.load(Ordering::Relaxed), 1, "{what}");
         // Both connections are closed.

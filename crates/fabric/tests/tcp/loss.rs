@@ -1,10 +1,9 @@
 //! All kinds of peer loss.
 
-use crate::ends::{linked, soon, waiting};
+use crate::ends::{PROMPT, linked, soon, waiting};
 use crate::handmade::{Handmade, frame};
 use std::io::{Read, Write};
 use std::sync::Arc;
-use std::time::Duration;
 use weft_fabric::providers::TcpConfig;
 use weft_fabric::{Cause, Error, Page, Poison, Rank, clock};
 
@@ -17,7 +16,7 @@ fn a_peer_that_dies_within_a_write_is_named() {
     let (cause, after) = peer.poisoned();
     assert_eq!((cause.kind, cause.rank), (Cause::Lost, Some(Rank(1))));
     assert!(cause.detail.contains("in the middle of a write"), "{}", cause.detail);
-    assert!(after < Duration::from_secs(2), "{after:?}");
+    assert!(after < PROMPT, "{after:?}");
     assert_eq!(peer.engine.count(peer.counter, Rank(1)).unwrap(), 0);
 }
 
@@ -27,7 +26,7 @@ fn one_broken_stream_of_several_is_a_loss() {
     peer.streams.pop();
     let (cause, after) = peer.poisoned();
     assert_eq!((cause.kind, cause.rank), (Cause::Lost, Some(Rank(1))));
-    assert!(after < Duration::from_secs(2), "{after:?}");
+    assert!(after < PROMPT, "{after:?}");
 }
 
 #[test]
@@ -48,7 +47,7 @@ fn writes_toward_a_peer_that_dies_drain_with_its_loss() {
     peer.streams.clear();
     let (cause, after) = peer.poisoned();
     assert_eq!((cause.kind, cause.rank), (Cause::Lost, Some(Rank(1))));
-    assert!(after < Duration::from_secs(2), "{after:?}");
+    assert!(after < PROMPT, "{after:?}");
     assert!(peer.engine.is_drained(request));
     let memory = source.memory().clone();
     peer.engine.release(&source);

@@ -246,9 +246,9 @@ fn calls_come_in_order() {
 fn a_timeout_names_whom_it_waited_for() {
     for path in TransferPath::ALL {
         let group = Group::new(&config(path));
+        run(&group, 1, &plot(3), in_turn);
         let limit = Duration::from_millis(10);
         group.twins.iter().for_each(|twin| twin.set_limit(limit));
-        run(&group, 1, &plot(3), in_turn);
         let world = full(group.shape.config());
         let members = world.members(&group, 1, 0);
 
@@ -324,6 +324,7 @@ fn the_host_ends_a_wait() {
     members[1].send();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| members[0].receive());
+        group.until_entered(0, 1);
         thread::sleep(Duration::from_millis(20));
         group.abort(0);
         waiting.join().unwrap();

@@ -9,7 +9,7 @@ use weft_gpu::table::TABLE_BYTES;
 use weft_moe::Weighting;
 use weft_moe::device::{
     CombineOutputs, DeviceArea, DeviceConfig, DeviceLayout, DeviceShape, DispatchInputs,
-    DispatchOutputs, IdWidth, PlanLocation, Twin, TwinLaunch,
+    DispatchOutputs, IdWidth, PlanLocation, StateWord, Twin, TwinLaunch,
 };
 
 use crate::common::{Batch, run_expert};
@@ -120,6 +120,17 @@ impl Group {
         let word = self.records[rank].pointer.wrapping_add(128).cast::<u32>();
         // SAFETY: within the array, aligned, and an atomic for all.
         unsafe { AtomicU32::from_ptr(word) }.store(1, Ordering::Release);
+    }
+
+    /// Waits until calls of all phases to `phase` have begun on channel 0 of a new group.
+    pub fn until_entered(&self, rank: usize, phase: usize) {
+        let state = self.shape.at(0, DeviceArea::State) as usize;
+        let word = state + 4 * (StateWord::Entered as usize + phase);
+        let word = self.heaps[rank].pointer.wrapping_add(word).cast::<u32>();
+        // SAFETY: within the array, aligned, and an atomic for all.
+        while unsafe { AtomicU32::from_ptr(word) }.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
     }
 
     /// No group dies in silence, and no notice goes unread.
