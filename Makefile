@@ -143,17 +143,20 @@ test-python: build ## Python tests without PyTorch
 	$(call step,Python tests)
 	@$(BIN)/python -m pytest -q -m 'not torch'
 
-# Compilers of kernels use one core; they run beside the others, which often wait.
-COMPILED := tests/test_collective_kernels.py tests/test_fused_embedding_kernels.py tests/test_fused_gemm_compiled.py
+# Tests that compile or compute and depend on no time: at a lower priority, they use the cores while
+# the others wait.
+PATIENT := $(patsubst %,tests/test_%.py,bench_device bench_gpu_collectives bench_gpu_fused \
+	bench_gpu_fused_models bench_gpu_training collective_kernels fused_compile fused_embedding \
+	fused_embedding_kernels fused_gemm_compiled fused_gemv)
 
 .PHONY: test-torch
 test-torch: build $(STAMPS)/torch ## Python tests with PyTorch
 	$(call step,Python tests with PyTorch)
-	@$(BIN)/python -m pytest -q -m torch -p no:cacheprovider $(COMPILED) > $(STAMPS)/compiled.log 2>&1 & \
-		compiled=$$!; \
-		$(BIN)/python -m pytest -q -m torch $(COMPILED:%=--ignore=%); status=$$?; \
-		wait $$compiled || status=$$?; \
-		cat $(STAMPS)/compiled.log; exit $$status
+	@nice -n 5 $(BIN)/python -m pytest -q -m torch -p no:cacheprovider $(PATIENT) > $(STAMPS)/patient.log 2>&1 & \
+		patient=$$!; \
+		$(BIN)/python -m pytest -q -m torch $(PATIENT:%=--ignore=%); status=$$?; \
+		wait $$patient || status=$$?; \
+		cat $(STAMPS)/patient.log; exit $$status
 
 .PHONY: test-torch-suite
 test-torch-suite: build $(STAMPS)/torch ## torch's own tests of torch.distributed over Weft; four minutes

@@ -23,7 +23,7 @@ pytest.importorskip("triton")
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FOLDER / "fused_models.py"), "--device", "twin", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
 @pytest.mark.timeout(60)
@@ -41,7 +41,7 @@ def test_bad_input_is_rejected_before_a_rank_starts(arguments: list[str], messag
     assert message in done.stderr
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(520)
 def test_models_have_the_results_of_their_references(tmp_path: Path) -> None:
     if not hasattr(_native, "DeviceCollectives"):
         pytest.skip("needs a native module with DeviceCollectives; this one was built without")

@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from machine_code import Kernel
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(420)]
 
 #: Ranks, reduction, element and architecture; no reduction for kernels without arithmetic, and
 #: "transfers" for that of sends and receives.

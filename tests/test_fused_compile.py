@@ -13,7 +13,7 @@ import ranks
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(920)]
 
 pytest.importorskip("triton")
 
@@ -36,7 +36,7 @@ def results() -> list[dict[str, Any]]:
         "fused_compile_calls.calls",
         2,
         environment={"TRITON_INTERPRET": "1"},
-        timeout=220,
+        timeout=900,
         quiet=False,
     )
 

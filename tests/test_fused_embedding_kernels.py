@@ -8,7 +8,10 @@ import pytest
 
 import triton_code
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("triton_cache")]
+pytestmark = [
+    *(pytest.mark.torch, pytest.mark.timeout(420)),
+    pytest.mark.usefixtures("triton_cache"),
+]
 
 triton = pytest.importorskip("triton")
 

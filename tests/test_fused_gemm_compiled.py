@@ -9,7 +9,7 @@ import pytest
 import triton_code
 
 pytestmark = [
-    *(pytest.mark.torch, pytest.mark.timeout(180)),
+    *(pytest.mark.torch, pytest.mark.timeout(420)),
     pytest.mark.usefixtures("triton_cache"),
 ]
 

@@ -10,7 +10,7 @@ import ranks
 import triton_code
 
 pytestmark = [
-    *(pytest.mark.torch, pytest.mark.timeout(180)),
+    *(pytest.mark.torch, pytest.mark.timeout(320)),
     pytest.mark.usefixtures("triton_cache"),
 ]
 
@@ -20,7 +20,7 @@ triton = pytest.importorskip("triton")
 def run(worker: str, count: int, **arguments: Any) -> list[Any]:
     environment = {"TRITON_INTERPRET": "1"}
     call = f"fused_gemv_calls.{worker}"
-    return ranks.run(call, count, environment=environment, timeout=100, **arguments)
+    return ranks.run(call, count, environment=environment, timeout=300, **arguments)
 
 
 @pytest.fixture(scope="module", params=[2, 4])
