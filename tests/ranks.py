@@ -30,7 +30,7 @@ def run(
     ranks: int = 4,
     transport: str = "shm",
     *,
-    timeout: float = 50,
+    timeout: float = 100,
     environment: dict[str, str] | None = None,
     quiet: bool = True,
     options: Sequence[str] = (),

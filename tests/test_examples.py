@@ -61,7 +61,7 @@ def test_the_example_prints_what_the_page_shows(
         pytest.importorskip("triton")
     command = [part for word in words for part in programs.get(word, [word])]
     result = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout == shown
@@ -75,7 +75,7 @@ def test_the_code_of_the_front_page_runs(tmp_path: Path) -> None:
         [sys.executable, "-m", "weft", "run", "-n", "4", "--", sys.executable, str(program)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
     )
     assert result.returncode == 0, result.stderr

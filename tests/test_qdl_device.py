@@ -163,12 +163,12 @@ def test_a_front_end_that_leaves_while_a_batch_runs_costs_no_other_its_answers()
 
     with Accelerator(model, inputs=[VECTOR], outputs=[VECTOR], device="cpu", max_batch=1) as node:
         impatient = threading.Thread(
-            target=ask, args=([node.address], vectors(1)), kwargs={"deadline": 0.2}
+            target=ask, args=([node.address], vectors(1)), kwargs={"deadline": 1.0}
         )
         impatient.start()
         assert runs.wait(20)
         later = vectors(9)[1:]
-        goes_on_later = threading.Timer(1.0, goes_on.set)
+        goes_on_later = threading.Timer(2.0, goes_on.set)
         goes_on_later.start()
         found = ask([node.address], later)
         impatient.join()
@@ -212,7 +212,7 @@ def test_a_node_that_stops_while_batches_run_ends(raised: list[str]) -> None:
     node = Accelerator(model, inputs=[VECTOR], outputs=[VECTOR], device="cpu", max_batch=1)
     node.start()
     asked = threading.Thread(
-        target=ask, args=([node.address], vectors(3)), kwargs={"deadline": 0.5}
+        target=ask, args=([node.address], vectors(3)), kwargs={"deadline": 2.0}
     )
     asked.start()
     # One thread is in the model, the other one waits for its turn.

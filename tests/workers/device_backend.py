@@ -268,15 +268,23 @@ def coalesced() -> dict[str, Any]:
     return found
 
 
+def wait_for(file: Path) -> None:
+    """Wait until a file exists."""
+    while not file.exists():
+        time.sleep(0.01)
+
+
 def late() -> list[str]:
     """Errors of both ranks after rank 1 came too late to an operation."""
     rank, _ = begin()
-    group = distributed.new_group(timeout=timedelta(seconds=1.5))
+    group = distributed.new_group(timeout=timedelta(seconds=4))
     distributed.all_reduce(torch.ones(1), group=group)
     distributed.barrier()
+    expired = Path(os.environ["TEST_RESULTS"], "expired")
     if rank == 1:
-        time.sleep(3)
+        wait_for(expired)
     errors = [message(lambda: distributed.all_reduce(torch.ones(2), group=group)) for _ in range(2)]
+    expired.touch()
     errors.append(message(lambda: distributed.barrier(group=group)))
     distributed.barrier()
     distributed.destroy_process_group()
@@ -307,6 +315,7 @@ def ended(how: str) -> dict[str, Any]:
     done = distributed.all_reduce(value, group=group, async_op=True)
     distributed.barrier()
     found: dict[str, Any] = {}
+    has_ended = Path(os.environ["TEST_RESULTS"], "ended")
     if rank == 0:
 
         def wait() -> None:
@@ -322,8 +331,9 @@ def ended(how: str) -> dict[str, Any]:
             distributed.destroy_process_group(group)
         thread.join(20)
         found["seconds"] = time.monotonic() - began
+        has_ended.touch()
     else:
-        time.sleep(3)
+        wait_for(has_ended)
         found["error"] = message(lambda: distributed.all_reduce(torch.ones(4), group=group))
     found["kept"] = [done.wait(), done.is_completed(), done.get_future().value()[0].sum().item()]
     distributed.destroy_process_group()

@@ -61,7 +61,7 @@ def attempt(
     ended.set()
     thread.join()
     # Threads that were joined may be visible for a moment.
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 20
     while any(a > b for a, b in zip(held(), before, strict=True)) and time.monotonic() < deadline:
         time.sleep(0.01)
     left = [a - b for a, b in zip(held(), before, strict=True)]
@@ -78,6 +78,14 @@ def is_within(thread: int, module: ModuleType) -> bool:
     return False
 
 
+def meet(place: Place) -> None:
+    """Wait until all ranks but the last one have begun."""
+    Path(place.directory, f"begun-{place.rank}").touch()
+    for rank in range(place.ranks - 1):
+        while not Path(place.directory, f"begun-{rank}").exists():
+            time.sleep(0.01)
+
+
 def wait_for_others(place: Place) -> None:
     """Wait until the attempts of all ranks but the last one have ended."""
     for rank in range(place.ranks - 1):
@@ -89,7 +97,9 @@ def absent_in_init(place: Place) -> Any:
     """The last rank comes after the timeout of the others; then all form the group again."""
     if place.rank == place.ranks - 1:
         wait_for_others(place)
-    found = attempt(place, lambda: place.join(timeout=1.5))
+    else:
+        meet(place)
+    found = attempt(place, lambda: place.join(timeout=4.5))
     place.join()
     value = torch.ones(2)
     distributed.all_reduce(value)
@@ -126,7 +136,7 @@ def absent_in_split(place: Place) -> Any:
     if place.rank == place.ranks - 1:
         wait_for_others(place)
         return None
-    return attempt(place, lambda: split(place, 1.5))
+    return attempt(place, lambda: split(place, 4.5))
 
 
 def split(place: Place, seconds: float) -> Any:

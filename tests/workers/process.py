@@ -45,7 +45,7 @@ def fork() -> dict[str, Any]:
 
 
 #: A child that has not ended by then hangs.
-CHILD_SECONDS = 5.0
+CHILD_SECONDS = 30.0
 
 
 def fork_while_waiting(drop: bool) -> dict[str, Any]:
@@ -134,8 +134,9 @@ def interrupt(wait: str) -> list[float]:
         if communicator.rank == 0:
             with interrupted(0.3) as took:
                 waits[wait]()
+            communicator.signal(1, counter)
         else:
-            time.sleep(1.5)
+            counter.wait({0: 1}, timeout=LONG_SECONDS)
         if wait != "all_gather":
             communicator.barrier()
         return took
@@ -144,11 +145,14 @@ def interrupt(wait: str) -> list[float]:
 def construct(communicator: weft.Communicator) -> list[float]:
     """Ctrl-C while rank 0 waits for rank 1 to make the same all-to-all."""
     took: list[float] = []
+    counter = communicator.counter()
+    communicator.share([], [counter])
     if communicator.rank == 0:
         with interrupted(0.3) as took:
             AllToAll(communicator, experts=2, top_k=1, hidden=4, max_tokens=4, timeout=LONG_SECONDS)
+        communicator.signal(1, counter)
     else:
-        time.sleep(1.5)
+        counter.wait({0: 1}, timeout=LONG_SECONDS)
     return took
 
 

@@ -178,7 +178,7 @@ def ended() -> dict[str, Any]:
             # The call waits for the other ranks now.
             time.sleep(0.5)
             again.close()
-            thread.join(0.5)
+            thread.join(60)
         else:
             time.sleep(1.0)
             in_use.append(reduced(tensor))
