@@ -326,10 +326,10 @@ def test_samples_stay_in_memory_until_nodes_have_returned_them(tmp_path: Path) -
 
 
 def test_queries_that_are_late_fail_and_are_counted(tmp_path: Path) -> None:
-    with nodes("--work 0.02 --max-batch 1") as options:
+    with nodes("--work 0.1 --max-batch 1") as options:
         found = run(
             *("frontend", *options, "--scenario", "Offline", "--target-qps", "50"),
-            *("--duration", "0.4", "--min-queries", "20", "--deadline", "0.2"),
+            *("--duration", "0.4", "--min-queries", "20", "--deadline", "1"),
             *("--bytes", str(BYTES), "--logs", str(tmp_path)),
             status=1,
         )
