@@ -23,7 +23,7 @@ fn was_killed(outcome: &Result<(), String>, rank: u32) -> bool {
 #[test]
 fn a_rank_that_stays_stopped_is_killed() {
     let Some(rank) = process_rank() else {
-        let limits = Limits { total: Duration::from_secs(2), ..Limits::default() };
+        let limits = Limits { total: Duration::from_secs(6), ..Limits::default() };
         let ended = outcomes(limits, "a_rank_that_stays_stopped_is_killed");
         assert_eq!(ended[0], Ok(()));
         return assert!(was_killed(&ended[1], 1), "{ended:?}");

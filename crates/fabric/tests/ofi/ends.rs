@@ -51,15 +51,21 @@ fn what_was_posted_arrives_although_its_sender_leaves_at_once() {
 fn a_link_closes_at_once_when_its_peers_have_left() {
     let name = "ends::a_link_closes_at_once_when_its_peers_have_left";
     on_ranks(name, 2, |provider, rank, gather| {
-        let mut member = join(rank, 2, config(provider), gather);
-        for round in 0..3 {
-            member.round(15, round).unwrap();
+        // A close waits for 1 s if peers have not left; a busy machine delays one close, not all.
+        let mut closes = [Duration::MAX; 3];
+        for close in &mut closes {
+            let mut member = join(rank, 2, config(provider), gather);
+            for round in 0..3 {
+                member.round(15, round).unwrap();
+            }
+            gather(Vec::new());
+            let begin = Instant::now();
+            drop(member);
+            *close = begin.elapsed();
+            gather(Vec::new());
         }
-        gather(Vec::new());
-        let begin = Instant::now();
-        drop(member);
-        assert!(begin.elapsed() < Duration::from_millis(900), "{provider}: {:?}", begin.elapsed());
-        gather(Vec::new());
+        let least = closes.iter().min().unwrap();
+        assert!(*least < Duration::from_millis(900), "{provider}: {closes:?}");
     });
 }
 
