@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use std::io::{Error as IoError, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd as _;
 
 /// Connects, from `source` if it is given, and returns a blocking stream. The inner error is the system's, or `TimedOut`
 /// if the deadline passed first.
@@ -41,7 +42,7 @@ pub(crate) fn connect(
 fn begin(address: &SocketAddr, source: Option<IpAddr>) -> rustix::io::Result<TcpStream> {
     let socket = socket(&address.ip())?;
     if let Some(source) = source {
-        net::bind(&socket, &SocketAddr::new(source, 0))?;
+        bind_source(&socket, source)?;
     }
     match net::connect(&socket, address) {
         Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket.into()),
@@ -54,8 +55,24 @@ fn begin(address: &SocketAddr, source: Option<IpAddr>) -> rustix::io::Result<Tcp
 /// # Errors
 /// Those of the system.
 pub(crate) fn check_source(source: IpAddr) -> std::io::Result<()> {
-    net::bind(&socket(&source)?, &SocketAddr::new(source, 0))?;
-    Ok(())
+    Ok(bind_source(&socket(&source)?, source)?)
+}
+
+/// Binds a socket to an address, and leaves the choice of its port to `connect`, which needs one that no other connection
+/// to the same listener has. The port of a plain `bind` is taken from all listeners.
+fn bind_source(socket: &OwnedFd, source: IpAddr) -> rustix::io::Result<()> {
+    let on: libc::c_int = 1;
+    // SAFETY: the descriptor is open, and the option reads one integer. Without the option `bind` chooses a port.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_BIND_ADDRESS_NO_PORT,
+            (&raw const on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        );
+    }
+    net::bind(socket, &SocketAddr::new(source, 0))
 }
 
 fn socket(of: &IpAddr) -> rustix::io::Result<OwnedFd> {
@@ -76,7 +93,8 @@ fn end(stream: TcpStream) -> std::io::Result<TcpStream> {
 pub(crate) mod tests {
     use super::*;
     use crate::{Error, Interrupt};
-    use std::net::TcpListener;
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::process::Command;
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
@@ -125,5 +143,50 @@ pub(crate) mod tests {
         drop((listener, stream));
         let refused = connect(&address, None, &deadline, "test").unwrap().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+    }
+
+    const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri has no sockets")]
+    fn a_bound_source_takes_no_port_before_it_connects() {
+        let bound = socket(&SOURCE).unwrap();
+        bind_source(&bound, SOURCE).unwrap();
+        let address: SocketAddr = net::getsockname(&bound).unwrap().try_into().unwrap();
+        assert_eq!(address, SocketAddr::new(SOURCE, 0));
+    }
+
+    /// In a network namespace whose hosts have one local port.
+    #[test]
+    #[cfg_attr(miri, ignore = "miri has no sockets")]
+    fn connections_of_one_source_to_two_listeners_share_a_port() {
+        let connected = std::thread::spawn(|| {
+            // SAFETY: it moves this thread alone, which ends with the test.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                return println!("skipped: {}", IoError::last_os_error());
+            }
+            // A child of this thread is in its namespace.
+            let loopback = Command::new("ip").args(["link", "set", "lo", "up"]).status();
+            if !loopback.is_ok_and(|status| status.success()) {
+                return println!("skipped: no program `ip` sets loopback up");
+            }
+            let range = "/proc/sys/net/ipv4/ip_local_port_range";
+            if let Err(error) = std::fs::write(range, "40001 40001") {
+                return println!("skipped: {range}: {error}");
+            }
+            let listeners = [50001, 50002].map(|port| {
+                TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap()
+            });
+            let deadline = Deadline::after(TIMEOUT, None);
+            let to = |listener: &TcpListener| {
+                let address = listener.local_addr().unwrap();
+                connect(&address, Some(SOURCE), &deadline, "test").unwrap()
+            };
+            let streams = listeners.each_ref().map(|listener| to(listener).unwrap());
+            let port = SocketAddr::new(SOURCE, 40001);
+            assert_eq!(streams.each_ref().map(|it| it.local_addr().unwrap()), [port; 2]);
+            assert_eq!(to(&listeners[0]).unwrap_err().kind(), ErrorKind::AddrNotAvailable);
+        });
+        connected.join().unwrap();
     }
 }
