@@ -134,6 +134,32 @@ def test_a_pair_of_two_guests_exchanges_messages(lab: Guests) -> None:
     assert answers == [2 * number for number in range(200)]
 
 
+def test_queries_take_the_nics_of_the_addresses_of_their_connections(lab: Guests) -> None:
+    port, absent = PORT + 2, "10.9.0.2"
+    first, second = (f"{address(0, network)}:{port}" for network in (0, 1))
+    cases = {
+        "first": first,
+        "second": second,
+        "second by source": f"{second}@{address(1, 1)}",
+        "both": f"{first}@{address(1, 0)},{second}@{address(1, 1)}",
+    }
+    arguments: dict[str, object] = {"port": port, "cases": cases, "absent": absent}
+    members = python_ranks(lab, "verbs.dispatch", arguments, {})
+    lab.finish(members, 120)
+    found = json.loads((lab.folder / "1").read_text(encoding="utf-8"))
+    sends = {case: [count > 0 for count in packets] for case, packets in found["packets"].items()}
+    only_second = [False, True]
+    assert sends == {
+        "first": [True, False],
+        "second": only_second,
+        "second by source": only_second,
+        "both": [True, True],
+    }
+    assert f"source {absent}: expected an address of an RDMA NIC: rxe0:1 has " in found["error"]
+    assert f"{address(1, 0)}" in found["error"]
+    assert f"{address(1, 1)}" in found["error"]
+
+
 @pytest.mark.parametrize(
     "environment", [{}, {"RDMAV_FORK_SAFE": "1"}], ids=["default", "fork-safe"]
 )

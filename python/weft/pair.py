@@ -155,7 +155,7 @@ def connect(
     Args:
         address: `host:port` of the listener.
         source: IP address of this host to connect from, for one of several NICs; by default the
-            system chooses.
+            system chooses. Over verbs the pair uses the RDMA NIC that has the address.
         secret: shared by both ends; by default WEFT_SECRET or WEFT_SECRET_FILE.
         providers: as for `listen`, which needs one of them, too.
         timeout: seconds, finite. Until then a listener that is not there yet is dialled again.
@@ -167,6 +167,8 @@ def connect(
         NoRouteError: no provider that both have reaches it.
         LimitError: this process has no descriptor left (`ulimit -n`).
         ConfigurationError: `source` is no IP address, or not one of this host.
+        ProviderError: verbs or ofi is among the providers, and no NIC has the address `source`; or
+            this host has no library or NIC.
     """
     expect(address, str, "address")
     names = _names(providers)

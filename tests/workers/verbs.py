@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -12,10 +13,13 @@ from typing import Any
 import numpy as np
 
 import weft
+from weft import qdl
 from workers import loss
 from workers.pairs import End
 from workers.process import exit_of
 
+#: NICs of a guest.
+NICS = ("rxe0", "rxe1")
 #: Bytes of a write; and those of one that a work request holds itself.
 LENGTH, SHORT = 20_000, 40
 
@@ -175,3 +179,61 @@ def pair(port: int, messages: int) -> list[int]:
                 answers.append(end.receive())
         formed.barrier()
         return answers
+
+
+def dispatch(port: int, cases: dict[str, str], absent: str) -> dict[str, Any]:
+    """Queries of rank 1 to the node of rank 0, which listens at all addresses, over verbs alone.
+
+    Further ranks return at once.
+
+    Args:
+        port: port of the node.
+        cases: addresses of the node, by the name of the case.
+        absent: address that is then given to this host, on no RDMA NIC.
+
+    Returns:
+        Packets that each NIC of rank 1 sends in each case, and the error of a connection from
+        `absent`.
+    """
+    done = Path(os.environ["TEST_RESULTS"], "done")
+    vector = qdl.Tensor("vector", "float32", (256,))
+    if int(os.environ["WEFT_RANK"]) > 1:
+        return {}
+    if os.environ["WEFT_RANK"] == "0":
+        with qdl.Accelerator(
+            lambda vectors: vectors + 1,
+            inputs=[vector],
+            outputs=[vector],
+            address=f"0.0.0.0:{port}",
+            provider="verbs",
+        ):
+            while not done.exists():
+                time.sleep(0.05)
+        return {}
+    queries = [[np.full(256, number, np.float32)] for number in range(300)]
+    packets = {}
+    try:
+        for case, nodes in cases.items():
+            before = [packets_sent(nic) for nic in NICS]
+            found = qdl.ask([nodes], queries, provider="verbs", slots=16)
+            answers = [np.frombuffer(answer[0], np.float32) for answer in found.answers if answer]
+            assert not found.failures, found.failures
+            assert [answer[0] for answer in answers] == list(range(1, 301))
+            packets[case] = [
+                packets_sent(nic) - count for nic, count in zip(NICS, before, strict=True)
+            ]
+        subprocess.run(["ip", "address", "add", f"{absent}/32", "dev", "lo"], check=True)
+        address = next(iter(cases.values()))
+        try:
+            weft.connect(address, source=absent, providers=["verbs"], timeout=10)
+        except weft.errors.ProviderError as error:
+            return {"packets": packets, "error": str(error)}
+    finally:
+        done.touch()
+    raise AssertionError("connected from an address without an RDMA NIC")
+
+
+def packets_sent(nic: str) -> int:
+    """Packets that an rxe device has sent."""
+    counter = Path(f"/sys/class/infiniband/{nic}/ports/1/hw_counters/sent_pkts")
+    return int(counter.read_text(encoding="ascii"))

@@ -45,6 +45,8 @@ pub(crate) struct PairDeviceConfig {
     pub local: IpAddr,
     /// Provider and NICs of libfabric that the ofi provider uses.
     pub ofi: OfiChoice,
+    /// NICs that the verbs provider uses.
+    pub verbs: VerbsChoice,
 }
 
 impl PairDeviceConfig {
@@ -57,7 +59,7 @@ impl PairDeviceConfig {
             devices: CopyBackend::default(),
             hostile: None,
             ofi: self.ofi.clone(),
-            verbs: None,
+            verbs: Some(self.verbs.clone()),
         }
     }
 }

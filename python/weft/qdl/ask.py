@@ -41,7 +41,7 @@ def ask(
     nodes: Sequence[str],
     queries: Sequence[Sequence[Any]],
     *,
-    provider: Literal["shm", "ofi", "tcp"] | None = None,
+    provider: Literal["shm", "verbs", "ofi", "tcp"] | None = None,
     slots: int = 1024,
     checksum: bool = False,
     deadline: float = 60.0,
@@ -53,7 +53,7 @@ def ask(
         nodes: addresses of nodes of one schema, each `host:port`, or several of one node with
             commas between them; `host:port@source` connects from that address of this host.
         queries: of each query its tensors, as bytes or as arrays of the node's element types.
-        provider: shm, ofi or tcp; by default the better of shm and tcp that reaches a node.
+        provider: shm, verbs, ofi or tcp; by default the better of shm and tcp that reaches a node.
         slots: most queries in flight to a node.
         checksum: verify every payload by a checksum.
         deadline: seconds after which a query without an answer fails.

@@ -32,6 +32,7 @@ use crate::connect::{check_source, connect};
 use crate::deadline::Deadline;
 use crate::dial::{self, DialTarget};
 use crate::handshake::{Identity, PAIR_MAGIC};
+use crate::resolve::resolve;
 use crate::secret::Key;
 pub use crate::tls::MaybeTlsStream;
 use crate::tls::Tls;
@@ -39,7 +40,7 @@ use crate::wire::FrameWriter;
 use crate::{Error, Interrupt, Operation, Rank, Result, Secret};
 use socket::FrameSocket;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs as _, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 /// Oldest and newest version of the pair protocol of this build.
@@ -52,6 +53,9 @@ pub const CONNECTOR: Rank = Rank(1);
 pub const MAX_DETAILS: usize = 3 << 10;
 /// Token by which a further connection to the listener belongs to a pair that is being formed.
 pub type StreamToken = [u8; 16];
+
+/// Pause before the route to a listener is looked up again.
+const ROUTE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Kind of the only frame of a further connection.
 const STREAM: u8 = 0x90;
@@ -104,33 +108,33 @@ impl PairSettings {
         Ok((host, port))
     }
 
-    /// Address of this host from which the listener is reached: `source`, or the system's choice. No packet is sent.
+    /// Address of this host from which the listener is reached: `source`, or the system's choice, which is retried until
+    /// the listener's name resolves and has a route. No packet is sent.
     ///
     /// # Errors
     /// As [`PairSettings::endpoint`]; [`Error::Variable`] for a source from which the listener cannot be reached;
-    /// [`Error::System`] without a route.
-    pub fn local_address(&self) -> Result<IpAddr> {
+    /// [`Error::Resolve`] and [`Error::System`] without an address and a route within `timeout`; [`Error::Interrupted`].
+    pub fn local_address(&self, timeout: Duration) -> Result<IpAddr> {
         let (host, port) = self.endpoint()?;
         if let Some(source) = self.source {
             self.check_source()?;
             return Ok(source);
         }
-        let local = || {
-            let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
-            for address in (host.as_str(), port.max(1)).to_socket_addrs()? {
-                let any: IpAddr = match address {
-                    SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-                    SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-                };
-                let socket = UdpSocket::bind((any, 0))?;
-                match socket.connect(address).and_then(|()| socket.local_addr()) {
-                    Ok(local) => return Ok(local.ip()),
-                    Err(error) => last = error,
-                }
+        let (deadline, name) =
+            (Deadline::after(timeout, self.interrupt.clone()), Operation::Connect.name());
+        loop {
+            let last = match resolve(&host, port.max(1), &deadline, name)? {
+                Ok(addresses) => match route(&addresses) {
+                    Ok(local) => return Ok(local),
+                    Err(error) => descriptor_error("finding the route to a listener", error),
+                },
+                Err(error) => Error::Resolve { host: host.clone(), problem: error.to_string() },
+            };
+            deadline.pause(ROUTE_PAUSE, name)?;
+            if deadline.expired() {
+                return Err(last);
             }
-            Err(last)
-        };
-        local().map_err(|source| descriptor_error("finding the route to a listener", source))
+        }
     }
 
     /// Checks that a listener with TLS of payloads has a certificate.
@@ -184,6 +188,23 @@ impl PairSettings {
         let (key, versions) = (Key::new(self.secret.as_ref()), PAIR_VERSIONS);
         Identity { rank, world_size: 2, key, versions, magic: PAIR_MAGIC }
     }
+}
+
+/// Address of this host from which the first of these that has a route is reached.
+fn route(addresses: &[SocketAddr]) -> io::Result<IpAddr> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
+    for address in addresses {
+        let any: IpAddr = match address {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = UdpSocket::bind((any, 0))?;
+        match socket.connect(address).and_then(|()| socket.local_addr()) {
+            Ok(local) => return Ok(local.ip()),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 fn refuse_payload_tls(lacks: bool, problem: &str, remedy: &str) -> Result<()> {

@@ -193,7 +193,7 @@ fn all_connections_come_from_the_source() {
     let address = listener.local_addr().unwrap();
     let source: IpAddr = "127.0.0.2".parse().unwrap();
     let settings = PairSettings { source: Some(source), ..settings(&address.to_string()) };
-    assert_eq!(settings.local_address().unwrap(), source);
+    assert_eq!(settings.local_address(TIMEOUT).unwrap(), source);
     std::thread::scope(|scope| {
         let dialed = scope.spawn(|| dial(&settings, b"", TIMEOUT).unwrap());
         let (accepted, from) = listener.accept().unwrap();
@@ -215,8 +215,8 @@ fn all_connections_come_from_the_source() {
         ("fe80::1", "link-local"),
     ] {
         let settings = absent(source);
-        for refused in [dial(&settings, b"", TIMEOUT).map(drop), settings.local_address().map(drop)]
-        {
+        let local = settings.local_address(TIMEOUT).map(drop);
+        for refused in [dial(&settings, b"", TIMEOUT).map(drop), local] {
             let error = refused.unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
@@ -226,6 +226,21 @@ fn all_connections_come_from_the_source() {
     let elsewhere = PairSettings { address: "192.0.2.1:1".into(), ..elsewhere };
     let error = dial(&elsewhere, b"", TIMEOUT).map(drop).unwrap_err().to_string();
     assert!(error.contains("cannot be reached from loopback"), "{error}");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
+fn the_route_to_a_listener_gives_the_local_address_and_is_awaited() {
+    let local = |address: &str, timeout| settings(address).local_address(timeout);
+    assert_eq!(local("127.0.0.7:1", TIMEOUT).unwrap(), IpAddr::V4(Ipv4Addr::LOCALHOST));
+    assert_eq!(local("[::1]:1", TIMEOUT).unwrap(), IpAddr::V6(Ipv6Addr::LOCALHOST));
+    let settings = PairSettings {
+        address: "no-such-host.invalid:1".into(),
+        secret: Some(Secret::new(b"apple".to_vec()).unwrap()),
+        ..settings("127.0.0.1:1")
+    };
+    let error = settings.local_address(Duration::from_millis(200)).unwrap_err();
+    assert!(matches!(error, Error::Resolve { .. }), "{error}");
 }
 
 #[test]

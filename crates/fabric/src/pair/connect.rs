@@ -1,10 +1,13 @@
 //! Connecting end of a pair.
 
 use super::PairConfig;
-use super::pending_pair::{PairIntroduction, PendingPair, decode_offer, left, name_descriptors};
+use super::pending_pair::{
+    PairIntroduction, PendingPair, decode_offer, left, name_descriptors, providers_of,
+};
 use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::providers::{NicAddress, VerbsChoice};
 use crate::types::{ProviderKind, Time};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -39,11 +42,15 @@ fn is_closed(error: &Error) -> bool {
 }
 
 fn attempt(config: &PairConfig, deadline: Time) -> Result<Communicator> {
-    let local = match config.providers.contains(&ProviderKind::Ofi) {
-        true => config.settings.local_address()?,
+    let is_over_nics =
+        |kind: &ProviderKind| [ProviderKind::Verbs, ProviderKind::Ofi].contains(kind);
+    let local = match providers_of(config)?.iter().any(is_over_nics) {
+        true => config.settings.local_address(left(deadline))?,
         false => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     };
-    let mut pending = PendingPair::new(CONNECTOR, config, local)?;
+    let select =
+        |choice: &VerbsChoice| NicAddress::of_connector(config.settings.source, local, choice);
+    let mut pending = PendingPair::new(CONNECTOR, config, local, select)?;
     let control = dial(&config.settings, &pending.details(), left(deadline))?;
     match reply(&mut pending, &control, config, deadline) {
         Ok(offer) => pending.finish(&offer, control, config, left(deadline)),

@@ -8,11 +8,12 @@
 
 use super::PairConfig;
 use super::pending_pair::{
-    PairIntroduction, PendingPair, encode_offer, name_descriptors, providers_of,
+    PairIntroduction, PendingPair, encode_offer, name_descriptors, providers_of, verbs_address,
 };
 use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::providers::{NicAddress, VerbsChoice};
 use crate::registry;
 use crate::types::Time;
 use crate::unproven::UnprovenConnections;
@@ -370,7 +371,8 @@ fn offer(incoming: IncomingConnection, details: &[u8], config: &PairConfig) -> R
     #[cfg(test)]
     tests::open_slowly();
     let local = incoming.local_address();
-    let mut pending = PendingPair::new(LISTENER, config, local)?;
+    let select = |_: &VerbsChoice| NicAddress::of_listener(local, &verbs_address(details)?);
+    let mut pending = PendingPair::new(LISTENER, config, local, select)?;
     let introduction = match pending.introduce(details) {
         no_route @ Err(Error::NoRoute { .. }) => no_route,
         introduced => Ok(introduced?),

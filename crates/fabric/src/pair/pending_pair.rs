@@ -12,6 +12,7 @@ use crate::group_control::PairMembers;
 use crate::local::WaitLimit;
 use crate::processors::{GroupProcessors, Processors};
 use crate::providers::tcp::Adoption;
+use crate::providers::{NicAddress, VerbsChoice};
 use crate::registry::{self, PairDeviceConfig};
 use crate::types::{CounterId, Generation, ProviderKind, Time};
 use std::net::{IpAddr, Ipv4Addr};
@@ -97,6 +98,12 @@ impl PairIntroduction {
     }
 }
 
+/// Address of the verbs link in an end's details, if it has one.
+pub(super) fn verbs_address(details: &[u8]) -> Option<Vec<u8>> {
+    let details = EndDetails::decode(details)?;
+    details.address.of(ProviderKind::Verbs).map(<[u8]>::to_vec)
+}
+
 /// Encodes the listener's offer: its details and its introduction.
 pub(super) fn encode_offer(details: &[u8], introduction: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -150,16 +157,28 @@ pub(super) struct PendingPair {
 }
 
 impl PendingPair {
-    /// This end, with an unconnected engine. `local`: its address of the control connection.
-    pub fn new(rank: Rank, config: &PairConfig, local: IpAddr) -> Result<PendingPair> {
+    /// This end, with an unconnected engine. `local`: its address of the control connection. `select`: address of the RDMA
+    /// NIC, for the choice of the environment.
+    pub fn new(
+        rank: Rank,
+        config: &PairConfig,
+        local: IpAddr,
+        select: impl FnOnce(&VerbsChoice) -> Option<NicAddress>,
+    ) -> Result<PendingPair> {
         let host_id = config.settings.host_id.clone();
         let adoption = Adoption::default();
+        let providers = providers_of(config)?;
+        let mut verbs = VerbsChoice::default();
+        if providers.contains(&ProviderKind::Verbs) {
+            verbs = VerbsChoice::from_env()?;
+            verbs.address = select(&verbs);
+        }
         let (adopted, ofi) = (adoption.clone(), config.ofi.clone());
         let device_config =
-            PairDeviceConfig { host_id: host_id.clone(), adoption: adopted, local, ofi };
+            PairDeviceConfig { host_id: host_id.clone(), adoption: adopted, local, ofi, verbs };
         let open = |kind: &ProviderKind| registry::open_pair(*kind, &device_config);
         let has_payload_tls = config.settings.tls.is_of_payloads();
-        let devices = providers_of(config)?.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let devices = providers.iter().map(open).collect::<Result<Vec<_>>>()?;
         let mut engine = Engine::new(config.engine.clone(), rank, 2, Generation(0), &devices)?;
         let barrier = engine.counter()?;
         engine.use_for_barriers(barrier);

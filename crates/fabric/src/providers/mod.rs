@@ -18,4 +18,4 @@ pub use hostile::{HostileConfig, HostileDevice};
 pub use ofi::{OfiChoice, OfiConfig, OfiDevice, OfiProvider};
 pub use shm::{ShmConfig, ShmDevice};
 pub use tcp::{TcpConfig, TcpDevice};
-pub use verbs::{VerbsChoice, VerbsConfig, VerbsDevice};
+pub use verbs::{NicAddress, VerbsChoice, VerbsConfig, VerbsDevice};

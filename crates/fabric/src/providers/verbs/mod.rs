@@ -12,7 +12,8 @@
 //! - `library.rs`, `sys.rs`, `objects.rs`: libibverbs, its C layouts, its objects with owners
 //! - `fork.rs`: registered memory of a process that forks
 //! - `gpu.rs`: memory of GPUs as NICs register it, and the flush of what they have written there
-//! - `nic.rs`: ports, their GIDs and limits, and the choice among them
+//! - `nic.rs`: ports, their GIDs and limits, and the choice among them; `nic_address.rs`: that of one connection;
+//!   `interfaces.rs`: addresses of ports of InfiniBand
 //! - `rail.rs`: one NIC of one group: completion queue, shared receives, keys
 //! - `pair.rs`, `chains.rs`: queue pair toward one peer, and its work requests in flight
 //! - `link/`, `peer.rs`, `region.rs`: one group's use of the device
@@ -22,10 +23,12 @@
 mod chains;
 mod fork;
 mod gpu;
+mod interfaces;
 mod library;
 mod link;
 mod names;
 mod nic;
+mod nic_address;
 mod objects;
 mod pair;
 mod peer;
@@ -38,6 +41,7 @@ mod wire;
 #[doc(hidden)]
 pub use gpu::{Flush, Gpus};
 pub use library::PATH as LIBRARY_PATH;
+pub use nic_address::NicAddress;
 #[doc(hidden)]
 pub use sys::layout;
 #[doc(hidden)]
@@ -106,6 +110,8 @@ impl OnDemandPaging {
 pub struct VerbsConfig {
     /// [`VerbsChoice::devices`].
     pub devices: Vec<String>,
+    /// [`VerbsChoice::address`].
+    pub address: Option<NicAddress>,
     /// [`VerbsChoice::gid_index`].
     pub gid_index: Option<u32>,
     /// [`VerbsChoice::traffic_class`].
@@ -140,6 +146,8 @@ pub struct VerbsChoice {
     /// NICs by name, or name and port (`mlx5_0:1`); port 1 without one. Empty: all active ports. The first
     /// NIC of a rank is connected with the first of its peers, and so on.
     pub devices: Vec<String>,
+    /// Address that selects one of these NICs, for the device of a pair. `None`: all.
+    pub address: Option<NicAddress>,
     /// Entry of the GID table, on each NIC. `None`: the first of RoCE v2 with an IPv4 address, else the first
     /// of RoCE v2; 0 on InfiniBand.
     pub gid_index: Option<u32>,
@@ -158,6 +166,7 @@ impl Default for VerbsChoice {
     fn default() -> Self {
         VerbsChoice {
             devices: Vec::new(),
+            address: None,
             gid_index: None,
             traffic_class: 0,
             service_level: 0,
@@ -198,6 +207,7 @@ impl VerbsChoice {
         })?;
         Ok(VerbsChoice {
             devices: get(DEVICES).map_or_else(Vec::new, split),
+            address: None,
             gid_index: number(GID_INDEX, 255)?,
             traffic_class: byte(TRAFFIC_CLASS, 255, default.traffic_class)?,
             service_level: byte(SERVICE_LEVEL, 15, default.service_level)?,
@@ -211,6 +221,7 @@ impl VerbsChoice {
         let choice = self.clone();
         VerbsConfig {
             devices: choice.devices,
+            address: choice.address,
             gid_index: choice.gid_index,
             traffic_class: choice.traffic_class,
             service_level: choice.service_level,

@@ -1,8 +1,11 @@
 //! NICs: ports of RDMA devices, their addresses and limits, and the choice among them.
 
+use super::interfaces::{SYSFS, addresses_of_port, interfaces};
 use super::library::Library;
 use super::objects::{Context, Result, device_names};
 use super::{DEVICES, GID_INDEX, ON_DEMAND_PAGING, OnDemandPaging, VerbsConfig, sys};
+use std::net::IpAddr;
+use std::path::Path;
 
 /// Entries of a GID table that are read at most: those that an address handle can name.
 const MAX_GIDS: i32 = 256;
@@ -19,6 +22,14 @@ pub struct Nic {
     pub network: u8,
     /// Entry of the GID table.
     pub gid: sys::GidEntry,
+    /// The entry is that of [`VerbsConfig::gid_index`].
+    pub has_fixed_gid: bool,
+    /// Entries of the GID table that are in use.
+    pub gids: Vec<sys::GidEntry>,
+    /// Addresses of the interfaces on a port of InfiniBand.
+    pub interfaces: Vec<IpAddr>,
+    /// Address that selected the NIC, if one did.
+    pub address: Option<IpAddr>,
     pub attributes: sys::PortAttr,
     pub limits: sys::DeviceAttr,
     /// The device pages regions of RDMA writes on demand.
@@ -102,7 +113,11 @@ struct Place<'a> {
 /// Reason why it cannot be used any more.
 pub fn renewed(context: &Context, nic: &Nic, gid_index: Option<u32>) -> Result<Nic> {
     let place = Place { device: &nic.device, port: nic.port, network: nic.network };
-    candidate(context, place, context.attributes()?, gid_index).nic
+    let renewed = candidate(context, place, context.attributes()?, gid_index).nic?;
+    let Some(address) = nic.address else { return Ok(renewed) };
+    renewed
+        .at(address)
+        .ok_or_else(|| format!("address {address}: gone; give the interface this address again"))
 }
 
 /// A port of an open device.
@@ -123,8 +138,25 @@ fn candidate(
         check(&attributes, limits.max_srq)?;
         let table = || format!("/sys/class/infiniband/{device}/ports/{port}/gids");
         let gid = choose_gid(&attributes, &gids, gid_index, table)?;
-        let device = device.clone();
-        Ok(Nic { device, port, network, gid, attributes, limits, on_demand_paging })
+        let interfaces = match attributes.link_layer {
+            sys::IBV_LINK_LAYER_INFINIBAND => {
+                addresses_of_port(Path::new(SYSFS), &device, port, &interfaces())
+            }
+            _ => Vec::new(),
+        };
+        Ok(Nic {
+            device: device.clone(),
+            port,
+            network,
+            gid,
+            has_fixed_gid: gid_index.is_some(),
+            gids,
+            interfaces,
+            address: None,
+            attributes,
+            limits,
+            on_demand_paging,
+        })
     });
     let (limits, attributes) = (Some(limits), attributes.ok());
     Candidate { device, port, limits, on_demand_paging, attributes, gid_entries, nic }
@@ -263,6 +295,10 @@ pub fn select(library: &'static Library, config: &VerbsConfig) -> Result<Vec<Nic
             .zip(0..)
             .map(|(name, network)| named(&candidates, name).map(|nic| Nic { network, ..nic }));
         named.collect::<Result<_>>()?
+    };
+    let nics = match &config.address {
+        Some(address) => address.select(nics, &config.devices)?,
+        None => nics,
     };
     let lacks_paging = |nic: &&Nic| !nic.on_demand_paging;
     if config.on_demand_paging == OnDemandPaging::Always

@@ -25,6 +25,7 @@ use super::sys;
 pub use gpus::{TwinGpuControls, TwinGpus};
 use network::{NicRecord, network};
 use std::ffi::{CString, c_int, c_uint};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -207,6 +208,12 @@ impl TwinNic {
     /// Name of the device.
     pub fn name(&self) -> String {
         self.0.name.to_string_lossy().into_owned()
+    }
+
+    /// IPv4 address of a port of RoCE, of which its preferred GID is made.
+    pub fn address(&self, port: u8) -> Ipv4Addr {
+        let [_, first, second, third] = self.0.number.to_be_bytes();
+        Ipv4Addr::new(first, second, third, port)
     }
 
     /// Number of its ports.
