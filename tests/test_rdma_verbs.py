@@ -141,6 +141,7 @@ def test_queries_take_the_nics_of_the_addresses_of_their_connections(lab: Guests
         "first": first,
         "second": second,
         "second by source": f"{second}@{address(1, 1)}",
+        "second by its route": f"{second}@auto",
         "both": f"{first}@{address(1, 0)},{second}@{address(1, 1)}",
     }
     arguments: dict[str, object] = {"port": port, "cases": cases, "absent": absent}
@@ -153,6 +154,7 @@ def test_queries_take_the_nics_of_the_addresses_of_their_connections(lab: Guests
         "first": [True, False],
         "second": only_second,
         "second by source": only_second,
+        "second by its route": only_second,
         "both": [True, True],
     }
     assert f"source {absent}: expected an address of an RDMA NIC: rxe0:1 has " in found["error"]

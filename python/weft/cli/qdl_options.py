@@ -200,7 +200,8 @@ def add_test(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ADDRESS[@SOURCE][,...]",
         help="node, with an address for each of its NICs; ADDRESS@SOURCE connects from an address"
-        " of this host (repeatable)",
+        " of this host, ADDRESS@auto from those of all NICs that reach ADDRESS, of the NUMA node of"
+        " --placement if there are any (repeatable)",
     )
     where.add_argument(
         "--in-process", action="store_true", help="the model in this process, for comparison"

@@ -10,6 +10,7 @@ import numpy as np
 from weft import _native
 from weft._environment import check_variables
 from weft.errors import ConfigurationError
+from weft.qdl.sources import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,8 @@ def ask(
 
     Args:
         nodes: addresses of nodes of one schema, each `host:port`, or several of one node with
-            commas between them; `host:port@source` connects from that address of this host.
+            commas between them; `host:port@source` connects from that address of this host,
+            `host:port@auto` from each that reaches it by its own interface.
         queries: of each query its tensors, as bytes or as arrays of the node's element types.
         provider: shm, verbs, ofi or tcp; by default the better of shm and tcp that reaches a node.
         slots: most queries in flight to a node.
@@ -69,7 +71,7 @@ def ask(
             f"deadline {deadline}, repeat {repeat}: expected more than 0, and at least 0"
         )
     answers, answered, failed, seconds = _native.qdl_ask(
-        list(nodes),
+        list(expanded(nodes)),
         [[as_bytes(tensor) for tensor in query] for query in queries],
         provider,
         slots,

@@ -13,7 +13,8 @@ from weft import _native, loadgen
 from weft._environment import check_variables
 from weft.errors import ConfigurationError
 from weft.qdl import description
-from weft.qdl.placement import Placement, here, place
+from weft.qdl.placement import NumaPlacement, Placement, here, place
+from weft.qdl.sources import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,8 +57,9 @@ class Test:
         scenario: SingleStream, MultiStream, Server or Offline.
         nodes: addresses of accelerator nodes; a node with several NICs may have several, with
             commas between them: a connection to each, with slots of its own; `host:port@source`
-            connects from that address of this host. Without any, the model runs in this process,
-            after one copy of each sample.
+            connects from that address of this host, `host:port@auto` from each that reaches it by
+            its own interface, on the NUMA node of `placement` if there is one. Without any node,
+            the model runs in this process, after one copy of each sample.
         sample_bytes: bytes of a sample: its tensors one after another.
         log_directory: directory of LoadGen's logs; made unless it exists.
         mode: performance, accuracy or submission (both).
@@ -141,9 +143,8 @@ class Test:
         """
         check_variables()
         self.log_directory.mkdir(parents=True, exist_ok=True)
-        addresses = [each for node in self.nodes for each in description.addresses_of(node)]
-        placement = place(self.placement, addresses=addresses) if self.nodes else None
-        described = self.to_json() | {"library": str(loadgen.built())}
+        resolved, placement = self._placed()
+        described = resolved.to_json() | {"library": str(loadgen.built())}
         if placement is not None:
             described["network"]["numa_node"] = placement.numa_node
         spec = json.dumps(described)
@@ -166,10 +167,21 @@ class Test:
         (outcome,) = ended
         if isinstance(outcome, BaseException):
             raise outcome
-        found = Outcome.from_json(self, json.loads(outcome))
+        found = Outcome.from_json(resolved, json.loads(outcome))
         if self.nodes:
-            description.write(self, found)
+            description.write(resolved, found)
         return found
+
+    def _placed(self) -> tuple[Test, NumaPlacement | None]:
+        """This test with the sources of `@auto`, and its placement."""
+        if not self.nodes:
+            return self, None
+        nodes = expanded(self.nodes)
+        addresses = [each for node in nodes for each in description.addresses_of(node)]
+        placement = place(self.placement, addresses=addresses)
+        if placement is not None:
+            nodes = expanded(self.nodes, placement.numa_node)
+        return dataclasses.replace(self, nodes=nodes), placement
 
     def to_json(self) -> dict[str, Any]:
         """As the native module takes it, without LoadGen's library."""
