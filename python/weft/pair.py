@@ -167,8 +167,8 @@ def connect(
         NoRouteError: no provider that both have reaches it.
         LimitError: this process has no descriptor left (`ulimit -n`).
         ConfigurationError: `source` is no IP address, or not one of this host.
-        ProviderError: verbs or ofi is among the providers, and no NIC has the address `source`; or
-            this host has no library or NIC.
+        ProviderError: verbs or ofi is among the providers, and this host has no library or NIC; or
+            no NIC has the address `source`, which efa does not look at.
     """
     expect(address, str, "address")
     names = _names(providers)

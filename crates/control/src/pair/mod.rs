@@ -198,8 +198,11 @@ fn route(addresses: &[SocketAddr]) -> io::Result<IpAddr> {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let socket = UdpSocket::bind((any, 0))?;
-        match socket.connect(address).and_then(|()| socket.local_addr()) {
+        let local = UdpSocket::bind((any, 0)).and_then(|socket| {
+            socket.connect(address)?;
+            socket.local_addr()
+        });
+        match local {
             Ok(local) => return Ok(local.ip()),
             Err(error) => last = error,
         }

@@ -7,7 +7,7 @@ use super::pending_pair::{
 use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use crate::providers::{NicAddress, VerbsChoice};
+use crate::providers::NicAddress;
 use crate::types::{ProviderKind, Time};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -42,15 +42,12 @@ fn is_closed(error: &Error) -> bool {
 }
 
 fn attempt(config: &PairConfig, deadline: Time) -> Result<Communicator> {
-    let is_over_nics =
-        |kind: &ProviderKind| [ProviderKind::Verbs, ProviderKind::Ofi].contains(kind);
-    let local = match providers_of(config)?.iter().any(is_over_nics) {
+    let local = match providers_of(config)?.contains(&ProviderKind::Ofi) {
         true => config.settings.local_address(left(deadline))?,
         false => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     };
-    let select =
-        |choice: &VerbsChoice| NicAddress::of_connector(config.settings.source, local, choice);
-    let mut pending = PendingPair::new(CONNECTOR, config, local, select)?;
+    let nic = config.settings.source.map(NicAddress::of_source);
+    let mut pending = PendingPair::new(CONNECTOR, config, local, nic)?;
     let control = dial(&config.settings, &pending.details(), left(deadline))?;
     match reply(&mut pending, &control, config, deadline) {
         Ok(offer) => pending.finish(&offer, control, config, left(deadline)),

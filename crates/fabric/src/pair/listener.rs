@@ -13,7 +13,7 @@ use super::pending_pair::{
 use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use crate::providers::{NicAddress, VerbsChoice};
+use crate::providers::NicAddress;
 use crate::registry;
 use crate::types::Time;
 use crate::unproven::UnprovenConnections;
@@ -371,8 +371,8 @@ fn offer(incoming: IncomingConnection, details: &[u8], config: &PairConfig) -> R
     #[cfg(test)]
     tests::open_slowly();
     let local = incoming.local_address();
-    let select = |_: &VerbsChoice| NicAddress::of_listener(local, &verbs_address(details)?);
-    let mut pending = PendingPair::new(LISTENER, config, local, select)?;
+    let nic = verbs_address(details).and_then(|theirs| NicAddress::of_listener(local, &theirs));
+    let mut pending = PendingPair::new(LISTENER, config, local, nic)?;
     let introduction = match pending.introduce(details) {
         no_route @ Err(Error::NoRoute { .. }) => no_route,
         introduced => Ok(introduced?),

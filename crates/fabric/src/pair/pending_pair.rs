@@ -157,21 +157,20 @@ pub(super) struct PendingPair {
 }
 
 impl PendingPair {
-    /// This end, with an unconnected engine. `local`: its address of the control connection. `select`: address of the RDMA
-    /// NIC, for the choice of the environment.
+    /// This end, with an unconnected engine. `local`: its address of the control connection. `nic`: that of its only RDMA
+    /// NIC.
     pub fn new(
         rank: Rank,
         config: &PairConfig,
         local: IpAddr,
-        select: impl FnOnce(&VerbsChoice) -> Option<NicAddress>,
+        nic: Option<NicAddress>,
     ) -> Result<PendingPair> {
         let host_id = config.settings.host_id.clone();
         let adoption = Adoption::default();
         let providers = providers_of(config)?;
         let mut verbs = VerbsChoice::default();
         if providers.contains(&ProviderKind::Verbs) {
-            verbs = VerbsChoice::from_env()?;
-            verbs.address = select(&verbs);
+            verbs = VerbsChoice { address: nic, ..VerbsChoice::from_env()? };
         }
         let (adopted, ofi) = (adoption.clone(), config.ofi.clone());
         let device_config =

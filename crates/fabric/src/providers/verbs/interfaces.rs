@@ -9,7 +9,8 @@ use std::ptr::null_mut;
 /// Directory of the kernel's description of this machine.
 pub const SYSFS: &str = "/sys";
 
-/// Addresses of the interfaces on a port, which the kernel numbers from 0.
+/// Addresses of the interfaces on a port, which the kernel numbers from 0. Interfaces of partitions (`ib0.8001`) and bonds
+/// are none of a port's.
 pub fn addresses_of_port(
     sysfs: &Path,
     device: &str,
@@ -38,14 +39,19 @@ pub fn interfaces() -> Vec<(String, IpAddr)> {
         // SAFETY: an entry of the list, whose name is a string and whose address is null or of its family.
         unsafe {
             let entry = &*next;
-            let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
-            found.extend(ip_address(entry.ifa_addr).map(|address| (name, address)));
+            let label = CStr::from_ptr(entry.ifa_name).to_string_lossy();
+            found.extend(ip_address(entry.ifa_addr).map(|it| (interface(&label).to_owned(), it)));
             next = entry.ifa_next;
         }
     }
     // SAFETY: the list came from the system and is not used any more.
     unsafe { libc::freeifaddrs(list) };
     found
+}
+
+/// Interface of an address by the label of that, which may have a suffix: `ib0:1`.
+fn interface(label: &str) -> &str {
+    label.split(':').next().unwrap_or(label)
 }
 
 /// # Safety
@@ -86,13 +92,13 @@ mod tests {
     fn a_port_has_the_addresses_of_the_interfaces_on_it() {
         let root = std::env::temp_dir().join(format!("weft-interfaces-{}", std::process::id()));
         let folder = root.join("class/infiniband/mlx5_0/device/net");
-        for (name, port) in [("ib0", "0\n"), ("ib0.8001", "0\n"), ("ib1", "1\n")] {
+        for (name, port) in [("ib0", "0\n"), ("ib1", "1\n")] {
             fs::create_dir_all(folder.join(name)).unwrap();
             fs::write(folder.join(name).join("dev_port"), port).unwrap();
         }
         let [one, two, three, four] = [1, 2, 3, 4].map(|it| IpAddr::from([10, 0, 0, it]));
-        let interfaces = [("ib0", one), ("eth0", two), ("ib1", three), ("ib0.8001", four)];
-        let interfaces = interfaces.map(|(name, address)| (name.to_owned(), address));
+        let interfaces = [("ib0", one), ("eth0", two), ("ib1", three), ("ib0:1", four)];
+        let interfaces = interfaces.map(|(label, address)| (interface(label).to_owned(), address));
         let of = |device, port| addresses_of_port(&root, device, port, &interfaces);
         assert_eq!(of("mlx5_0", 1), [one, four]);
         assert_eq!(of("mlx5_0", 2), [three]);

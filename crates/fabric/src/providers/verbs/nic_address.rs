@@ -1,13 +1,12 @@
 //! NIC of one connection: the one that has this end's address of the control connection.
 //!
-//! The connector decides, and the listener follows. A connector whose address is that of a NIC uses this NIC alone, and
-//! the listener the one that has the address at which it accepted the connection. A connector with several NICs, by
-//! [`super::DEVICES`] or because no NIC has its address, has the listener use all of its own.
+//! A connector with a source uses the NIC that has it alone, and marks it by the number of its network. The listener
+//! follows with the NIC that has the address at which it accepted the connection. Without the mark, both use all NICs.
 
 use super::nic::Nic;
 use super::objects::Result;
 use super::wire::VerbsAddress;
-use super::{DEVICES, VerbsChoice, sys};
+use super::{DEVICES, sys};
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Address by which a device selects one NIC: one of an entry of RoCE v2 in the NIC's GID table, or on InfiniBand of an
@@ -16,42 +15,39 @@ use std::net::{IpAddr, Ipv6Addr};
 pub struct NicAddress {
     /// Address of this host.
     pub address: IpAddr,
-    /// Without a NIC of this address, a device is refused; otherwise it has all NICs of the choice.
+    /// Without a NIC of this address, a device is refused; otherwise it has the first one of the choice.
     pub is_demanded: bool,
-    /// Number of the NIC's network.
-    pub network: u8,
 }
 
+/// Network of NICs that were selected by addresses. No host has as many NICs, so ends of which one has not selected share
+/// no network.
+const SELECTED: u8 = u8::MAX;
+
 impl NicAddress {
-    /// Selection of a connector: by its source, which a NIC must have; without one, by the address that the route to the
-    /// listener gives, unless the choice names devices.
-    pub fn of_connector(
-        source: Option<IpAddr>,
-        route: IpAddr,
-        choice: &VerbsChoice,
-    ) -> Option<NicAddress> {
-        let (address, is_demanded) = (source.unwrap_or(route), source.is_some());
-        let is_selected = is_demanded || choice.devices.is_empty();
-        is_selected.then_some(NicAddress { address, is_demanded, network: 0 })
+    /// Selection of a connector by its source.
+    pub fn of_source(address: IpAddr) -> NicAddress {
+        NicAddress { address, is_demanded: true }
     }
 
-    /// Selection of a listener at the local address of an accepted connection. `connector`: address of its link. `None`
-    /// if it has several NICs or is malformed, which its introduction reports.
+    /// Selection of a listener at the local address of an accepted connection, if the connector has selected. `connector`:
+    /// address of its link; a malformed one is reported by its introduction.
     pub fn of_listener(address: IpAddr, connector: &[u8]) -> Option<NicAddress> {
         let connector = VerbsAddress::decode(connector)?;
-        let [port] = &connector.ports[..] else { return None };
-        Some(NicAddress { address, is_demanded: false, network: port.network })
+        let has_selected = connector.ports.iter().any(|port| port.network == SELECTED);
+        has_selected.then_some(NicAddress { address, is_demanded: false })
     }
 
-    /// The NIC of the address among some, or all of them.
+    /// The NIC of the address among some.
     ///
     /// # Errors
     /// Reason why none has an address that is demanded.
     pub(super) fn select(&self, nics: Vec<Nic>, choice: &[String]) -> Result<Vec<Nic>> {
-        let Some(found) = nics.iter().find_map(|nic| nic.at(self.address)) else {
-            return if self.is_demanded { Err(self.missing(&nics, choice)) } else { Ok(nics) };
+        let found = match nics.iter().find_map(|nic| nic.at(self.address)) {
+            None if self.is_demanded => return Err(self.missing(&nics, choice)),
+            None => nics.into_iter().next(),
+            found => found,
         };
-        Ok(vec![Nic { network: self.network, ..found }])
+        Ok(found.into_iter().map(|nic| Nic { network: SELECTED, ..nic }).collect())
     }
 
     fn missing(&self, nics: &[Nic], choice: &[String]) -> String {
@@ -87,8 +83,12 @@ impl Nic {
         let all = of_gids.chain(self.interfaces.iter().copied());
         let is_link_local =
             |it: &IpAddr| matches!(it, IpAddr::V6(address) if address.is_unicast_link_local());
-        let mut addresses: Vec<IpAddr> = all.filter(|it| !is_link_local(it)).collect();
-        addresses.dedup();
+        let mut addresses: Vec<IpAddr> = Vec::new();
+        all.filter(|it| !is_link_local(it)).for_each(|it| {
+            if !addresses.contains(&it) {
+                addresses.push(it);
+            }
+        });
         addresses.into_iter()
     }
 }
@@ -140,30 +140,16 @@ mod tests {
     }
 
     #[test]
-    fn a_connector_demands_its_source_and_prefers_its_route_to_devices_that_nobody_named() {
-        let (source, route) = (FOREIGN, IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let named = VerbsChoice { devices: vec!["mlx5_0".into()], ..VerbsChoice::default() };
-        let of = NicAddress::of_connector;
-        for choice in [&VerbsChoice::default(), &named] {
-            let demanded = NicAddress { address: source, is_demanded: true, network: 0 };
-            assert_eq!(of(Some(source), route, choice), Some(demanded));
-        }
-        let preferred = NicAddress { address: route, is_demanded: false, network: 0 };
-        assert_eq!(of(None, route, &VerbsChoice::default()), Some(preferred));
-        assert_eq!(of(None, route, &named), None);
-    }
-
-    #[test]
     #[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
     fn each_address_selects_the_port_that_has_it_with_its_gid() {
         let twins = twins();
         for (twin, port) in [(0, 1), (1, 1), (1, 2)] {
             let address = IpAddr::V4(twins[twin].address(port));
-            let at = NicAddress { address, is_demanded: true, network: 7 };
+            let at = NicAddress::of_source(address);
             let device = device(&twins, Some(at)).unwrap();
             assert_eq!(names(&device), [format!("{}:{port}", twins[twin].name())]);
             let ports = link_address(&device).ports;
-            assert_eq!((ports.len(), ports[0].network), (1, 7));
+            assert_eq!((ports.len(), ports[0].network), (1, SELECTED));
             assert_eq!(
                 ports[0].gid,
                 Gid(Ipv4Addr::to_ipv6_mapped(&twins[twin].address(port)).octets())
@@ -179,7 +165,7 @@ mod tests {
         let local = *found.gids.iter().find(|it| is_v2(it)).unwrap();
         assert_ne!(local.gid, found.gid.gid, "the preferred GID is another one");
         let address = address_of(&local);
-        let at = NicAddress { address, is_demanded: true, network: 0 };
+        let at = NicAddress::of_source(address);
         let device = device(&twins, Some(at)).unwrap();
         assert_eq!(link_address(&device).ports[0].gid, local.gid);
         // A fixed entry of the table stays.
@@ -205,11 +191,10 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
-    fn an_address_that_no_nic_has_is_refused_with_theirs_or_leaves_all_nics() {
+    fn a_source_that_no_nic_has_is_refused_with_the_addresses_of_all() {
         let twins = twins();
-        let at = |is_demanded| NicAddress { address: FOREIGN, is_demanded, network: 0 };
-        assert_eq!(names(&device(&twins, Some(at(false))).unwrap()).len(), 3);
-        let refused = device(&twins, Some(at(true))).map(drop).unwrap_err().to_string();
+        let at = NicAddress::of_source(FOREIGN);
+        let refused = device(&twins, Some(at)).map(drop).unwrap_err().to_string();
         let has = |twin: &TwinNic, port| {
             format!("{}:{port} has {}", twin.name(), twin.address(port as u8))
         };
@@ -222,23 +207,29 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
-    fn a_listener_follows_a_connector_with_one_nic_and_uses_all_for_one_with_several() {
+    fn a_listener_selects_if_and_only_if_the_connector_has() {
         let (here, there) = (twins(), twins());
         let local = IpAddr::V4(here[1].address(2));
         let source = IpAddr::V4(there[0].address(1));
-        let at = NicAddress::of_connector(Some(source), FOREIGN, &VerbsChoice::default());
-        let connector = link_address(&device(&there, at).unwrap());
+        let at = NicAddress::of_source(source);
+        let connector = link_address(&device(&there, Some(at)).unwrap());
         let at = NicAddress::of_listener(local, &connector.encode()).unwrap();
         let listener = device(&here, Some(at)).unwrap();
         assert_eq!(names(&listener), [format!("{}:2", here[1].name())]);
         assert_eq!(link_address(&listener).shared_ports(&connector), [(0, 0)]);
-
-        let several = link_address(&device(&there, None).unwrap());
-        assert_eq!(NicAddress::of_listener(local, &several.encode()), None);
-        assert_eq!(NicAddress::of_listener(local, b"another version"), None);
         // The first NIC of a listener whose address is that of no NIC.
         let at = NicAddress::of_listener(FOREIGN, &connector.encode());
-        let listener = link_address(&device(&here, at).unwrap());
-        assert_eq!(listener.shared_ports(&connector), [(0, 0)]);
+        let listener = device(&here, at).unwrap();
+        assert_eq!(names(&listener), [format!("{}:1", here[0].name())]);
+        assert_eq!(link_address(&listener).shared_ports(&connector), [(0, 0)]);
+        // One that has not selected, such as an earlier version, shares no NIC.
+        let all = link_address(&device(&here, None).unwrap());
+        assert_eq!(all.shared_ports(&connector), []);
+
+        for twins in [&there[..1], &there[..]] {
+            let connector = link_address(&device(twins, None).unwrap());
+            assert_eq!(NicAddress::of_listener(local, &connector.encode()), None);
+        }
+        assert_eq!(NicAddress::of_listener(local, b"another version"), None);
     }
 }
