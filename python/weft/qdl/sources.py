@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import logging
 import socket
 import struct
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from weft import _native
@@ -18,9 +20,10 @@ from weft.qdl import description, placement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 __all__ = ["AUTO", "Source", "expanded", "near", "reaching", "route"]
+
+logger = logging.getLogger("weft.qdl")
 
 #: Behind an address: from all addresses of this host that reach it, near ones alone if there are.
 AUTO: Final = "@auto"
@@ -38,6 +41,9 @@ HEADER: Final = struct.Struct("=IHHII")
 #: Family, prefixes of destination and source, service, table, protocol, scope, type, flags.
 ROUTE: Final = struct.Struct("=8BI")
 ATTRIBUTE: Final = struct.Struct("=HH")
+#: States of IPv6 addresses (linux/if_addr.h) that end or do not begin: temporary, duplicate,
+#: deprecated, tentative.
+UNSTABLE: Final = 0x01 | 0x08 | 0x20 | 0x40
 
 
 class Source(NamedTuple):
@@ -74,12 +80,20 @@ def expanded(
             return [address]
         listener = address.removesuffix(AUTO)
         found = near(reaching(listener, numa_nodes), numa_node)
+        if not found:
+            logger.warning(
+                "%s: no interface of this host that reaches it by itself; one connection, from the "
+                "address that the system chooses",
+                address,
+            )
         return [f"{listener}@{source.address}" for source in found] or [listener]
 
-    return tuple(
-        ",".join(text for address in description.addresses_of(node) for text in each(address))
-        for node in nodes
-    )
+    def all_of(node: str) -> str:
+        texts = (text for address in description.addresses_of(node) for text in each(address))
+        # A source may also be named.
+        return ",".join(dict.fromkeys(texts))
+
+    return tuple(map(all_of, nodes))
 
 
 def near(sources: Sequence[Source], numa_node: int | None) -> list[Source]:
@@ -102,13 +116,34 @@ def reaching(listener: str, numa_nodes: Mapping[str, int | None]) -> list[Source
     except (OSError, ValueError):
         return []
     sources: dict[str, Source] = {}
+    unstable = _unstable()
     for text, interface in description.interfaces().items():
         own = ipaddress.ip_address(text)
-        if own.version != to.version or own.is_loopback or own.is_link_local:
+        if own.version != to.version or own.is_loopback or own.is_link_local or text in unstable:
             continue
-        if interface not in sources and route(to, own) == interface:
+        if interface in sources or _lacks_carrier(interface):
+            continue
+        if route(to, own) == interface:
             sources[interface] = Source(text, interface, numa_nodes.get(interface))
     return list(sources.values())
+
+
+def _unstable() -> set[str]:
+    found = set()
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+            digits, _, _, _, flags, _ = line.split()
+            if int(flags, 16) & UNSTABLE:
+                found.add(str(ipaddress.IPv6Address(bytes.fromhex(digits))))
+    return found
+
+
+def _lacks_carrier(interface: str) -> bool:
+    """True for an interface without a cable, whose routes the system keeps."""
+    with contextlib.suppress(OSError):
+        carrier = placement.SYSFS / "class/net" / interface / "carrier"
+        return carrier.read_text(encoding="ascii").strip() == "0"
+    return False
 
 
 def route(
