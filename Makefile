@@ -153,10 +153,12 @@ PATIENT := $(patsubst %,tests/test_%.py,bench_device bench_gpu_collectives bench
 test-torch: build $(STAMPS)/torch ## Python tests with PyTorch
 	$(call step,Python tests with PyTorch)
 	@nice -n 5 $(BIN)/python -m pytest -q -m torch -p no:cacheprovider $(PATIENT) > $(STAMPS)/patient.log 2>&1 & \
-		patient=$$!; \
-		$(BIN)/python -m pytest -q -m torch $(PATIENT:%=--ignore=%); status=$$?; \
+		patient=$$!; status=0; \
+		trap 'kill $$patient 2> /dev/null || :; cat $(STAMPS)/patient.log' EXIT; \
+		trap 'exit 143' TERM; \
+		$(BIN)/python -m pytest -q -m torch $(PATIENT:%=--ignore=%) || status=$$?; \
 		wait $$patient || status=$$?; \
-		cat $(STAMPS)/patient.log; exit $$status
+		exit $$status
 
 .PHONY: test-torch-suite
 test-torch-suite: build $(STAMPS)/torch ## torch's own tests of torch.distributed over Weft; four minutes
