@@ -17,7 +17,7 @@ from test_moe import CASES
 from weft.diagnosis import ofi as diagnosis
 from workers import ofi
 
-#: Documented limit until Ctrl-C ends a wait.
+#: Limit until Ctrl-C ends a wait, on a busy machine.
 PROMPT_SECONDS = 20.0
 PROVIDERS = ["tcp;ofi_rxm", "shm"]
 REPORT = diagnosis.report()

@@ -481,7 +481,7 @@ def _page(device: str) -> list[Any]:
 def silent(device: str = "cpu") -> dict[str, Any]:
     """The last rank does not make the second call: errors and outputs of all."""
     with weft.init():
-        weft.fused.set_timeout(2)
+        weft.fused.set_timeout(5)
         return _silent(device)
 
 

@@ -64,8 +64,8 @@ fn a_link_closes_at_once_when_its_peers_have_left() {
             *close = begin.elapsed();
             gather(Vec::new());
         }
-        let least = closes.iter().min().unwrap();
-        assert!(*least < Duration::from_millis(900), "{provider}: {closes:?}");
+        closes.sort();
+        assert!(closes[1] < Duration::from_millis(900), "{provider}: {closes:?}");
     });
 }
 

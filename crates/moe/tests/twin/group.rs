@@ -127,8 +127,10 @@ impl Group {
         let state = self.shape.at(0, DeviceArea::State) as usize;
         let word = state + 4 * (StateWord::Entered as usize + phase);
         let word = self.heaps[rank].pointer.wrapping_add(word).cast::<u32>();
+        let since = std::time::Instant::now();
         // SAFETY: within the array, aligned, and an atomic for all.
         while unsafe { AtomicU32::from_ptr(word) }.load(Ordering::Acquire) == 0 {
+            assert!(since.elapsed().as_secs() < 30, "no call of phase {phase} has begun");
             std::thread::yield_now();
         }
     }
