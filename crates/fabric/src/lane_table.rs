@@ -140,8 +140,8 @@ pub struct LaneTable {
     /// Holder and generation of each lane: see [`LaneHolder`].
     holders: Box<[AtomicU64]>,
     blocks: Mutex<LaneBlocks>,
-    /// Lane that was taken last: a hint.
-    last_taken: AtomicU32,
+    /// Lane that was taken last: a hint. On a line of its own, since other threads read those beside it.
+    last_taken: CacheLine<AtomicU32>,
     wake: OwnedFd,
     dropped: DroppedArrivals,
 }
@@ -204,7 +204,7 @@ impl LaneTable {
             .map_err(|e| Error::system("cannot create an event descriptor", e))?;
         let holders = zeroed(capacity);
         let (blocks, dropped) = (Mutex::default(), DroppedArrivals::default());
-        let last_taken = AtomicU32::new(0);
+        let last_taken = CacheLine::default();
         Ok(LaneTable { words, generation, holders, blocks, last_taken, wake, dropped })
     }
 
@@ -370,20 +370,24 @@ impl LaneTable {
 
     /// Owner: see [`Lanes::take_dirty`].
     pub fn take_dirty(&self, mut rose: impl FnMut(usize)) -> bool {
-        self.words.lanes().take_dirty(|lane| {
-            self.last_taken.store(lane as u32, Ordering::Relaxed);
+        let mut last = None;
+        let found = self.words.lanes().take_dirty(|lane| {
+            last = Some(lane);
             rose(lane);
-        })
+        });
+        if let Some(last) = last {
+            self.last_taken.0.store(last as u32, Ordering::Relaxed);
+        }
+        found
     }
 
-    /// Owner, with dirty bits: prefetches them, and the lane that was taken last, which with few writes in flight is likely
-    /// to be the next one.
+    /// Owner, with dirty bits: prefetches the lane that was taken last and its dirty bits. With few writes in flight the next
+    /// one is likely to raise it again.
     #[inline]
     pub fn prefetch_dirty(&self) {
-        if let Some(leaf) = self.words.lanes().dirty_leaf() {
-            self.words.prefetch_leaf(leaf);
-            self.words.prefetch(self.last_taken.load(Ordering::Relaxed) as usize);
-        }
+        let last = self.last_taken.0.load(Ordering::Relaxed) as usize;
+        self.words.prefetch_leaf(last / 64);
+        self.words.prefetch(last);
     }
 
     /// Owner: see [`Lanes::take_message`].

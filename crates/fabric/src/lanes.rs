@@ -166,14 +166,6 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         self.doorbell.0.load() & DIRTY != 0
     }
 
-    /// Owner: a leaf with dirty bits, according to the doorbell.
-    #[inline]
-    pub fn dirty_leaf(&self) -> Option<usize> {
-        let groups = self.doorbell.0.load() & ((1 << GROUPS) - 1);
-        let leaf = groups.trailing_zeros() as usize;
-        (leaf < self.leaves.len()).then_some(leaf)
-    }
-
     /// Owner: takes the dirty bits and calls `rose` for each lane. Returns true if there was a dirty bit or
     /// a notification. [`Lanes::take_message`] takes the announcement of messages. Sleep announcements stay, and so
     /// does a notification while a thread has announced sleep on the doorbell word, since that thread checks only
@@ -191,9 +183,10 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         while groups != 0 {
             let group = groups.trailing_zeros();
             groups &= groups - 1;
+            // The only leaf of a group has bits; a load before the swap would transfer its line twice.
+            let is_only = (group + GROUPS) as usize >= self.leaves.len();
             for leaf in (group as usize..self.leaves.len()).step_by(GROUPS as usize) {
-                // The only leaf of a group has bits; a load before the swap would transfer its line twice.
-                if self.leaves.len() > GROUPS as usize && self.leaves[leaf].0.load() == 0 {
+                if !is_only && self.leaves[leaf].0.load() == 0 {
                     continue;
                 }
                 let mut bits = self.leaves[leaf].0.swap(0);

@@ -2,7 +2,7 @@
 
 use super::commands::Commands;
 use super::config::ServiceConfig;
-use super::sleeper::{Rest, Sleeper, Watched, arm, disarm};
+use super::sleeper::{FEW_EVENTS, Rest, Sleeper, Watched, arm, disarm};
 use super::visits::Visits;
 use crate::accelerator::{Accelerator, Executor};
 use crate::connection::Connection;
@@ -146,7 +146,7 @@ impl<E: Executor> AcceleratorThread<E> {
             if engine.has_unread() {
                 self.visits.again(watched);
             }
-            if !self.events.is_empty() {
+            if (1..=FEW_EVENTS).contains(&self.events.len()) {
                 // The answers.
                 engine.expect_write(Rank(1 - pair.rank().0));
             }

@@ -4,7 +4,7 @@ use super::commands::Commands;
 use super::config::ServiceConfig;
 use super::handle::Intake;
 use super::handler::{Departure, Handler, Reports};
-use super::sleeper::{Rest, Sleeper, Watched, arm, disarm};
+use super::sleeper::{FEW_EVENTS, Rest, Sleeper, Watched, arm, disarm};
 use super::submissions::Submissions;
 use super::visits::Visits;
 use crate::connection::Connection;
@@ -161,7 +161,7 @@ impl<H: Handler> FrontEndThread<H> {
             if engine.has_unread() {
                 self.visits.again(&node.watched);
             }
-            if !self.events.is_empty() {
+            if (1..=FEW_EVENTS).contains(&self.events.len()) {
                 // The queries of slots that are free now.
                 engine.expect_write(Rank(1 - node.pair.rank().0));
             }

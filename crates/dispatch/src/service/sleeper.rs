@@ -14,6 +14,8 @@ const MAX_SLEEP: Duration = Duration::from_millis(50);
 const PAUSES: u32 = 4;
 /// Pause instructions at most, where words in memory show all messages: the thread looks at them after each one.
 const LOOKS: u32 = 32;
+/// Events of a poll up to which it prepares the writes that follow: with more of them the peer is at work on the same words.
+pub(super) const FEW_EVENTS: usize = 4;
 /// Connections up to which it looks.
 const MAX_LOOKED_AT: usize = 8;
 

@@ -22,7 +22,7 @@ pub(crate) struct LocalPeer {
     /// Lanes of the peer that this rank has raised; this rank is their only agent.
     raised: Vec<RaisedLane>,
     unmarked: UnmarkedLanes,
-    /// Leaf of the last lanes marked.
+    /// Leaf of the last lanes marked of a batch.
     last_leaf: usize,
     wake: Arc<OwnedFd>,
     pub(super) link: DescriptorSocket,
@@ -131,7 +131,7 @@ impl LocalPeer {
         Some(())
     }
 
-    /// Prefetches the dirty bits that were set last, for the next raise.
+    /// Prefetches the dirty bits that were set last for a batch, for the next one.
     #[inline]
     pub fn prefetch_dirty_bits(&self) {
         self.words.prefetch_leaf(self.last_leaf);
