@@ -8,7 +8,8 @@ import json
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -156,3 +157,22 @@ def test_a_route_to_another_host_names_its_interface() -> None:
         own = probe.getsockname()[0]
     interface = sources.route(ipaddress.ip_address("192.0.2.1"), ipaddress.ip_address(own))
     assert interface == description.interfaces()[own]
+
+
+@pytest.mark.parametrize(
+    ("provider", "protocol", "connections"),
+    [(None, "TCP", 4), ("tcp", "TCP", 4), ("verbs", "RDMA", 2), ("ofi", "", 2)],
+)
+def test_the_description_names_the_protocol_of_the_provider(
+    tmp_path: Path, provider: Any, protocol: str, connections: int
+) -> None:
+    test = Test(
+        scenario="Offline",
+        sample_bytes=8,
+        log_directory=tmp_path,
+        nodes=("192.0.2.1:500,192.0.2.2:500",),
+        provider=provider,
+    )
+    outcome: Any = SimpleNamespace(link_bytes_per_second=None)
+    keys = description.network_keys(test, outcome)
+    assert (keys["network_protocol"], keys["number_connections"]) == (protocol, connections)

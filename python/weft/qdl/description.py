@@ -52,8 +52,8 @@ def network_keys(test: Test, outcome: Outcome) -> dict[str, Any]:
     addresses = [address for node in test.nodes for address in addresses_of(node)]
     names = {interface(address) for address in addresses} - {None}
     rate = outcome.link_bytes_per_second
-    # Between hosts pairs are over tcp.
-    over_tcp = test.provider == "tcp" or names != {"lo"}
+    # Between hosts pairs are over tcp unless another provider is named.
+    provider = test.provider or ("tcp" if names != {"lo"} else None)
     stack = f"Weft {weft.__version__}"
     known = {
         "is_network": True,
@@ -62,9 +62,10 @@ def network_keys(test: Test, outcome: Outcome) -> dict[str, Any]:
         "number_nic_loadgen": len(names),
         "net_software_stack_loadgen": stack,
         "net_software_stack_sut": stack,
-        "network_protocol": "TCP" if over_tcp else "",
+        # Libfabric's depends on its own provider.
+        "network_protocol": {"tcp": "TCP", "verbs": "RDMA"}.get(provider or "", ""),
         # A pair of tcp has one connection for control and one for payloads.
-        "number_connections": len(addresses) * (2 if over_tcp else 1),
+        "number_connections": len(addresses) * (2 if provider == "tcp" else 1),
     }
     return {key: known.get(key, "") for key in KEYS}
 
