@@ -143,8 +143,7 @@ test-python: build ## Python tests without PyTorch
 	$(call step,Python tests)
 	@$(BIN)/python -m pytest -q -m 'not torch'
 
-# Tests that compile or compute and depend on no time: at a lower priority, they use the cores while
-# the others wait.
+# Tests that compile or compute: at a lower priority, they use the cores while the others wait.
 PATIENT := $(patsubst %,tests/test_%.py,bench_device bench_gpu_collectives bench_gpu_fused \
 	bench_gpu_fused_models bench_gpu_training collective_kernels fused_compile fused_embedding \
 	fused_embedding_kernels fused_gemm_compiled fused_gemv)

@@ -50,6 +50,11 @@ def test_the_nics_of_the_node_are_near_and_without_one_all_are() -> None:
     assert near([], 0) == []
 
 
+def offline(folder: Path, node: str, **options: Any) -> Test:
+    """A test of small samples with one node."""
+    return Test(scenario="Offline", sample_bytes=8, log_directory=folder, nodes=(node,), **options)
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of two NUMA nodes with a NIC on each; both reach other hosts."""
@@ -100,6 +105,17 @@ def test_an_interface_without_a_cable_is_no_source(
 
 
 @pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("flags", [0x01, 0x08, 0x20, 0x40])
+def test_an_address_that_may_end_is_no_source(flags: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [("2001:db8::2", flags, "eth0"), ("2001:db8::3", 0x80, "eth0")]
+    names = {address: interface for address, _, interface in found}
+    monkeypatch.setattr(description, "interfaces", lambda: names)
+    monkeypatch.setattr(description, "inet6_addresses", lambda: found)
+    monkeypatch.setattr(sources, "route", lambda _, own: names[str(own)])
+    assert reaching("[2001:db8::9]:500", {}) == [Source("2001:db8::3", "eth0", None)]
+
+
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(
     ("placed", "expected"),
     [
@@ -112,13 +128,7 @@ def test_an_interface_without_a_cable_is_no_source(
 def test_a_test_takes_the_sources_of_its_placement(
     tmp_path: Path, placed: placement.Placement, expected: str
 ) -> None:
-    test = Test(
-        scenario="Offline",
-        sample_bytes=8,
-        log_directory=tmp_path,
-        nodes=("10.9.0.1:500@auto",),
-        placement=placed,
-    )
+    test = offline(tmp_path, "10.9.0.1:500@auto", placement=placed)
     resolved, chosen = test._placed()
     assert resolved == dataclasses.replace(test, nodes=(expected,))
     assert (None if chosen is None else chosen.numa_node) == (1 if placed == 1 else None)
@@ -166,13 +176,7 @@ def test_a_route_to_another_host_names_its_interface() -> None:
 def test_the_description_names_the_protocol_of_the_provider(
     tmp_path: Path, provider: Any, protocol: str, connections: int
 ) -> None:
-    test = Test(
-        scenario="Offline",
-        sample_bytes=8,
-        log_directory=tmp_path,
-        nodes=("192.0.2.1:500,192.0.2.2:500",),
-        provider=provider,
-    )
+    test = offline(tmp_path, "192.0.2.1:500,192.0.2.2:500", provider=provider)
     outcome: Any = SimpleNamespace(link_bytes_per_second=None)
     keys = description.network_keys(test, outcome)
     assert (keys["network_protocol"], keys["number_connections"]) == (protocol, connections)

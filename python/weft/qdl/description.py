@@ -125,8 +125,15 @@ def interfaces() -> dict[str, str]:
             name = request[:16].partition(b"\0")[0].decode()
             # An alias, such as eth0:1, is of its interface.
             found[socket.inet_ntoa(request[20:24])] = name.partition(":")[0]
+    return found | {address: name for address, _, name in inet6_addresses()}
+
+
+def inet6_addresses() -> list[tuple[str, int, str]]:
+    """IPv6 addresses of this host with their flags (linux/if_addr.h) and interfaces."""
+    found = []
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
-            digits, *_, name = line.split()
-            found[str(ipaddress.IPv6Address(bytes.fromhex(digits)))] = name
+            digits, _, _, _, flags, name = line.split()
+            address = ipaddress.IPv6Address(bytes.fromhex(digits))
+            found.append((str(address), int(flags, 16), name))
     return found

@@ -12,7 +12,6 @@ import json
 import logging
 import socket
 import struct
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from weft import _native
@@ -20,6 +19,7 @@ from weft.qdl import description, placement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 __all__ = ["AUTO", "Source", "expanded", "near", "reaching", "route"]
 
@@ -116,7 +116,7 @@ def reaching(listener: str, numa_nodes: Mapping[str, int | None]) -> list[Source
     except (OSError, ValueError):
         return []
     sources: dict[str, Source] = {}
-    unstable = _unstable()
+    unstable = {address for address, flags, _ in description.inet6_addresses() if flags & UNSTABLE}
     for text, interface in description.interfaces().items():
         own = ipaddress.ip_address(text)
         if own.version != to.version or own.is_loopback or own.is_link_local or text in unstable:
@@ -126,16 +126,6 @@ def reaching(listener: str, numa_nodes: Mapping[str, int | None]) -> list[Source
         if route(to, own) == interface:
             sources[interface] = Source(text, interface, numa_nodes.get(interface))
     return list(sources.values())
-
-
-def _unstable() -> set[str]:
-    found = set()
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
-            digits, _, _, _, flags, _ = line.split()
-            if int(flags, 16) & UNSTABLE:
-                found.add(str(ipaddress.IPv6Address(bytes.fromhex(digits))))
-    return found
 
 
 def _lacks_carrier(interface: str) -> bool:

@@ -9,7 +9,7 @@ use crate::connection::Connection;
 use crate::error::Result;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use weft_fabric::{Cause, Communicator, Event, Poison, QueueReceiver, Rank, Requests, Time, clock};
+use weft_fabric::{Cause, Communicator, Event, Poison, QueueReceiver, Requests, Time, clock};
 
 /// Losses of front ends that are kept for [`super::AcceleratorService::take_losses`].
 const MAX_LOSSES: usize = 64;
@@ -148,7 +148,7 @@ impl<E: Executor> AcceleratorThread<E> {
             }
             if (1..=FEW_EVENTS).contains(&self.events.len()) {
                 // The answers.
-                engine.expect_write(Rank(1 - pair.rank().0));
+                engine.expect_write(watched.peer);
             }
             drop(engine);
             let polled = self.accelerator.poll(now, *index, &self.events, &mut self.requests);
@@ -159,7 +159,7 @@ impl<E: Executor> AcceleratorThread<E> {
                 let _ = pair.engine().submit(&mut self.requests);
             }
             if let Err(error) = &polled {
-                let rank = Some(Rank(1 - pair.rank().0));
+                let rank = Some(watched.peer);
                 pair.poison(Poison { kind: Cause::Protocol, rank, detail: error.to_string() });
             }
             if polled.is_err() || !self.accelerator.is_connected(*index) {

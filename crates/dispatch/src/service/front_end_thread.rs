@@ -14,7 +14,7 @@ use crate::ledger::{Counts, NodeId, Notice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
-use weft_fabric::{Cause, Communicator, Event, Poison, Rank, RegionKey, Requests, Time, clock};
+use weft_fabric::{Cause, Communicator, Event, Poison, RegionKey, Requests, Time, clock};
 
 /// Most submissions of a turn, so that answers do not wait long.
 const MAX_SUBMISSIONS: usize = 256;
@@ -163,7 +163,7 @@ impl<H: Handler> FrontEndThread<H> {
             }
             if (1..=FEW_EVENTS).contains(&self.events.len()) {
                 // The queries of slots that are free now.
-                engine.expect_write(Rank(1 - node.pair.rank().0));
+                engine.expect_write(node.watched.peer);
             }
             drop(engine);
             busy |= !self.events.is_empty();
@@ -194,8 +194,8 @@ impl<H: Handler> FrontEndThread<H> {
 
     /// Removes a node whose queries are sent elsewhere or fail.
     fn lose(&mut self, index: usize, cause: &str) {
-        let Node { id, pair, .. } = &self.nodes[index];
-        let rank = Some(Rank(1 - pair.rank().0));
+        let Node { id, pair, watched, .. } = &self.nodes[index];
+        let rank = Some(watched.peer);
         pair.poison(Poison { kind: Cause::Protocol, rank, detail: cause.into() });
         // Fails if its poison was seen before.
         let _ = self.front_end.lose(*id);

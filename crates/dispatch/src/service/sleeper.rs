@@ -34,6 +34,8 @@ pub(super) enum Rest {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Watched {
     pub id: u64,
+    /// Its other end.
+    pub peer: Rank,
     /// Its descriptor is readable whenever messages have arrived, without [`arm`]: over tcp.
     pub is_reported: bool,
     /// [`Communicator::has_raised`] shows its messages: over shm.
@@ -86,7 +88,7 @@ impl Sleeper {
         let is_mapped = provider == Some(ProviderKind::Shm);
         self.watched += 1;
         self.add(engine.descriptor(), self.watched)?;
-        Ok(Watched { id: self.watched, is_reported, is_mapped })
+        Ok(Watched { id: self.watched, peer, is_reported, is_mapped })
     }
 
     /// Calls `ready` with each pair whose descriptor is readable.

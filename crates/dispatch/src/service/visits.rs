@@ -89,6 +89,7 @@ mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
     use std::os::fd::AsFd;
+    use weft_fabric::Rank;
 
     /// Turns over a number of connections of which epoll reports no event.
     struct Turns {
@@ -101,7 +102,7 @@ mod tests {
         fn new(connections: usize) -> Turns {
             let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
             let sleeper = Sleeper::new(ServiceConfig::default(), event.as_fd()).unwrap();
-            let watched = |id| Watched { id, is_reported: true, is_mapped: false };
+            let watched = |id| Watched { id, peer: Rank(1), is_reported: true, is_mapped: false };
             let connections = (1..=connections as u64).map(watched).collect();
             Turns { visits: Visits::default(), connections, sleeper }
         }
