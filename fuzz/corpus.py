@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Fuzz corpora: one text file a target, unpacked into a folder of inputs and extended from one.
+"""Fuzz corpora: one text file a target, unpacked into an input folder and extended from one.
 
-    fuzz/corpus.py unpack TARGET FOLDER      write each input as a file of FOLDER
-    fuzz/corpus.py add TARGET FILE ...       append the inputs of these files that are new
+    fuzz/corpus.py unpack TARGET FOLDER      write each input as a file in FOLDER
+    fuzz/corpus.py add TARGET FILE ...       append new inputs from these files
 
 Each line of `fuzz/corpus/TARGET.txt` is a name, a space and the input in hexadecimal digits. Lines
-are sorted by name, since the replay of the tests draws inputs by position; `#` begins a comment.
+are sorted by name, since the tests' replay draws inputs by position; `#` begins a comment.
 """
 
 import argparse
@@ -20,7 +20,7 @@ HEADER = """\
 
 
 def path_of(target: str) -> Path:
-    """Text file of a target's corpus."""
+    """Text file with a target's corpus."""
     return Path(__file__).parent / "corpus" / f"{target}.txt"
 
 
@@ -33,13 +33,13 @@ def read(target: str) -> dict[str, bytes]:
 
 
 def write(target: str, inputs: dict[str, bytes]) -> None:
-    """Replace the corpus of a target."""
+    """Replace a target's corpus."""
     lines = [f"{name} {data.hex()}".rstrip() for name, data in sorted(inputs.items())]
     path_of(target).write_text(HEADER.format(target=target) + "\n".join(lines) + "\n")
 
 
 def unpack(target: str, folder: Path) -> int:
-    """Write each input to a file of its name; returns their number."""
+    """Write each input to a file with its name; returns the count."""
     folder.mkdir(parents=True, exist_ok=True)
     inputs = read(target)
     for name, data in inputs.items():
@@ -48,7 +48,7 @@ def unpack(target: str, folder: Path) -> int:
 
 
 def add(target: str, files: list[Path]) -> int:
-    """Append the inputs that the corpus lacks; returns their number."""
+    """Append the inputs that the corpus lacks; returns the count."""
     inputs = read(target)
     present = set(inputs.values())
     new = {path.read_bytes() for path in files} - present
@@ -59,7 +59,7 @@ def add(target: str, files: list[Path]) -> int:
 
 
 def main() -> int:
-    """Run the command and print the number of inputs."""
+    """Run the command and print the input count."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     unpacking = commands.add_parser("unpack", help="write each input as a file")

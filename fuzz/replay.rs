@@ -1,4 +1,4 @@
-//! Replay of every target's corpus, and of random mutations of it, in the ordinary tests.
+//! Replays every target's corpus, and random mutations, in the ordinary tests.
 
 use super::{SplitMix64, TARGETS};
 use std::path::Path;
@@ -9,7 +9,7 @@ fn below(random: &mut SplitMix64, limit: usize) -> usize {
     random.below(limit as u64) as usize
 }
 
-/// Flips bits, sets bytes, truncates, removes a piece or inserts one of `other`.
+/// Flips bits, sets bytes, truncates, removes a segment or inserts one from `other`.
 fn mutate(random: &mut SplitMix64, bytes: &mut Vec<u8>, other: &[u8]) {
     for _ in 0..=below(random, 4) {
         let at = below(random, bytes.len() + 1);
@@ -27,7 +27,7 @@ fn mutate(random: &mut SplitMix64, bytes: &mut Vec<u8>, other: &[u8]) {
     }
 }
 
-/// Inputs of `fuzz/corpus/TARGET.txt`: a name and hexadecimal digits a line.
+/// Inputs in `fuzz/corpus/TARGET.txt`: a name and hexadecimal digits a line.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/corpus")

@@ -5,7 +5,7 @@ use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-env-changed=WEFT_BUILD_COMMIT");
-    // HEAD's log changes with every change of the commit that HEAD names, also within a branch.
+    // HEAD's log changes with every change to the commit that HEAD names, also within a branch.
     for path in ["HEAD", "logs/HEAD"].into_iter().filter_map(git_path) {
         println!("cargo::rerun-if-changed={path}");
     }
@@ -18,7 +18,7 @@ fn main() {
     }
 }
 
-/// Path of git's file `name`, if this is a checkout and the file exists: a missing path would make
+/// Path to git's file `name`, if this is a checkout and the file exists: a missing path would make
 /// cargo run this script at every build.
 fn git_path(name: &str) -> Option<String> {
     let path = git(&["rev-parse", "--path-format=absolute", "--git-path", name])?;

@@ -1,6 +1,6 @@
-//! Speed of reductions beside that of a copy, in bytes read and written.
+//! Reduction throughput next to a copy, in bytes read and written.
 //!
-//! `cargo bench -p weft-collectives`. On a shared machine, take the best of several runs.
+//! `cargo bench -p weft-collectives`. On a shared machine, take the best result from several runs.
 
 #![allow(missing_docs, reason = "what criterion_group makes has none")]
 
@@ -11,7 +11,7 @@ use weft_collectives::reduction::{Element, Reduction, combine, combine_all, divi
 const SIZES: [(&str, usize); 2] = [("16 KiB", 16 << 10), ("16 MiB", 16 << 20)];
 const ELEMENTS: [Element; 4] = [Element::F32, Element::Bf16, Element::F16, Element::I64];
 
-/// Vectors of `bytes` zeros, resident in memory.
+/// Vectors with `bytes` zeros each, resident in memory.
 fn vectors<const N: usize>(bytes: usize) -> [Vec<u8>; N] {
     [(); N].map(|()| {
         let mut vector = vec![1; bytes];
@@ -40,7 +40,7 @@ fn sums(criterion: &mut Criterion) {
             let count = bytes / element.bytes();
             let (target, a, b) = (target.as_mut_ptr(), a.as_ptr(), b.as_ptr());
             group.bench_function(format!("{element}"), |bencher| {
-                // SAFETY: three vectors of `count` elements.
+                // SAFETY: three vectors with `count` elements each.
                 bencher.iter(|| unsafe { combine(Reduction::Sum, element, target, a, b, count) });
             });
             group.bench_function(format!("{element} in place"), |bencher| {
@@ -63,21 +63,21 @@ fn others(criterion: &mut Criterion) {
         let count = bytes / element.bytes();
         group.throughput(Throughput::Bytes(3 * bytes as u64));
         group.bench_function(format!("minimum of {element}"), |bencher| {
-            // SAFETY: three vectors of `count` elements.
+            // SAFETY: three vectors with `count` elements each.
             bencher.iter(|| unsafe {
                 combine(Reduction::Min, element, target, sources[0], sources[1], count);
             });
         });
         group.throughput(Throughput::Bytes(5 * bytes as u64));
         group.bench_function(format!("sum of four vectors of {element}"), |bencher| {
-            // SAFETY: five vectors of `count` elements.
+            // SAFETY: five vectors with `count` elements each.
             bencher.iter(|| unsafe {
                 combine_all(Reduction::Sum, element, target, &sources, count);
             });
         });
         group.throughput(Throughput::Bytes(2 * bytes as u64));
         group.bench_function(format!("average of {element}"), |bencher| {
-            // SAFETY: two vectors of `count` elements.
+            // SAFETY: two vectors with `count` elements each.
             bencher.iter(|| unsafe { divide(element, target, sources[0], count, 7) });
         });
     }

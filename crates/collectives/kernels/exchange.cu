@@ -1,4 +1,4 @@
-// Exchange of messages without arithmetic: all-gather, all-to-all, broadcast, gather, scatter, barrier.
+// Message exchange without arithmetic: all-gather, all-to-all, broadcast, gather, scatter, barrier.
 #include "collectives/bulk.cuh"
 #include "collectives/direct.cuh"
 #include "collectives/packets.cuh"
@@ -42,7 +42,7 @@ WEFT_DEVICE void exchange_packets(const Arguments &args) {
     end_packets(channel, epoch);
 }
 
-// Copies a message into the output of a rank: whole units of the grid in turn. Called by all threads.
+// Copies a message into a rank's output: the grid takes whole units in turn. All threads call this.
 WEFT_DEVICE void push_message(const UserBytes &from, const UserBytes &to) {
     if (from.begin == to.begin) return;
     constexpr u32 UNROLL = 8; // loads in flight
@@ -75,8 +75,8 @@ WEFT_DEVICE void exchange_direct(const Arguments &args) {
     end_direct(args, channel, before, done, true);
 }
 
-// Entry of a call by copy engines: the copies follow it on the stream, and then the exit. A copy cannot be made conditional:
-// those of a call whose entry fails run all the same.
+// Entry kernel for a copy-engine call: the copies follow it on the stream, and then the exit. A copy cannot be made
+// conditional, so that the copies run even if the entry fails.
 WEFT_DEVICE void copy_entry(const Arguments &args) {
     const Channel channel{args, blockIdx.x};
     const Watch watch = watch_of(args, ENTRY);
@@ -86,7 +86,7 @@ WEFT_DEVICE void copy_entry(const Arguments &args) {
     if (done && threadIdx.x == 0) *channel.meetings() = before + 1;
 }
 
-// Exit of a call by copy engines. If its entry failed, the domain is dead.
+// Exit kernel for a copy-engine call. If the entry failed, the domain is dead.
 WEFT_DEVICE void copy_exit(const Arguments &args) {
     const Channel channel{args, blockIdx.x};
     const Watch watch = watch_of(args, EXIT);
@@ -178,12 +178,12 @@ WEFT_DEVICE void exchange_bulk(const Arguments &args) {
 
 constexpr u32 PUSH_STAGES = 7, ENGINES = 2, PUSH_THREADS = 4 * WARP;
 
-// Push engine: copies this block's chunks of messages into the outputs of their ranks, several loads and stores ahead.
-// Only one thread calls the functions.
+// Push engine: copies this block's message chunks into the outputs at the destination ranks, several loads and stores
+// ahead. Only one thread calls the functions.
 struct PushEngine {
     static constexpr u32 STORES = PUSH_STAGES / 2; // tasks whose stores may read their stages
 
-    // Chunk of a message: messages of one begin in turn, then those of the next begin.
+    // Chunk position: messages at one begin offset in turn, then messages at the next one.
     struct Position {
         u64 begin;
         u32 step = 0;
@@ -191,8 +191,8 @@ struct PushEngine {
 
     const Arguments &args;
     Stages<PUSH_STAGES> stages;
-    const u32 first, messages, targets; // first step and number of messages, and ranks that each goes to
-    u64 most = 0;                // bytes of the longest message
+    const u32 first, messages, targets; // first step and message count, and ranks that each message goes to
+    u64 most = 0;                // bytes in the longest message
     Position load, store;
     u32 loaded = 0, stored = 0;
 
@@ -210,7 +210,7 @@ struct PushEngine {
         return position.begin >= from.bytes ? 0 : static_cast<u32>(min(static_cast<u64>(args.chunk_bytes), from.bytes - position.begin));
     }
 
-    // Starts loads of this rank's input into free stages; the peers need not have entered.
+    // Starts to load this rank's input into free stages; the peers need not have entered.
     WEFT_DEVICE void fill() {
         for (; load.begin < most && loaded + STORES < stored + PUSH_STAGES; ++loaded, advance(load)) {
             const UserBytes from = sent_to(args, peer_of(args, first + load.step));

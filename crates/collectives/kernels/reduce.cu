@@ -1,6 +1,6 @@
 // Reductions: all-reduce (one-shot by packets, two-shot by chunks), reduce-scatter, reduce.
 //
-// Contributions are combined in the order of ranks, by every algorithm, so that all of them give the same bits.
+// Every algorithm combines contributions in rank order, so that all give the same bits.
 #include "collectives/bulk.cuh"
 #include "collectives/direct.cuh"
 #include "collectives/elements.cuh"
@@ -50,7 +50,7 @@ WEFT_DEVICE void reduce_packets(const Arguments &args) {
 
 constexpr u32 SENDERS = 8, REDUCERS = 12, COPIERS = 8;
 
-// Places of a chunk: contributions of all ranks, and the results at all ranks. Of this rank, user memory.
+// Places for a chunk: contributions from all ranks, and the results at all ranks. This rank's places are user memory.
 struct Places {
     const u8 *from[RANKS];
     u8 *to[RANKS];
@@ -65,11 +65,11 @@ struct Places {
     }
 };
 
-// Reduces whole units of a chunk whose places are aligned, and sends the results to all peers if SHARE. Called by all
-// threads of the team; relaxed.
+// Reduces whole units in a chunk whose places are aligned, and sends the results to all peers if SHARE. All threads in
+// the team call this; relaxed.
 template <bool SHARE>
 WEFT_DEVICE void reduce_units(const Arguments &args, const Places &places, u32 bytes, u32 thread, u32 threads) {
-    constexpr u32 UNROLL = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1; // of RANKS loads in flight
+    constexpr u32 UNROLL = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1; // loads in flight per rank
     const u32 step = threads * UNIT;
     const auto reduce = [&](u32 at, const uint4 *value) {
         Accumulator sum(value[0]);
@@ -98,7 +98,7 @@ WEFT_DEVICE void reduce_units(const Arguments &args, const Places &places, u32 b
     }
 }
 
-// Reduces a chunk of this rank's slice. Called by all threads of the team.
+// Reduces a chunk in this rank's slice. All threads in the team call this.
 template <bool SHARE>
 WEFT_DEVICE void reduce_chunk(const Channel &channel, const Call &call, u32 i, const UserBytes &mine, const UserBytes &out, u32 thread, u32 threads) {
     const Arguments &args = channel.args;
@@ -119,7 +119,7 @@ WEFT_DEVICE void reduce_chunk(const Channel &channel, const Call &call, u32 i, c
     }
 }
 
-// Reducer team: waits for the contributions of all peers, chunk by chunk. Called by all lanes of a warp of the team.
+// Reducer team: waits for contributions from all peers, chunk by chunk. All lanes in a team warp call this.
 template <bool SHARE> WEFT_DEVICE void reduce_team(const Watch &watch, const Channel &channel, Call &call, u32 warp, Progress<REDUCERS> &reduced) {
     const Arguments &args = channel.args;
     const UserBytes mine = sent_to(args, args.rank), out = received_from(args, args.rank);
@@ -158,8 +158,8 @@ WEFT_DEVICE void reduce_chunks(const Arguments &args) {
     end_chunks(args, channel, call, false);
 }
 
-// Raises the flags of results. Called by all lanes of one warp. Memory order: acquires the progress of all warps, then
-// releases at system scope in the lane of each peer, all complete chunks at once.
+// Raises the result flags. All lanes in one warp call this. Memory order: acquires the progress from all warps, then
+// each peer's lane releases all complete chunks at once, at system scope.
 template <u32 WARPS> WEFT_DEVICE void raise_results(const Channel &channel, const Call &call, const Progress<WARPS> &reduced) {
     const Arguments &args = channel.args;
     for (u32 done = 0; done < call.most;) {
@@ -194,7 +194,7 @@ WEFT_DEVICE void all_reduce_chunks(const Arguments &args) {
         const Watch watch = watch_of(args, RESULTS);
         const u32 thread = warp * WARP + lane_of_thread(), threads = COPIERS * WARP;
         for (u32 i = 0; i < call.most; ++i) {
-            // A peer that is missing is named by the reducers: results of the others wait for it too.
+            // The reducers name a missing peer: the others' results wait for it too.
             bool arrived = reduced.wait(i + 1, call);
             for (u32 step = 1; step < RANKS && arrived; ++step) {
                 const u32 p = peer_of(args, RANKS - step), sequence = call.base[REDUCED][p] + i;
@@ -215,10 +215,10 @@ WEFT_DEVICE void all_reduce_chunks(const Arguments &args) {
     end_chunks(args, channel, call, true);
 }
 
-// Reduces this rank's part of the inputs of all ranks; the result goes to this rank's output, and to all if SHARE.
-// Called by all threads. A unit is read by the thread that writes it, so inputs may be the outputs.
+// Reduces this rank's part over all ranks' inputs; the result goes to this rank's output, and to all if SHARE. All
+// threads call this. The thread that writes a unit also reads it, so inputs may be the outputs.
 template <bool SHARE> WEFT_DEVICE void pull_and_reduce(const Arguments &args) {
-    constexpr u32 UNROLL = RANKS <= 2 ? (SHARE ? 8 : 4) : RANKS <= 4 ? 4 : RANKS <= 8 ? 2 : 1; // of RANKS loads in flight
+    constexpr u32 UNROLL = RANKS <= 2 ? (SHARE ? 8 : 4) : RANKS <= 4 ? 4 : RANKS <= 8 ? 2 : 1; // loads in flight per rank
     const Message &message = args.message[args.rank];
     const UserBytes mine = sent_to(args, args.rank), out = sent_to_output(args, args.rank, mine.bytes);
     const auto source = [&](u32 r) {
@@ -249,7 +249,7 @@ template <bool SHARE> WEFT_DEVICE void pull_and_reduce(const Arguments &args) {
             }
         }
     }
-    // Units of tensors that are not aligned, and the last one.
+    // Unaligned tensor units, and the last one.
     for (u64 at = whole + begin; at < mine.bytes; at += step) {
         Accumulator sum(source(0).load(at));
         for (u32 r = 1; r < RANKS; ++r) sum.add(source(r).load(at));
@@ -267,25 +267,25 @@ template <bool SHARE> WEFT_DEVICE void reduce_direct(const Arguments &args) {
     const bool entered = done;
     if (done) pull_and_reduce<SHARE>(args);
     done = meet(channel, watch_of(args, EXIT), before + 2, done);
-    // Peers may still read the vector of an all-reduce in place.
+    // Peers may still read the vector in an in-place all-reduce.
     end_direct(args, channel, before, done, SHARE && entered);
 }
 
 #if __CUDA_ARCH__ >= 900
 constexpr u32 BULK_REDUCERS = 16;
-// Groups of reducers, which take chunks in turn, so that several are in flight.
+// Reducer groups, which take chunks in turn, so that several are in flight.
 constexpr u32 GROUPS = 2, GROUP = BULK_REDUCERS / GROUPS;
 
-// Progress of reducers: the index of the next chunk of each warp. Called by one thread, before a barrier of the block.
+// Reducer progress: the next chunk index for each warp. One thread calls this before a block barrier.
 WEFT_DEVICE void clear_reducers(Progress<BULK_REDUCERS> &reduced) {
     for (u32 i = 0; i < BULK_REDUCERS; ++i) reduced.done[i] = i / GROUP;
 }
 
-// Reducer of a warp: its share of each chunk of its group, of this rank's slice. Results go to the output, and to stages
-// in shared memory if SHARE, for the engine that sends them. Called by all lanes.
+// Reducer warp: takes its share from each of its group's chunks in this rank's slice. Results go to the output, and to
+// stages in shared memory if SHARE, for the engine that sends them. All lanes call this.
 template <bool SHARE>
 WEFT_DEVICE void reduce_share(const Channel &channel, const Call &call, u32 warp, u8 *stages, const Arrivals &arrivals, const Progress<1> &freed, Progress<BULK_REDUCERS> &reduced) {
-    constexpr u32 UNROLL = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1; // of RANKS loads in flight
+    constexpr u32 UNROLL = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1; // loads in flight per rank
     const Arguments &args = channel.args;
     const UserBytes mine = sent_to(args, args.rank), out = received_from(args, args.rank);
     const u32 lane = lane_of_thread(), step = GROUP * WARP * UNIT;
@@ -294,7 +294,7 @@ WEFT_DEVICE void reduce_share(const Channel &channel, const Call &call, u32 warp
         for (u32 p = lane; p < RANKS; p += WARP)
             if (i < call.count[p]) arrived &= arrivals.wait(p, call.base[CONTRIBUTED][p] + i + 1, call);
         arrived = __all_sync(~0u, arrived);
-        __syncwarp(); // orders the lanes' acquires before later accesses of all lanes
+        __syncwarp(); // orders the lanes' acquires before later accesses by all lanes
         if (!arrived) return;
         if (SHARE && i >= RESULT_STAGES && !freed.wait(i - RESULT_STAGES + 1, call)) return;
         const u32 bytes = call.length(i, mine.bytes), whole = whole_units(bytes);
@@ -312,7 +312,7 @@ WEFT_DEVICE void reduce_share(const Channel &channel, const Call &call, u32 warp
                 const u32 here = at + k * step;
                 if (here >= bytes) break;
                 if (here >= whole) {
-                    // The last unit of the slice, which is not whole.
+                    // The last slice unit, which is not whole.
 #pragma unroll
                     for (u32 r = 0; r < RANKS; ++r) value[k][r] = r == args.rank ? mine.load(call.start(i) + here) : ptx::load_stream(places.from[r] + here);
                 }
@@ -329,7 +329,7 @@ WEFT_DEVICE void reduce_share(const Channel &channel, const Call &call, u32 warp
     }
 }
 
-// Result engine: sends results to all peers. Called by the first lane of a warp. Memory order: acquires the progress of
+// Result engine: sends results to all peers. A warp's first lane calls this. Memory order: acquires the progress from
 // the reducers, which have passed a proxy fence; publishes a chunk in `shared` once its bulk stores are complete.
 WEFT_DEVICE void result_engine(const Channel &channel, const Call &call, const u8 *stages, const Progress<BULK_REDUCERS> &reduced, Progress<1> &freed, Progress<1> &shared) {
     const Arguments &args = channel.args;
@@ -344,7 +344,7 @@ WEFT_DEVICE void result_engine(const Channel &channel, const Call &call, const u
             while (!complete.reached(i + 1))
                 if (call.has_failed()) return;
         }
-        // A last unit that is not whole is sent as a whole one: its place in the ring has room.
+        // A partial last unit is sent as a whole one: the ring has room.
         const u32 bytes = (call.length(i, bytes_of_slice) + UNIT - 1) / UNIT * UNIT;
         for (u32 step = 1; step < RANKS && bytes != 0; ++step) {
             const u32 p = peer_of(args, step);

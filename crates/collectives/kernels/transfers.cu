@@ -1,20 +1,20 @@
-// Sends and receives of a batch, all at the same time in one kernel.
+// Batched sends and receives, all at the same time in one kernel.
 //
-// For each ordered pair of ranks there are LANES lanes, each with a ring of LANE_CHUNKS chunks in the memory of the
-// receiver. Chunk c of a message belongs to lane c % lanes, and the number of lanes follows from the bytes of the message:
-// both ends divide it equally, whatever else is in their batches. A *flow* is the transfers of one direction and peer, in
-// the order of the batch, in one lane; a block has one or several.
+// Each ordered rank pair has LANES lanes, each with a ring that holds LANE_CHUNKS chunks in the receiver's memory.
+// Chunk c in a message belongs to lane c % lanes, and the lane count follows from the message bytes: both ends divide
+// it equally, whatever else is in their batches. A *flow* is a batch's transfers for one direction and peer, in batch
+// order, in one lane; a block has one or several.
 //
 // # Credits
-// A sender stores chunk j of a lane once the receiver has consumed chunk j - LANE_CHUNKS, as the credit reports, which the
-// receiver writes to the memory of the sender. Chunks of a lane are counted from the construction on, with wrap-around.
+// A sender stores chunk j in a lane once the receiver has consumed chunk j - LANE_CHUNKS, as the credit reports, which
+// the receiver writes to the sender's memory. Lane chunks are counted from the construction on, with wrap-around.
 //
 // # Progress
-// A block never waits for one flow: it polls all of its flows in turn, and moves chunks of one that is ready. A flow is ready
-// by flags of its own pair and lane alone. So while the kernels of both ends of a lane run, its receiver consumes what has
-// arrived and its sender stores what has a credit, and one of the two is always ready until the message is through: no batch can
-// block another one, or itself, by its order, its length or the blocks that its flows share. All blocks of a launch are
-// resident, as those of every call.
+// A block never waits for one flow: it polls all flows in turn, and moves chunks for one that is ready. Only flags for
+// a flow's own pair and lane make it ready. So while the kernels at both ends run, the receiver consumes what has
+// arrived and the sender stores what has a credit, and one side is always ready until the message is through: no batch
+// can block another one, or itself, by order, by length or by the blocks that flows share. All blocks in a launch are
+// resident, as in every call.
 #include "collectives/channel.cuh"
 #include "collectives/transfer_arguments.cuh"
 
@@ -25,11 +25,11 @@ constexpr u32 OTHER_LENGTH = WEFT_FIRST_CODE + 1; // the message has another len
 
 constexpr u32 LANES = WEFT_LANES;
 constexpr u32 LANE_CHUNKS = WEFT_LANE_CHUNKS;
-constexpr u32 BURST = LANE_CHUNKS / 2; // most chunks that a flow moves before it raises its flag
-constexpr u32 FLOWS = 2 * RANKS;       // most flows of a block: there are no more lanes than blocks
+constexpr u32 BURST = LANE_CHUNKS / 2; // maximum chunks that a flow moves before it raises the flag
+constexpr u32 FLOWS = 2 * RANKS;       // maximum flows per block: there are no more lanes than blocks
 constexpr u32 UNITS = CHUNK_CAPACITY / UNIT;
 
-// Memory of lanes.
+// Lane memory.
 struct Lanes {
     const TransferArguments &args;
 
@@ -38,7 +38,7 @@ struct Lanes {
     WEFT_DEVICE volatile u32 *transferred(bool receives, u32 lane, u32 peer) const {
         return reinterpret_cast<volatile u32 *>(at(args.rank, WEFT_AT_TRANSFERRED)) + (receives * LANES + lane) * RANKS + peer;
     }
-    // Flag at `rank`: chunks of `source` that have arrived there.
+    // Flag at `rank`: chunks from `source` that have arrived there.
     WEFT_DEVICE u32 *arrival(u32 rank, u32 lane, u32 source) const {
         return reinterpret_cast<u32 *>(at(rank, WEFT_AT_ARRIVALS)) + lane * WEFT_FLAG_WORDS + source;
     }
@@ -49,7 +49,7 @@ struct Lanes {
     WEFT_DEVICE u64 place(u32 lane, u32 source, u32 sequence) const {
         return static_cast<u64>(lane * RANKS + source) * LANE_CHUNKS + sequence % LANE_CHUNKS;
     }
-    // Header at `rank`: bytes of the message of a chunk.
+    // Header at `rank`: bytes in the message to which a chunk belongs.
     WEFT_DEVICE u64 *header(u32 rank, u32 lane, u32 source, u32 sequence) const {
         return reinterpret_cast<u64 *>(at(rank, WEFT_AT_HEADERS)) + place(lane, source, sequence);
     }
@@ -58,37 +58,37 @@ struct Lanes {
     }
 };
 
-// Chunks of a message; one without bytes has an empty one.
+// Chunks in a message; one without bytes has one empty chunk.
 WEFT_DEVICE u32 chunks_of(u64 bytes) { return bytes == 0 ? 1 : static_cast<u32>((bytes - 1) / CHUNK_CAPACITY + 1); }
 WEFT_DEVICE u32 lanes_of(u64 bytes) { return min(LANES, chunks_of(bytes)); }
-// Chunks of a message in a lane.
+// Chunks in a message for one lane.
 WEFT_DEVICE u32 chunks_in(u64 bytes, u32 lane) {
     const u32 all = chunks_of(bytes), lanes = min(LANES, all);
     return lane >= lanes ? 0 : (all - lane - 1) / lanes + 1;
 }
 
-// Tensor of a transfer, read and written by the longest elements that its place and its length allow.
+// Transfer tensor, read and written by the longest elements that its place and length allow.
 WEFT_DEVICE UserBytes tensor_of(const Transfer &transfer) {
     const u32 ends = static_cast<u32>(transfer.at | transfer.bytes) | 8;
     return UserBytes{reinterpret_cast<u8 *>(transfer.at), transfer.bytes, ends & (0u - ends), transfer.at % UNIT == 0};
 }
 
-// Flow of a block. In shared memory.
+// A block's flow. In shared memory.
 struct Flow {
     u32 transfer; // the one in progress
     u32 end;      // behind the last one
     u32 lane;
-    u32 chunk;    // next chunk of the transfer, among those of the lane
-    u32 sequence; // next chunk of the lane, from the construction on
+    u32 chunk;    // next transfer chunk, among those in the lane
+    u32 sequence; // next lane chunk, from the construction on
 
-    // Continues with the next transfer behind the last chunk of one; false if there is none.
+    // Continues with the next transfer behind the last chunk in one; false if there is none.
     WEFT_DEVICE bool settle(const TransferArguments &args) {
         while (transfer < end && chunk == chunks_in(args.transfer[transfer].bytes, lane)) ++transfer, chunk = 0;
         return transfer < end;
     }
 };
 
-// Calls `visit(first, end, lane)` for each flow of this block.
+// Calls `visit(first, end, lane)` for each flow in this block.
 template <class Visit> WEFT_DEVICE void for_each_flow(const TransferArguments &args, Visit visit) {
     u32 flow = 0;
     for (u32 first = 0, end; first < args.count; first = end) {
@@ -100,12 +100,12 @@ template <class Visit> WEFT_DEVICE void for_each_flow(const TransferArguments &a
     }
 }
 
-// Flows of a block, and the chunks that it moves next. In shared memory; one thread changes them between barriers.
+// A block's flows, and the chunks that it moves next. In shared memory; one thread changes them between barriers.
 struct Batch {
     Flow flows[FLOWS];
     u32 count;  // flows that have chunks left
     u32 next;   // flow whose chunks move
-    u32 chunks; // their number; 0 at the end
+    u32 chunks; // how many; 0 at the end
     u32 failed; // nonzero once a wait has failed
 
     WEFT_DEVICE void begin(const Lanes &lanes) {
@@ -118,7 +118,7 @@ struct Batch {
         });
     }
 
-    // Chunks that the flow may move: those with a credit, or those that have arrived. Acquire, in this thread alone.
+    // Chunks that the flow may move because they have a credit or have arrived. Acquire, in this thread only.
     WEFT_DEVICE u32 ready(const Lanes &lanes, const Flow &flow, const Transfer &transfer, u32 &expected, u32 &seen) const {
         u32 most;
         if (transfer.receives != 0) {
@@ -131,8 +131,8 @@ struct Batch {
         return min(most, min(BURST, chunks_in(transfer.bytes, flow.lane) - flow.chunk));
     }
 
-    // Selects the chunks that move next, and waits until there are some. A timeout names the peer that was polled last. The
-    // limit is that of a wait without progress in any flow of the block.
+    // Selects the chunks that move next, and waits until there are some. A timeout names the peer that was polled last.
+    // The limit applies to a wait without progress in any flow in the block.
     WEFT_DEVICE void select(const Lanes &lanes, Watch watch) {
         PollBudget budget;
         chunks = 0;
@@ -154,7 +154,7 @@ struct Batch {
         }
     }
 
-    // Compares the length of a message with that of its receive.
+    // Compares the message length with the receive length.
     WEFT_DEVICE bool has_length(const Lanes &lanes, const Watch &watch, const Flow &flow, const Transfer &transfer, u32 found) {
         for (u32 i = 0; i < found; ++i) {
             const u64 sent = ptx::load_relaxed_sys(lanes.header(lanes.args.rank, flow.lane, transfer.peer, flow.sequence + i));
@@ -166,8 +166,8 @@ struct Batch {
         return true;
     }
 
-    // Raises the flag of the chunks that have moved, or returns their credits. Called by one thread behind a barrier of the
-    // block; release at system scope.
+    // Raises the flag for chunks that have moved, or returns the credits. One thread calls this behind a block barrier;
+    // release at system scope.
     WEFT_DEVICE void advance(const Lanes &lanes) {
         const TransferArguments &args = lanes.args;
         Flow &flow = flows[next];
@@ -183,14 +183,14 @@ struct Batch {
     }
 };
 
-// Moves the selected chunks between the tensor and the ring. Called by all threads of the block.
+// Moves the selected chunks between the tensor and the ring. All threads in the block call this.
 WEFT_DEVICE void move_chunks(const Lanes &lanes, const Flow &flow, u32 chunks) {
     constexpr u32 UNROLL = 4; // loads in flight
     const Transfer &transfer = lanes.args.transfer[flow.transfer];
     const UserBytes user = tensor_of(transfer);
     const bool receives = transfer.receives != 0;
     const u32 width = lanes_of(user.bytes), owner = receives ? lanes.args.rank : transfer.peer, source = receives ? transfer.peer : lanes.args.rank;
-    // Unit u of the chunks in the message and in the ring.
+    // Chunk unit u in the message and in the ring.
     const auto in_message = [&](u32 u) { return (flow.lane + static_cast<u64>(flow.chunk + u / UNITS) * width) * CHUNK_CAPACITY + u % UNITS * UNIT; };
     const auto in_ring = [&](u32 u) { return lanes.chunk(owner, flow.lane, source, flow.sequence + u / UNITS) + u % UNITS * UNIT; };
     const u32 all = chunks * UNITS, step = blockDim.x;
@@ -207,7 +207,7 @@ WEFT_DEVICE void move_chunks(const Lanes &lanes, const Flow &flow, u32 chunks) {
                     ptx::store_stream(receives ? user.begin + in_message(u + k * step) : in_ring(u + k * step), value[k]);
         }
     }
-    // Units that are not whole: of an aligned tensor its last one.
+    // Partial units: in an aligned tensor only the last one.
     for (u32 u = threadIdx.x; u < all; u += step) {
         const u64 at = in_message(u);
         if (at >= user.bytes || user.whole(at)) continue;
@@ -216,7 +216,7 @@ WEFT_DEVICE void move_chunks(const Lanes &lanes, const Flow &flow, u32 chunks) {
     }
 }
 
-// Fills this block's chunks of all receives with 0xFF bytes. Called by all threads.
+// Fills this block's chunks in all receives with 0xFF bytes. All threads call this.
 WEFT_DEVICE void poison_receives(const TransferArguments &args) {
     for_each_flow(args, [&](u32 first, u32 end, u32 lane) {
         for (u32 i = first; i < end && args.transfer[i].receives != 0; ++i) {
@@ -243,11 +243,11 @@ WEFT_DEVICE void run_transfers(const TransferArguments &args) {
     }
     for (;;) {
         if (threadIdx.x == 0 && batch.failed == 0) batch.select(lanes, watch);
-        __syncthreads(); // orders the acquire before the accesses of all threads
+        __syncthreads(); // orders the acquire before the accesses by all threads
         const u32 chunks = batch.chunks;
         if (chunks == 0) break;
         move_chunks(lanes, batch.flows[batch.next], chunks);
-        __syncthreads(); // orders the accesses of all threads before the release
+        __syncthreads(); // orders the accesses by all threads before the release
         if (threadIdx.x == 0) batch.advance(lanes);
     }
     if (threadIdx.x == 0) start_next_kernel();

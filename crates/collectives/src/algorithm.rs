@@ -1,11 +1,11 @@
-//! Algorithms by name, and their options.
+//! Algorithms by name, with options.
 
 use crate::error::Error;
 use crate::op::Collective;
 use std::fmt;
 use std::str::FromStr;
 
-/// Algorithm of a collective.
+/// Collective algorithm, by name in files and options: for example `ring`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -19,14 +19,13 @@ pub enum Algorithm {
     Hdrm,
     /// `circulant`: partners at distances `ceil(N / 2^k)`; no folded ranks.
     Circulant,
-    /// `one-shot`: each rank sends its whole vector to all others.
+    /// `one-shot`: each rank sends the whole vector to all others.
     OneShot,
     /// `two-shot`: direct reduce-scatter, direct all-gather.
     TwoShot,
     /// `direct`: each rank writes to all others at once.
     Direct,
-    /// `direct-read`: each rank reads the memory of all others in place, on routes that allow it; all-reduce
-    /// in two shots.
+    /// `direct-read`: each rank reads all peers' memory in place, on routes that allow it; all-reduce in two shots.
     DirectRead,
     /// `hierarchical`: direct within nodes, HDRM on rails between them.
     Hierarchical,
@@ -75,8 +74,8 @@ impl Algorithm {
         }
     }
 
-    /// True if each sum is added in the order of ranks, whatever the length and the number of chunks: the same bits
-    /// on all ranks and in all runs. True for collectives without sums.
+    /// True if each sum is added in rank order, whatever the length and the chunk count: the same bits on all ranks and
+    /// in all runs. True for collectives without sums.
     pub fn sums_in_rank_order(self, collective: Collective) -> bool {
         use Algorithm::{Direct, DirectRead, OneShot, TwoShot};
         !collective.reduces() || matches!(self, OneShot | TwoShot | Direct | DirectRead)
@@ -126,17 +125,17 @@ pub(crate) fn names(algorithms: &[Algorithm]) -> String {
     algorithms.iter().map(|algorithm| algorithm.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// Options of an algorithm.
+/// Algorithm options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Options {
-    /// Number of chunks of pipelined algorithms.
+    /// Chunk count for pipelined algorithms.
     pub chunks: u32,
-    /// Ranks of a node, for hierarchical algorithms; ranks of a node are consecutive.
+    /// Ranks per node, for hierarchical algorithms; a node's ranks are consecutive.
     pub local: u32,
 }
 
 impl Default for Options {
-    /// 8 chunks, 1 rank of a node.
+    /// 8 chunks, 1 rank per node.
     fn default() -> Options {
         Options { chunks: 8, local: 1 }
     }

@@ -1,4 +1,4 @@
-//! Construction of a schedule by the name of its algorithm, and the enum over all schedules.
+//! Schedule construction by algorithm name, and the enum over all schedules.
 
 use crate::algorithm::{Algorithm, Options, names};
 use crate::broadcast::{Binomial, Pipelined};
@@ -16,11 +16,11 @@ use crate::ring::{RingAllGather, RingAllReduce, RingReduceScatter};
 use crate::schedule::Schedule;
 use crate::tree::TreeAllReduce;
 
-/// Builds the schedule of `collective` by `algorithm` among `ranks`.
+/// Builds the schedule for `collective` by `algorithm` among `ranks`, for example an all-reduce by ring among 8.
 ///
 /// # Errors
 /// If the algorithm does not compute the collective, or a number is out of range: ranks from 1 to
-/// [`MAX_RANKS`], a multiple of the ranks of a node, chunks from 1 to 65,536.
+/// [`MAX_RANKS`], a multiple of the ranks per node, chunks from 1 to 65,536.
 pub fn build(
     collective: Collective,
     algorithm: Algorithm,
@@ -74,7 +74,7 @@ pub fn build(
 
 macro_rules! any_schedule {
     ($($variant:ident($type:ty)),* $(,)?) => {
-        /// Schedule of any algorithm, without type parameter or dynamic dispatch.
+        /// Schedule for any algorithm, without type parameter or dynamic dispatch.
         #[derive(Clone, Debug)]
         #[non_exhaustive]
         #[allow(missing_docs)]

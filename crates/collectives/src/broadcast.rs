@@ -28,7 +28,7 @@ impl Binomial {
     }
 }
 
-/// Distance of `rank` from `root` around the ring of ranks.
+/// Distance from `root` to `rank` around the ring of ranks.
 fn relative_rank(rank: Rank, root: Rank, ranks: u32) -> u32 {
     (rank.0 + ranks - root.0) % ranks
 }
@@ -74,7 +74,7 @@ impl Schedule for Binomial {
             Op::Write { to, source, target: Span::output(0, 1), lane: 0, step }
         };
         match relative {
-            // The copy of the root comes last.
+            // The root's copy comes last.
             0 if index < self.children(0) => write(index, Span::input(0, 1)),
             0 => Op::copy_all(1),
             _ if index == 0 => {
@@ -86,11 +86,11 @@ impl Schedule for Binomial {
     }
 }
 
-/// Broadcast by a chain of all ranks, or by a double tree of all but the root, in chunks.
+/// Broadcast in chunks by a chain through all ranks, or by a double tree over all ranks but the root.
 ///
-/// Cost, in the notation of [`ring`](crate::ring), for `C` chunks: the chain `(C + N-2) (a + n/C b)`; the
-/// tree, of depth `D = ceil(log2(N-1))` and with `C` chunks of each half, `(C + D) a` and at most `(C + D) n/C b`,
-/// reached from about four chunks on (Sanders et al. 2009, see [`tree`](crate::tree)). No scratch.
+/// Cost, in the notation of [`ring`](crate::ring), for `C` chunks: the chain `(C + N-2) (a + n/C b)`; the tree, with
+/// depth `D = ceil(log2(N-1))` and `C` chunks per half, `(C + D) a` and at most `(C + D) n/C b`, reached from about
+/// four chunks on (Sanders et al. 2009, see [`tree`](crate::tree)). No scratch.
 #[derive(Clone, Debug)]
 pub struct Pipelined {
     ranks: u32,
@@ -102,10 +102,10 @@ pub struct Pipelined {
     nodes: Vec<PipelineNode>,
 }
 
-/// Neighbours and pipeline of a rank, for each half of the vector; a chain has one half.
+/// A rank's neighbours and pipeline, for each vector half; a chain has one half.
 #[derive(Clone, Debug)]
 struct PipelineNode {
-    /// Relative ranks of the parents; unused at the root.
+    /// Relative parent ranks; unused at the root.
     parents: [u32; 2],
     children: [[Option<u32>; 2]; 2],
     pipeline: Pipeline<2>,
@@ -129,7 +129,7 @@ impl Pipelined {
     }
 
     pub(crate) fn tree(ranks: u32, root: Rank, chunks: u32) -> Pipelined {
-        // The root feeds two trees of all other ranks; relative rank `r` is node `r - 1` of them.
+        // The root feeds two trees over all other ranks, in which relative rank `r` is node `r - 1`.
         let others = ranks - 1;
         let all: Vec<_> = (0..others).map(|rank| nodes(rank, others)).collect();
         let depth = all.iter().flatten().map(|node| node.depth).max().unwrap_or(0);

@@ -1,27 +1,27 @@
-//! Reduce-scatter, all-gather and all-reduce on a circulant graph: few steps for any number of ranks.
+//! Reduce-scatter, all-gather and all-reduce on a circulant graph: few steps for any rank count.
 //!
-//! Source: Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", arXiv:2410.14234, 2024. In step
-//! `k` of `K = ceil(log2 N)` the distance between partners is `ceil(N / 2^k)`. Each rank numbers the blocks from its
-//! own on: block `i` of rank `r` is block `(r + i) mod N` of the vector. Cost, in the notation of
-//! [`ring`](crate::ring): `K a + (N-1)/N nb` for each of the two, and `g` for each byte added; no rank is folded.
-//! For a power of two these are the cost and the volume of recursive halving and doubling.
+//! Source: Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", arXiv:2410.14234, 2024. In step `k`
+//! (`K = ceil(log2 N)` steps in all) the distance between partners is `ceil(N / 2^k)`: for example 3, 2 and 1
+//! among 6 ranks. Each rank numbers the blocks from its own on: rank `r`'s block `i` is vector block `(r + i) mod N`.
+//! Cost, in the notation of [`ring`](crate::ring): `K a + (N-1)/N nb` for each phase, and `g` for each byte added; no
+//! rank is folded. For a power of two, cost and volume equal recursive halving and doubling.
 
 use crate::op::{Collective, Op, Rank, Span};
 use crate::schedule::Schedule;
 
-/// The circulant algorithm of a collective.
+/// Circulant algorithm for a collective.
 #[derive(Clone, Copy, Debug)]
 pub struct Circulant {
     collective: Collective,
     ranks: u32,
-    /// Steps of one phase.
+    /// Steps per phase.
     depth: u32,
 }
 
-/// Sums travel in scratch, numbered from the rank's own block on; each step has slots for its arrivals, since peers
-/// are not notified when those of an earlier step are free.
+/// Sums travel in scratch, numbered from the rank's own block on; each step has separate slots for arrivals, since
+/// peers are not notified when an earlier step's slots are free.
 impl Circulant {
-    /// Algorithm of a reduce-scatter, an all-gather or an all-reduce.
+    /// Algorithm for a reduce-scatter, an all-gather or an all-reduce.
     pub(crate) fn new(collective: Collective, ranks: u32) -> Circulant {
         Circulant { collective, ranks, depth: ranks.next_power_of_two().ilog2() }
     }
@@ -34,7 +34,7 @@ impl Circulant {
         self.collective != Collective::ReduceScatter
     }
 
-    /// Distance between partners in a step, from 1 on; step 0 is the number of ranks.
+    /// Distance between partners in a step, from 1 on; step 0 has the rank count.
     fn distance(&self, step: u32) -> u32 {
         self.ranks.div_ceil(1 << step)
     }
@@ -54,7 +54,7 @@ impl Circulant {
         Rank((rank.0 + self.ranks - distance) % self.ranks)
     }
 
-    /// Number of runs of `blocks` consecutive blocks from `first` on: two if they pass the end of the vector.
+    /// Run count for `blocks` consecutive blocks from `first` on: two if they pass the vector end.
     fn runs(&self, first: u32, blocks: u32) -> u32 {
         1 + u32::from(first + blocks > self.ranks)
     }
@@ -65,22 +65,22 @@ impl Circulant {
         if run == 0 { (0, first, before) } else { (before, 0, blocks - before) }
     }
 
-    /// True if a block of the input takes no part in the first step, and is copied to the sums.
+    /// True if an input block takes no part in the first step, and is copied to the sums.
     fn copies(&self) -> bool {
         self.ranks > 2 && self.ranks % 2 == 1
     }
 
-    /// First scratch slot of the arrivals of a step after the first.
+    /// First scratch slot for arrivals in a step after the first.
     fn arrivals(&self, step: u32) -> u32 {
         2 * self.distance(1) - self.distance(step - 1)
     }
 
-    /// Span of the rank's own result.
+    /// Span with the rank's own result.
     fn result(&self, rank: Rank) -> Span {
         Span::output(if self.gathers() { rank.0 } else { 0 }, 1)
     }
 
-    /// Number of operations of `rank` in a step of the first phase.
+    /// Operation count for `rank` in a first-phase step.
     fn reduce_len(&self, rank: Rank, step: u32) -> u32 {
         if step > 1 {
             return 3;
@@ -89,7 +89,7 @@ impl Circulant {
         self.runs(ahead.0, moved) + 1 + self.runs(rank.0, moved) + u32::from(self.copies())
     }
 
-    /// The first step: blocks of the input are sent and added.
+    /// The first step: input blocks are sent and added.
     fn first_op(&self, rank: Rank, index: u32) -> Op {
         let (distance, moved) = (self.distance(1), self.moved(1));
         let (to, from) = (self.ahead(rank, distance), self.behind(rank, distance));
@@ -116,7 +116,7 @@ impl Circulant {
         }
     }
 
-    /// A later step of the first phase: sums are sent and added; the last one arrives at its position.
+    /// A later step in the first phase: sums are sent and added; the last one arrives at its position.
     fn reduce_op(&self, rank: Rank, step: u32, part: u32) -> Op {
         let (distance, moved) = (self.distance(step), self.moved(step));
         let (to, from) = (self.ahead(rank, distance), self.behind(rank, distance));
@@ -134,12 +134,12 @@ impl Circulant {
         }
     }
 
-    /// Number of operations of `rank` in a step of the second phase.
+    /// Operation count for `rank` in a second-phase step.
     fn gather_len(&self, rank: Rank, step: u32) -> u32 {
         self.runs(rank.0, self.moved(step)) + 1
     }
 
-    /// A step of the second phase: the blocks from the rank's own on are sent behind.
+    /// A step in the second phase: the blocks from the rank's own on are sent behind.
     fn gather_op(&self, rank: Rank, step: u32, index: u32) -> Op {
         let (distance, moved) = (self.distance(step), self.moved(step));
         let lane = self.steps() - step;
@@ -187,7 +187,7 @@ impl Schedule for Circulant {
         alone + u32::from(self.reduces()) * reduced + u32::from(self.gathers()) * gathered
     }
 
-    /// O(log N): operations of a step differ in number between ranks.
+    /// O(log N): ranks differ in how many operations a step has.
     fn op(&self, rank: Rank, mut index: u32) -> Op {
         if self.ranks == 1 {
             return Op::copy_all(1);

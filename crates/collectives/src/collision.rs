@@ -1,21 +1,21 @@
-//! Collision: writes of one step that share a link.
+//! Collision: writes in one step that share a link.
 
 use crate::op::Rank;
 use std::fmt;
 use weft_topology::LinkId;
 
-/// Writes of one step that share a link.
+/// Writes in one step that share a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collision {
     /// Step.
     pub step: u32,
     /// Link.
     pub link: LinkId,
-    /// Name of the link.
+    /// Link name.
     pub name: String,
-    /// Number of writes.
+    /// Write count.
     pub load: u32,
-    /// Source and destination of the first 64 writes.
+    /// Source and destination for the first 64 writes.
     pub pairs: Vec<(Rank, Rank)>,
 }
 

@@ -1,32 +1,32 @@
-//! Halving and doubling among members of any number: shared by HD, HDRM and the rails of a hierarchy.
+//! Halving and doubling among any number of members: shared by HD, HDRM and the rails in a hierarchy.
 
 use crate::op::{Op, Rank, Span};
 
-/// Odd parts of a core: with these the core has more than 4/5 of all members.
+/// Odd core factors: with these the core has more than 4/5 of all members.
 const ODD_PARTS: [u32; 4] = [1, 3, 5, 7];
 
-/// All-reduce among `members`: halving over the digits of the member's number, then doubling back.
+/// All-reduce among `members`: halving over the digits in the member number, then doubling back.
 ///
-/// The *core* is the largest `q 2^a` up to `members`, `q` of 1, 3, 5, 7: the digits of its members are `a` bits from
-/// the lowest on, and one of base `q` above them. At a level of base `r` a member sends a part of its remaining
-/// blocks to each of the `r - 1` members that differ in this digit.
+/// The *core* is the largest `q 2^a` up to `members`, with `q` in 1, 3, 5, 7: for example 10 = 5 * 2 for 11 members. Core
+/// members' digits are `a` bits from the lowest on, and one base-`q` digit above them. At a level with base `r` a
+/// member sends a part of its remaining blocks to each of the `r - 1` members that differ in this digit.
 ///
 /// Members beyond the core are *folded*: after two levels the vector is cut into 4 parts (10 or 14 where these levels
-/// are all). A folded member sends each part to a member of the core that keeps it, its *proxy*, while the core
-/// exchanges the first two levels, and receives the sums while the core doubles the last two. The core has proxies
-/// for all: each serves one folded member.
+/// are all). A folded member sends each part to the core member that keeps it, its *proxy*, while the core exchanges
+/// the first two levels, and receives the sums while the core doubles the last two. The core has proxies for all: each
+/// serves one folded member.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cube {
     members: u32,
-    /// Number of bits, `a`.
+    /// Bit count, `a`.
     bits: u32,
-    /// Base of the top digit, `q`; 1 without one.
+    /// Top digit base, `q`; 1 without one.
     odd: u32,
     /// True if the contribution is in the output instead of the input.
     in_place: bool,
 }
 
-/// Mapping of members, blocks, slots and steps to those of the schedule.
+/// Mapping from members, blocks, slots and steps to the schedule's.
 pub(crate) struct CubeLayout {
     /// Rank of member 0; `stride` is the distance to the next member in ranks.
     pub(crate) first_rank: u32,
@@ -74,7 +74,7 @@ impl Cube {
         Cube { members, bits, odd, in_place }
     }
 
-    /// Number of blocks and of members of the core.
+    /// Block count, and core member count.
     pub(crate) fn blocks(&self) -> u32 {
         self.odd << self.bits
     }
@@ -87,7 +87,7 @@ impl Cube {
         2 * self.levels()
     }
 
-    /// Base of the digit of a level.
+    /// Digit base at a level.
     fn base(&self, level: u32) -> u32 {
         if level < self.bits { 2 } else { self.odd }
     }
@@ -97,8 +97,7 @@ impl Cube {
         if level > self.bits { 1 } else { self.odd << (self.bits - level) }
     }
 
-    /// Blocks that `member` keeps after `level` levels, as first and count: its digits, from the lowest, select
-    /// parts.
+    /// Blocks that `member` keeps after `level` levels, as first and count: the digits, from the lowest, select parts.
     fn kept(&self, member: u32, level: u32) -> (u32, u32) {
         let low = u64::from(member) & ((1 << level.min(self.bits)) - 1);
         let first = self.odd * (u64::from((low as u32).reverse_bits()) >> (32 - self.bits)) as u32;
@@ -106,7 +105,7 @@ impl Cube {
         (first + top, self.kept_blocks(level))
     }
 
-    /// The `number`th peer of a level, from 0: its digit is `number + 1` above the member's, modulo the base.
+    /// The `number`th peer at a level, from 0: its digit is `number + 1` above the member's, modulo the base.
     fn peer(&self, member: u32, level: u32, number: u32) -> u32 {
         if level < self.bits {
             return member ^ (1 << level);
@@ -115,20 +114,20 @@ impl Cube {
         low | ((((member >> self.bits) + number + 1) % self.odd) << self.bits)
     }
 
-    /// Number of the member at its `number`th peer.
+    /// The member's number at its `number`th peer.
     fn number_at_peer(&self, level: u32, number: u32) -> u32 {
         self.base(level) - 2 - number
     }
 
-    /// First slot of the arrivals of a peer. Each has its own slots, since peers are not notified when earlier ones
-    /// are free. At level 0, an unfilled output receives the arrivals of the first peer.
+    /// First slot for arrivals from a peer. Each has its own slots, since peers are not notified when earlier ones are
+    /// free. At level 0, an unfilled output receives the first peer's arrivals.
     fn slot(&self, level: u32, number: u32) -> u32 {
         let in_output = if self.in_place { 0 } else { self.kept_blocks(1) };
         let before = self.blocks() - self.kept_blocks(level);
         before + number * self.kept_blocks(level + 1) - in_output
     }
 
-    /// First slot of the part of a folded member.
+    /// First slot for a folded member's part.
     fn fold_slot(&self) -> u32 {
         if self.levels() == 0 { 0 } else { self.slot(self.levels(), 0) }
     }
@@ -141,12 +140,12 @@ impl Cube {
         }
     }
 
-    /// Number of parts of a folded member's vector: the core has at least 8 members, so two levels.
+    /// Part count for a folded member's vector: the core has at least 8 members, so two levels.
     fn parts(&self) -> u32 {
         self.base(0) * self.base(1)
     }
 
-    /// The folded member that a member of the core is a proxy of.
+    /// The folded member for which a core member is the proxy.
     fn folded_at(&self, member: u32) -> Option<u32> {
         let folded = self.members - self.blocks();
         if folded == 0 || member >= self.blocks() {
@@ -156,7 +155,7 @@ impl Cube {
         (number < folded).then_some(self.blocks() + number)
     }
 
-    /// Proxy of a part of a folded member.
+    /// Proxy for a folded member's part.
     fn proxy(&self, folded: u32, part: u32) -> u32 {
         let low = if self.bits > 1 {
             (part >> 1) | ((part & 1) << 1)
@@ -166,20 +165,20 @@ impl Cube {
         low + (folded - self.blocks()) * self.parts()
     }
 
-    /// Part that a folded member sends at a position, from 0 to the number of parts: half of them belong to
-    /// the first step, as the core's own exchange does.
+    /// Part that a folded member sends at a position, from 0 to the part count: half belong to the first step, as the
+    /// core's own exchange does.
     fn part_at(&self, folded: u32, position: u32) -> u32 {
         (position + folded) % self.parts()
     }
 
-    /// Level during which a part is sent, and during which its sum returns.
+    /// Level during which a part is sent, and during which the sum returns.
     fn fold_level(&self, folded: u32, part: u32) -> u32 {
         let parts = self.parts();
         let position = (part + parts - folded % parts) % parts;
         u32::from(position >= parts / 2)
     }
 
-    /// Number of peers at all levels together.
+    /// Peer count over all levels.
     fn exchanges(&self) -> u32 {
         self.bits + self.odd - 1
     }
@@ -230,7 +229,7 @@ impl Cube {
         unreachable!("the index is below the number of operations")
     }
 
-    /// Operations of a folded member: writes of all parts, then waits for their sums in the order of their return.
+    /// Operations for a folded member: writes for all parts, then waits for the sums in the order in which they return.
     fn folded_op(&self, member: u32, index: u32, layout: &CubeLayout) -> Op {
         let parts = self.parts();
         if index >= parts {
@@ -249,7 +248,7 @@ impl Cube {
         layout.write(self.proxy(member, part), self.fold_level(member, part), source, target)
     }
 
-    /// Wait for the part of a folded member, and its addition.
+    /// Waits for a folded member's part, and adds it.
     fn add_folded(&self, member: u32, folded: u32, index: u32, layout: &CubeLayout) -> Op {
         let (first, blocks) = self.kept(member, 2);
         if index == 0 {
@@ -259,7 +258,7 @@ impl Cube {
         Op::Reduce { source, target: layout.output(first, blocks) }
     }
 
-    /// A level of halving: writes to all peers, then a wait and an addition for each.
+    /// A halving level: writes to all peers, then a wait and an addition for each.
     fn halve(&self, member: u32, level: u32, index: u32, layout: &CubeLayout) -> Op {
         let peers = self.base(level) - 1;
         let unfilled = level == 0 && !self.in_place;
@@ -293,7 +292,7 @@ impl Cube {
         }
     }
 
-    /// A level of doubling: writes to all peers and to a folded member, then a wait for each peer.
+    /// A doubling level: writes to all peers and to a folded member, then a wait for each peer.
     fn double(
         &self,
         member: u32,

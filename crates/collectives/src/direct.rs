@@ -1,18 +1,18 @@
 //! Direct algorithms: every rank writes to every other at once.
 //!
-//! Algorithm `direct-read` has the same schedules, executed by reads: a write is then a signal by which its target
+//! Algorithm `direct-read` has the same schedules, executed by reads: a write is then a signal to the target, which
 //! reads the source in place, see `executor/read_plan.rs`.
 //!
-//! Cost, in the notation of [`ring`](crate::ring), if the link of a rank is the bottleneck: one-shot
-//! all-reduce takes `a + (N-1)nb + (N-1)ng`, two-shot `2a + 2(N-1)/N nb + (N-1)/N ng`; reduce-scatter, all-gather
-//! and all-to-all `a + (N-1)/N nb` (and `(N-1)/N ng` for the sums), broadcast `a + (N-1)nb`. Each sum is added in
-//! rank order, so it is equal at all ranks and in every run.
+//! Cost, in the notation of [`ring`](crate::ring), if a rank's link is the bottleneck: one-shot all-reduce takes
+//! `a + (N-1)nb + (N-1)ng`, two-shot `2a + 2(N-1)/N nb + (N-1)/N ng`; reduce-scatter, all-gather and all-to-all
+//! `a + (N-1)/N nb` (and `(N-1)/N ng` for the sums), broadcast `a + (N-1)nb`. Each sum is added in rank order, so it is
+//! equal at all ranks and in every run.
 
 use crate::op::{Collective, Op, Rank, Span};
 use crate::ordered_sum::{OrderedSum, peer};
 use crate::schedule::Schedule;
 
-/// Variant of the direct algorithm.
+/// Direct algorithm variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirectVariant {
     OneShot,
@@ -39,7 +39,7 @@ impl Direct {
         OrderedSum { member, members: self.ranks }
     }
 
-    /// Span of the sum at rank `rank`.
+    /// Span for the sum at rank `rank`.
     fn place(&self, rank: u32) -> Span {
         match self.variant {
             DirectVariant::TwoShot => Span::output(rank, 1),

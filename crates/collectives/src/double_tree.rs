@@ -1,12 +1,11 @@
 //! Double binary tree: the shape of two trees over the same ranks.
 //!
-//! Source: Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-//! Parallel Computing 2009: two trees, each for half of the vector; the leaves of one are the inner nodes of the
-//! other, so that every rank sends as much as it receives. The shape is the in-order tree in which the lowest set
-//! bit of a position is its height; the second tree is the first one mirrored, or shifted by one for an odd number
-//! of ranks.
+//! Source: Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel
+//! Computing 2009: two trees, each for one vector half; the leaves in one are the inner nodes in the other, so that
+//! every rank sends as much as it receives. The shape is the in-order tree in which the lowest set bit in a position is
+//! the node height; the second tree is the first one mirrored, or shifted by one for an odd rank count.
 
-/// Neighbours of a rank in one tree.
+/// A rank's neighbours in one tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Node {
     pub(crate) parent: Option<u32>,
@@ -15,7 +14,7 @@ pub(crate) struct Node {
     pub(crate) depth: u32,
 }
 
-/// Node of a position in the in-order tree of `count` positions; position 0 is the root, with one child.
+/// Node at a position in the in-order tree of `count` positions; position 0 is the root, with one child.
 fn node(position: u32, count: u32) -> Node {
     let parent = parent(position, count);
     let mut children = [None, None];
@@ -44,7 +43,7 @@ fn parent(position: u32, count: u32) -> Option<u32> {
     Some(if up < count { up } else { position ^ low })
 }
 
-/// Nodes of `rank` in both trees of `count` ranks.
+/// Nodes for `rank` in both trees over `count` ranks.
 pub(crate) fn nodes(rank: u32, count: u32) -> [Node; 2] {
     let second = |position: u32| {
         if count.is_multiple_of(2) { count - 1 - position } else { (position + 1) % count }

@@ -1,4 +1,4 @@
-//! Errors of schedules, one variant per cause.
+//! Schedule errors, one variant per cause.
 
 use crate::collision::Collision;
 use crate::op::{Collective, OpLocation, Rank, Span};
@@ -10,7 +10,7 @@ pub enum Error {
     /// Number out of range.
     #[error("{what} is {value}: expected {least} to {most}")]
     OutOfRange {
-        /// Meaning of the number.
+        /// Counted quantity, for example `the number of chunks`.
         what: &'static str,
         /// Number.
         value: u64,
@@ -37,37 +37,37 @@ pub enum Error {
         /// All names.
         known: String,
     },
-    /// Number that is not the required multiple: ranks of nodes, or blocks of ranks.
+    /// Number that is not a required multiple, for example 6 ranks with 4 per node.
     #[error("{whole} {what}: expected a multiple of {parts}")]
     Uneven {
-        /// Meaning of the number.
+        /// Counted quantity, for example `the number of chunks`.
         what: &'static str,
         /// Number.
         whole: u32,
         /// Required divisor.
         parts: u32,
     },
-    /// Invalid JSON of a program.
+    /// Invalid program JSON.
     #[error("not a program: {0}")]
     Json(String),
     /// Size beyond a limit.
     #[error("{what}: {needed}, at most {limit} allowed")]
     TooLarge {
-        /// Meaning of the size.
+        /// Measured quantity, for example `bytes of JSON`.
         what: &'static str,
         /// Size.
         needed: u64,
         /// Limit.
         limit: u64,
     },
-    /// Span outside of its buffer, or of an invalid use.
+    /// Span outside the buffer, or with an invalid use.
     #[error("{at}: {span} {problem}")]
     Span {
         /// Operation.
         at: OpLocation,
         /// Span.
         span: Span,
-        /// Its problem.
+        /// Problem text.
         problem: String,
     },
     /// Invalid peer, lane, step or count.
@@ -75,18 +75,18 @@ pub enum Error {
     Operation {
         /// Operation.
         at: OpLocation,
-        /// Its problem.
+        /// Problem text, for example `its peer is the rank itself`.
         problem: String,
     },
-    /// Write of an earlier step than a write that it depends on.
+    /// Write with an earlier step than a write that it depends on.
     #[error("{at}: rank {} has completed step {reached}", at.rank)]
     StepOrder {
         /// Write.
         at: OpLocation,
-        /// Last completed step of the rank.
+        /// Last step that the rank has completed.
         reached: u32,
     },
-    /// Read of an unwritten block.
+    /// Read from an unwritten block.
     #[error("{at}: reads {block}, which is unwritten")]
     Unwritten {
         /// Reading operation.
@@ -94,14 +94,14 @@ pub enum Error {
         /// Block.
         block: Span,
     },
-    /// Use of a block that is not ordered after a conflicting use.
+    /// Block use that is not ordered after a conflicting use.
     #[error("{at}: {use_} {block} of rank {owner} without waiting until {other} has {done} it")]
     Race {
         /// Operation that may start too early.
         at: OpLocation,
         /// `reads`, `writes` or `overwrites`.
         use_: &'static str,
-        /// Owner of the block.
+        /// Block owner.
         owner: Rank,
         /// Block.
         block: Span,
@@ -115,12 +115,12 @@ pub enum Error {
     Twice {
         /// Addition.
         at: OpLocation,
-        /// Rank of the contribution.
+        /// Rank that contributed.
         contributor: Rank,
-        /// Block of the vector.
+        /// Vector block.
         block: u32,
     },
-    /// Block of the vector at the position of another.
+    /// Vector block at another block's position.
     #[error(
         "{at}: writes block {found} of the vector to {place}, the position of block {expected}"
     )]
@@ -129,9 +129,9 @@ pub enum Error {
         at: OpLocation,
         /// Target block.
         place: Span,
-        /// Block of the vector that it writes.
+        /// Vector block that it writes.
         found: u32,
-        /// Block of the vector of that position.
+        /// Vector block for that position.
         expected: u32,
     },
     /// Wait that may count another write than intended.
@@ -171,17 +171,17 @@ pub enum Error {
     /// Wrong block in the final output.
     #[error("rank {rank}: final {block} {problem}")]
     Result {
-        /// Rank of the output.
+        /// Output rank.
         rank: Rank,
-        /// Block of the output.
+        /// Output block.
         block: Span,
-        /// Its problem.
+        /// Problem text.
         problem: String,
     },
     /// Invalid rank placement.
     #[error("the rank placement {0}")]
     RankPlacement(String),
-    /// Two endpoints in one half of a BiGraph, which have a path through each switch of the other half.
+    /// Two endpoints in one BiGraph half, which have a path through each switch in the other half.
     #[error("{from} and {to} are in one half of the BiGraph: there is no unique path")]
     NoUniquePath {
         /// Source endpoint.
@@ -189,10 +189,10 @@ pub enum Error {
         /// Destination endpoint.
         to: String,
     },
-    /// Contention: writes of one step share a link.
+    /// Contention: writes in one step share a link.
     #[error("{count} collisions; the first: {first}")]
     Contention {
-        /// Number of collisions.
+        /// Collision count.
         count: u64,
         /// First collision.
         first: Box<Collision>,
@@ -201,7 +201,7 @@ pub enum Error {
     #[error("the cost {what} is {value}: expected a finite number {}",
         if *what == "add_bytes_per_s" { "above 0" } else { "of at least 0" })]
     InvalidCost {
-        /// Field of [`Costs`](crate::tune::Costs).
+        /// Field in [`Costs`](crate::tune::Costs).
         what: &'static str,
         /// Value.
         value: f64,
@@ -209,7 +209,7 @@ pub enum Error {
     /// No algorithm could be estimated.
     #[error("no algorithm can be chosen: {0}")]
     NoCandidate(String),
-    /// Error of the network, such as a missing path.
+    /// Network error, such as a missing path.
     #[error(transparent)]
     Topology(#[from] weft_topology::Error),
 }

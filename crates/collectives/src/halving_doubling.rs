@@ -4,20 +4,19 @@ use crate::cube::{Cube, CubeLayout};
 use crate::op::{Collective, Op, Rank};
 use crate::schedule::Schedule;
 
-/// All-reduce by halving-doubling: at level `k` a rank exchanges half of its remaining blocks with the rank that
-/// differs in bit `k`; then the sums return the same way.
+/// All-reduce by halving-doubling: at level `k` a rank exchanges half the remaining blocks with the rank that differs
+/// in bit `k`; then the sums return the same way.
 ///
-/// Sources: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004 (vector halving,
-/// distance doubling); Ruefenacht, Bull, Booth, "Generalisation of Recursive Doubling for AllReduce: Now with
-/// Simulation", Parallel Computing, 2017 (levels of another base than 2). With `C = q 2^k` the largest such number
-/// up to `N`, `q` of 1, 3, 5, 7, the last level is of base `q`. Ranks from `C` on exchange `1/w` of their vector with
-/// each of `w` of the others during the first two levels, `w` = 4, or `2q` if `k` = 1; this fold is Weft's own. Cost, in
-/// the notation of [`ring`](crate::ring), for `L` levels: `2L a + 2(C-1)/C nb + (C-1)/C ng`, and `4/w nb + 1/w ng`
-/// more if `N > C`.
+/// Sources: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004 (vector halving, distance
+/// doubling); Ruefenacht, Bull, Booth, "Generalisation of Recursive Doubling for AllReduce: Now with Simulation",
+/// Parallel Computing, 2017 (levels with another base than 2). With `C = q 2^k` the largest such number up to `N`, `q`
+/// in 1, 3, 5, 7, the last level has base `q`. Ranks from `C` on exchange `1/w` of the vector with each of `w` others
+/// during the first two levels, `w` = 4, or `2q` if `k` = 1; this fold is Weft's own. Cost, in the notation of
+/// [`ring`](crate::ring), for `L` levels: `2L a + 2(C-1)/C nb + (C-1)/C ng`, and `4/w nb + 1/w ng` more if `N > C`.
 ///
-/// HDRM (Dong et al., "EFLOPS: algorithm and system co-design for a high performance distributed training
-/// platform", HPCA 2020) is this schedule on a BiGraph, with ranks placed so that each bit's flip crosses
-/// from one half of the switches to the other: `weft-topology` computes that rank placement.
+/// HDRM (Dong et al., "EFLOPS: algorithm and system co-design for a high performance distributed training platform",
+/// HPCA 2020) is this schedule on a BiGraph, with ranks placed so that each bit's flip crosses between the two switch
+/// halves: `weft-topology` computes that rank placement.
 #[derive(Clone, Copy, Debug)]
 pub struct HalvingDoubling {
     cube: Cube,

@@ -5,13 +5,12 @@ use crate::op::{Collective, Op, Rank, Span};
 use crate::ordered_sum::{OrderedSum, peer};
 use crate::schedule::Schedule;
 
-/// All-reduce with `G` ranks on each node: a direct reduce-scatter within the node, halving-doubling (HDRM, with
-/// the rank placement of the rails) among the ranks of equal number on all nodes, a direct all-gather within the
-/// node. Rank `r` has number `r mod G` on node `r / G`.
+/// All-reduce with `G` ranks on each node: a direct reduce-scatter within the node, halving-doubling (HDRM, with the
+/// rails' rank placement) among the ranks with equal numbers on all nodes, a direct all-gather within the node. Rank
+/// `r` has number `r mod G` on node `r / G`.
 ///
-/// Between nodes each rank sends `2/G` of the vector, over its own NIC. Cost, in the notation of
-/// [`ring`](crate::ring), for `M` nodes, `C`, `L` and `w` of `M` as in
-/// [`halving_doubling`](crate::halving_doubling), and `a'`, `b'` within the node:
+/// Between nodes each rank sends `2/G` of the vector over its own NIC. Cost, in the notation of [`ring`](crate::ring), for
+/// `M` nodes, `C`, `L` and `w` for `M` as in [`halving_doubling`](crate::halving_doubling), and `a'`, `b'` within the node:
 /// `2a' + 2(G-1)/G nb' + 2L a + 2(C-1)/C n/G b + ((G-1)/G + (C-1)/CG) ng`, and `4/w n/G b + 1/w n/G g` more if `M > C`.
 #[derive(Clone, Copy, Debug)]
 pub struct Hierarchical {
@@ -21,7 +20,7 @@ pub struct Hierarchical {
 }
 
 impl Hierarchical {
-    /// `ranks` is a multiple of `local`.
+    /// `ranks` is divisible by `local`.
     pub(crate) fn new(ranks: u32, local: u32) -> Hierarchical {
         Hierarchical { local, ranks, cube: Cube::new(ranks / local, local > 1) }
     }
@@ -30,7 +29,7 @@ impl Hierarchical {
         OrderedSum { member: number, members: self.local }
     }
 
-    /// Blocks that the rank of number `number` of each node sums, as first and count.
+    /// Blocks that rank number `number` on each node sums, as first and count.
     fn part(&self, number: u32) -> (u32, u32) {
         (number * self.cube.blocks(), self.cube.blocks())
     }

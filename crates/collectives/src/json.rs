@@ -1,4 +1,4 @@
-//! JSON format of programs.
+//! JSON format for programs.
 
 use crate::error::{Error, at_most};
 use crate::op::{MAX_RANKS, OpLocation, Rank};
@@ -7,13 +7,13 @@ use crate::verify;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Value of the key `format`.
+/// Value for the key `format`.
 const FORMAT: &str = "weft-schedule-1";
 
 /// Largest text, in bytes.
 const MAX_TEXT: u64 = 1 << 28;
 
-/// Limit on the operations of all ranks together.
+/// Limit on all ranks' operations together.
 const MAX_OPERATIONS: u64 = 1 << 24;
 
 #[derive(Serialize, Deserialize)]
@@ -24,17 +24,17 @@ struct File<'a> {
 }
 
 impl Program {
-    /// JSON of the program.
+    /// The program as JSON.
     pub fn to_json(&self) -> String {
         let file = File { format: FORMAT.to_owned(), schedule: Cow::Borrowed(self) };
         serde_json::to_string_pretty(&file).expect("all fields of a program have a JSON form")
     }
 
-    /// Parses a program of any origin. All ranks, lanes, steps and spans are checked to exist;
-    /// [`verify`](crate::verify()) proves that the program computes its collective.
+    /// Parses an untrusted program. All ranks, lanes, steps and spans are checked to exist; [`verify`](crate::verify())
+    /// proves that the program computes the collective.
     ///
     /// # Errors
-    /// [`Error::Json`] with line and column, [`Error::TooLarge`], and the errors of [`Program::check`].
+    /// [`Error::Json`] with line and column, [`Error::TooLarge`], and the errors from [`Program::check`].
     pub fn from_json(text: &str) -> Result<Program, Error> {
         at_most("bytes of JSON", text.len() as u64, MAX_TEXT)?;
         let file: File<'_> =
@@ -51,7 +51,7 @@ impl Program {
     /// Static check: sizes within limits, and every rank, lane, step and span exists.
     ///
     /// # Errors
-    /// The first fault, with its rank and operation.
+    /// The first fault, with rank and operation.
     pub fn check(&self) -> Result<(), Error> {
         at_most("ranks", self.ops.len() as u64, MAX_RANKS.into())?;
         let operations = self.ops.iter().map(|ops| ops.len() as u64).sum();

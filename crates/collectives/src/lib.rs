@@ -1,23 +1,23 @@
-//! Collectives as data: schedules of counted writes, and proofs about them.
+//! Collectives as data: counted-write schedules, and proofs about them.
 //!
-//! A [`Schedule`] is the ordered list of operations of each rank: post a counted write, wait for the writes of
-//! a peer, add, copy. [`build()`] constructs one by the name of its algorithm, for any number of ranks; a
-//! [`Program`] stores one explicitly. The module [`schedule`] defines the semantics of the operations, on which
-//! every executor relies. `docs/collectives.md` has the algorithms, their costs, and examples.
+//! A [`Schedule`] lists each rank's operations in order: post a counted write, wait for a peer's writes, add, copy.
+//! [`build()`] constructs one by algorithm name, for any rank count; a [`Program`] stores one explicitly. The module
+//! [`schedule`] defines the operation semantics, on which every executor relies. `docs/collectives.md` has the
+//! algorithms with costs and examples.
 //!
-//! - `op`: ranks, collectives, spans and operations; [`schedule`]: the trait and its semantics; `program`,
-//!   `json`, `listing`: stored schedules, their file format and their printed form
-//! - algorithms: [`ring`], [`tree`], [`halving_doubling`], [`hierarchical`], [`direct`], [`pairwise`],
-//!   [`recursive`], [`circulant`], [`broadcast`]; their parts: `cube`, `double_tree`, `ordered_sum`, `pipeline`
+//! - `op`: ranks, collectives, spans and operations; [`schedule`]: the trait and the semantics; `program`, `json`,
+//!   `listing`: stored schedules, file format and printed form
+//! - algorithms: [`ring`], [`tree`], [`halving_doubling`], [`hierarchical`], [`direct`], [`pairwise`], [`recursive`],
+//!   [`circulant`], [`broadcast`]; parts: `cube`, `double_tree`, `ordered_sum`, `pipeline`
 //! - `algorithm`: names; `any_schedule`: [`build()`] and [`AnySchedule`]
-//! - [`verify`](mod@verify): proof of correctness; [`contention`](mod@contention): load of links; `collision`
+//! - [`verify`](mod@verify): correctness proof; [`contention`](mod@contention): link loads; `collision`
 //! - `placed_hdrm`, `placement`: HDRM for ranks in any order; the order that a network requires
-//! - [`tune`](mod@tune): choice of the fastest algorithm on a network; [`tuning`]: by measured times
+//! - [`tune`](mod@tune): selects the fastest algorithm on a network; [`tuning`]: by measured times
 //! - `executor`: [`Collectives`], which run schedules over the fabric
 //! - [`reduction`]: sums, minima and other operations on vectors
-//! - [`device`]: collectives between the GPUs of a host
+//! - [`device`]: collectives between the GPUs on a host
 //! - [`messages`]: tagged sends and receives between two ranks
-//! - `run_error`: errors of execution
+//! - `run_error`: execution errors
 
 #![warn(missing_docs)]
 
@@ -58,7 +58,7 @@ pub mod verify;
 /// Schedules by name.
 pub use algorithm::{Algorithm, Options};
 pub use any_schedule::{AnySchedule, build};
-/// Loads of links.
+/// Link loads.
 pub use contention::contention;
 /// Errors.
 pub use error::Error;
@@ -66,11 +66,11 @@ pub use error::Error;
 pub use executor::{
     Call, CallId, Collectives, CollectivesConfig, Executor, GroupRoutes, Scale, SelectionSources,
 };
-/// Measurement of calls.
+/// Call measurements.
 pub use executor::{CallTimer, Timed, memory_rates};
-/// Printed form of a schedule.
+/// Printed schedule form.
 pub use listing::Listing;
-/// Parts of a schedule.
+/// Schedule parts.
 pub use op::{Buffer, Collective, MAX_RANKS, Op, OpLocation, Rank, Span};
 /// Ranks on a network.
 pub use placed_hdrm::PlacedHdrm;
@@ -79,16 +79,16 @@ pub use placement::{NetworkSource, Placement};
 pub use program::Program;
 /// Operations on vectors.
 pub use reduction::{Element, Reduction};
-/// Errors of execution.
+/// Execution errors.
 pub use run_error::RunError;
-/// Trait of all schedules.
+/// Trait for all schedules.
 pub use schedule::Schedule;
-/// Choice of the fastest algorithm.
+/// Selects the fastest algorithm.
 pub use tune::tune;
-/// Proof of correctness.
+/// Correctness proof.
 pub use verify::{Proof, verify};
 
-/// Examples of `docs/collectives.md`.
+/// Examples from `docs/collectives.md`.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/collectives.md")]
 pub struct Docs;

@@ -1,15 +1,15 @@
-//! Listing of a schedule: for each rank, a line for each of its steps.
+//! Schedule listing: for each rank, a line for each step.
 
 use crate::op::{Op, Rank};
 use crate::program::Program;
 use crate::schedule::Schedule;
 use std::fmt;
 
-/// Printed form of a schedule: `println!("{}", Listing(&schedule))`.
+/// Printed schedule: `println!("{}", Listing(&schedule))`.
 ///
-/// A line holds the operations of a rank from its first write of a step on; `out[2] -> 3:out[2]` is a write of
-/// block 2 of the output to that of rank 3, `wait 1` a wait for rank 1. A lane is printed only if there are
-/// several and its number differs from the step's.
+/// A line holds a rank's operations from the first write in a step on: for example, `out[2] -> 3:out[2]` writes output
+/// block 2 to output block 2 at rank 3, and `wait 1` waits for rank 1. A lane is printed only if there are several and
+/// the lane number differs from the step's.
 #[derive(Clone, Copy, Debug)]
 pub struct Listing<'a, S>(pub &'a S);
 

@@ -1,12 +1,12 @@
-//! Parts of a schedule: ranks, collectives, spans of memory, and the five operations.
+//! Schedule parts: ranks, collectives, memory spans, and the five operations.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Largest number of ranks of a schedule.
+/// Maximum rank count in a schedule.
 pub const MAX_RANKS: u32 = 1 << 24;
 
-/// Rank of a group, from 0.
+/// Rank in a group, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rank(pub u32);
@@ -17,25 +17,24 @@ impl fmt::Display for Rank {
     }
 }
 
-/// Collective operation. `N` is the number of ranks, `B` the number of blocks of the vector.
+/// Collective operation among `N` ranks on a vector with `B` blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Collective {
-    /// Input and output have `B` blocks: each output block is the sum of that block of all ranks.
+    /// Input and output have `B` blocks: each output block is the sum of that block over all ranks.
     AllReduce,
-    /// The input has `B` blocks, the output of rank `r` the `B/N` blocks from `r*B/N`, summed over all
-    /// ranks. `B` is a multiple of `N`.
+    /// The input has `B` blocks, the output at rank `r` the `B/N` blocks from `r*B/N`, summed over all ranks. `N`
+    /// divides `B`.
     ReduceScatter,
-    /// The input of rank `r` is the `B/N` blocks from `r*B/N`, the output all `B`. `B` is a multiple of
-    /// `N`.
+    /// The input at rank `r` is the `B/N` blocks from `r*B/N`, the output all `B`. `N` divides `B`.
     AllGather,
-    /// The output of every rank, the root included, is the input of the root. Other ranks have no input.
+    /// The output on every rank, the root included, is the root's input. Other ranks have no input.
     Broadcast {
         /// Rank that has the vector.
         root: Rank,
     },
-    /// Input and output have `B` blocks, `B/N` for each rank: share `d` of the input of rank `s` becomes share `s`
-    /// of the output of rank `d`. `B` is a multiple of `N`, and all blocks have the same length.
+    /// Input and output have `B` blocks, `B/N` for each rank: share `d` in the input at rank `s` becomes share `s` in
+    /// the output at rank `d`. `N` divides `B`, and all blocks have the same length.
     AllToAll,
 }
 
@@ -45,7 +44,7 @@ impl Collective {
         matches!(self, Collective::AllReduce | Collective::ReduceScatter)
     }
 
-    /// True if `blocks` must be a multiple of the number of ranks.
+    /// True if the rank count must divide `blocks`.
     pub fn shares(self) -> bool {
         matches!(self, Collective::ReduceScatter | Collective::AllGather | Collective::AllToAll)
     }
@@ -63,13 +62,13 @@ impl fmt::Display for Collective {
     }
 }
 
-/// Buffer of a rank, by its use.
+/// A rank's buffer, by use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Buffer {
-    /// Contribution of the rank. Read-only.
+    /// The rank's contribution. Read-only.
     Input,
-    /// Result of the rank. Undefined at the start.
+    /// The rank's result. Undefined at the start.
     Output,
     /// Slots, each as long as the longest block. Undefined at the start.
     Scratch,
@@ -85,7 +84,7 @@ impl fmt::Display for Buffer {
     }
 }
 
-/// Consecutive blocks of one buffer. Never empty in a valid schedule.
+/// Consecutive blocks in one buffer, for example `out[0..2]`. Never empty in a valid schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Span {
@@ -93,27 +92,27 @@ pub struct Span {
     pub buffer: Buffer,
     /// First block, counted within the buffer.
     pub first: u32,
-    /// Number of blocks.
+    /// Block count.
     pub blocks: u32,
 }
 
 impl Span {
-    /// Blocks of the input.
+    /// Input blocks.
     pub const fn input(first: u32, blocks: u32) -> Span {
         Span { buffer: Buffer::Input, first, blocks }
     }
 
-    /// Blocks of the output.
+    /// Output blocks.
     pub const fn output(first: u32, blocks: u32) -> Span {
         Span { buffer: Buffer::Output, first, blocks }
     }
 
-    /// Slots of the scratch.
+    /// Scratch slots.
     pub const fn scratch(first: u32, blocks: u32) -> Span {
         Span { buffer: Buffer::Scratch, first, blocks }
     }
 
-    /// One block of a buffer.
+    /// One block in a buffer.
     pub(crate) const fn block(buffer: Buffer, first: u32) -> Span {
         Span { buffer, first, blocks: 1 }
     }
@@ -129,49 +128,49 @@ impl fmt::Display for Span {
     }
 }
 
-/// Operation of a rank. A rank executes its operations in order, each after the end of the one before.
+/// Rank operation. A rank executes operations in order, each after the one before has ended.
 ///
-/// The module [`schedule`](crate::schedule) defines their memory and time semantics.
+/// The module [`schedule`](crate::schedule) defines the memory and time semantics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Op {
-    /// Posts a counted write, without waiting. Once all its bytes have arrived, `lane` of this rank at `to` is
-    /// raised by one.
+    /// Posts a counted write, without waiting. Once all bytes have arrived, this rank's `lane` at `to` is raised by
+    /// one.
     Write {
         /// Destination; another rank.
         to: Rank,
         /// Local blocks to read.
         source: Span,
-        /// Blocks to write at the destination; as many as in `source`, not of the input.
+        /// Blocks to write at the destination; as many as in `source`, not in the input.
         target: Span,
-        /// Lane of this rank at `to` to raise.
+        /// This rank's lane to raise at `to`.
         lane: u32,
-        /// Step of the write if all ranks proceed in lockstep; `contention` counts by it.
+        /// Step in which the write happens if all ranks proceed in lockstep; `contention` counts by it.
         step: u32,
     },
-    /// Waits until `lane` of `from` at this rank was raised `count` times since the start.
+    /// Waits until the `lane` from `from` at this rank was raised `count` times since the start.
     Wait {
-        /// Source of the writes.
+        /// Rank that writes.
         from: Rank,
-        /// Lane of `from` at this rank.
+        /// Lane from `from` at this rank.
         lane: u32,
-        /// Total number of raises; at least 1.
+        /// Raises in total; at least 1.
         count: u32,
     },
-    /// Waits until the sources of all writes that this rank posted to `to` may be overwritten. It does not imply
-    /// their arrival.
+    /// Waits until the sources for all writes that this rank posted to `to` may be overwritten. It does not imply that
+    /// they have arrived.
     Drain {
         /// Peer.
         to: Rank,
     },
-    /// `target += source`, block by block, both of this rank.
+    /// `target += source`, block by block, both on this rank.
     Reduce {
         /// Blocks to add.
         source: Span,
         /// Blocks to add to.
         target: Span,
     },
-    /// `target = source`, block by block, both of this rank.
+    /// `target = source`, block by block, both on this rank.
     Copy {
         /// Blocks to read.
         source: Span,
@@ -181,7 +180,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Copy of the whole input to the output: the schedule of a group of one.
+    /// Copy from the whole input to the output: the schedule for a one-rank group.
     pub(crate) const fn copy_all(blocks: u32) -> Op {
         Op::Copy { source: Span::input(0, blocks), target: Span::output(0, blocks) }
     }
@@ -202,12 +201,13 @@ impl fmt::Display for Op {
     }
 }
 
-/// Operation of a rank, with its position; names the location of an error.
+/// A rank's operation, with its position; names an error location such as
+/// `rank 1, operation 1 (reduce in[0] into out[0])`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpLocation {
-    /// Rank of the operation.
+    /// Rank that executes the operation.
     pub rank: Rank,
-    /// Index among the operations of the rank, from 0.
+    /// Index among the rank's operations, from 0.
     pub index: u32,
     /// Operation.
     pub op: Op,

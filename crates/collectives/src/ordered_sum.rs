@@ -1,25 +1,25 @@
-//! Sum of the contributions of all members in rank order, and the order of their writes.
+//! Sum of the contributions of all members in rank order, and the write order.
 
 use crate::op::{Op, Rank, Span};
 
-/// The `i`-th rank to which `rank` writes. The order starts at its successor, so that the ranks start with
-/// different peers.
+/// The `i`-th rank to which `rank` writes. The order starts at the successor, so that the ranks start with different
+/// peers.
 pub(crate) fn peer(rank: u32, i: u32, ranks: u32) -> u32 {
     (rank + 1 + i) % ranks
 }
 
-/// Sum of the contributions of all members, in rank order, at one member. The contribution of member 0 arrives
-/// at the position of the sum, the others in slots.
+/// Sum of the contributions of all members, in rank order, at one member. Member 0's contribution arrives at the
+/// sum's position, the others in slots.
 pub(crate) struct OrderedSum {
     pub(crate) member: u32,
     pub(crate) members: u32,
 }
 
-/// Step of an ordered sum.
+/// Step in an ordered sum.
 pub(crate) enum SumStep {
-    /// Wait for the contribution of this member.
+    /// Wait for this member's contribution.
     Wait(u32),
-    /// Add the contribution of this member from its slot.
+    /// Add this member's contribution from its slot.
     Add(u32),
     /// Add the own contribution; member 0 starts with it.
     Own,
@@ -34,7 +34,7 @@ impl OrderedSum {
         if self.member == 0 { self.members - 1 } else { self.members - 2 }
     }
 
-    /// Slot of a member other than 0 and this one.
+    /// Slot for a member other than 0 and this one.
     pub(crate) fn slot(&self, from: u32) -> u32 {
         from - 1 - u32::from(self.member > 0 && from > self.member)
     }
@@ -53,7 +53,7 @@ impl OrderedSum {
         }
     }
 
-    /// Span at which the contribution of `from` arrives.
+    /// Span at which the contribution from `from` arrives.
     pub(crate) fn arrival(&self, from: u32, sum: Span) -> Span {
         match from {
             0 => sum,
@@ -61,7 +61,7 @@ impl OrderedSum {
         }
     }
 
-    /// Operation `index`; `own` is the contribution of the rank and `sum` the span of the sum.
+    /// Operation `index`; `own` is the rank's contribution and `sum` the span for the sum.
     pub(crate) fn op(&self, index: u32, own: Span, sum: Span, rank: impl Fn(u32) -> Rank) -> Op {
         match self.step(index) {
             SumStep::Wait(from) => Op::Wait { from: rank(from), lane: 0, count: 1 },

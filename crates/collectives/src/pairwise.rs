@@ -3,8 +3,8 @@
 use crate::op::{Collective, Op, Rank, Span};
 use crate::schedule::Schedule;
 
-/// All-to-all in `N-1` steps, each a permutation: in step `s` rank `r` exchanges with rank `r xor s` if `N` is a
-/// power of two; otherwise it writes to rank `r + s mod N`.
+/// All-to-all in `N-1` steps, each a permutation: in step `s` rank `r` exchanges with rank `r xor s` if `N = 2^k`;
+/// otherwise it writes to rank `r + s mod N`.
 ///
 /// Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH",
 /// IJHPCA 2005. Cost, in the notation of [`ring`](crate::ring): `(N-1)a + (N-1)/N nb`. No scratch.

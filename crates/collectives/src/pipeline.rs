@@ -1,7 +1,7 @@
-//! Pipeline: interleaved operations of several overlapping streams of chunks, by random access.
+//! Pipeline: interleaved operations from several overlapping chunk streams, by random access.
 
-/// Streams of `chunks` items each: item `c` of a stream takes a fixed number of operations at time `start + c`.
-/// Operations are ordered by time, those of one time by stream.
+/// Streams with `chunks` items each: item `c` in a stream takes a fixed number of operations at time `start + c`.
+/// Operations are ordered by time, and at one time by stream.
 #[derive(Clone, Debug)]
 pub(crate) struct Pipeline<const STREAMS: usize> {
     /// Start time and operations for each item.
@@ -21,7 +21,7 @@ struct Segment {
 }
 
 impl<const STREAMS: usize> Pipeline<STREAMS> {
-    /// Pipeline of streams, given by start time and operations for each item.
+    /// Stream pipeline, given by start time and operations for each item.
     pub(crate) fn new(streams: [(u32, u32); STREAMS], chunks: u32) -> Pipeline<STREAMS> {
         let mut times: Vec<u32> =
             streams.iter().flat_map(|&(start, _)| [start, start + chunks]).collect();
@@ -41,17 +41,17 @@ impl<const STREAMS: usize> Pipeline<STREAMS> {
         Pipeline { streams, chunks, segments }
     }
 
-    /// Number of operations.
+    /// Operation count.
     pub(crate) fn len(&self) -> u32 {
         self.segments[self.segments.len() - 1].operation
     }
 
-    /// Start time of a stream.
+    /// A stream's start time.
     pub(crate) fn start(&self, stream: usize) -> u32 {
         self.streams[stream].0
     }
 
-    /// Stream of an operation, its item, and its index among the operations of that item.
+    /// An operation's stream and item, and its index among the item's operations.
     pub(crate) fn item(&self, index: u32) -> (usize, u32, u32) {
         // At most two segments for each stream.
         let after = self.segments.iter().take_while(|segment| segment.operation <= index).count();

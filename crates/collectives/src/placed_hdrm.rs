@@ -1,4 +1,4 @@
-//! HDRM among ranks in another order than that of their numbers.
+//! HDRM among ranks in another order than by number.
 
 use crate::error::Error;
 use crate::halving_doubling::HalvingDoubling;
@@ -6,13 +6,14 @@ use crate::op::{Collective, Op, Rank};
 use crate::schedule::Schedule;
 use std::sync::Arc;
 
-/// All-reduce by HDRM, whose position `p` is taken by rank `order[p]`. Sums are added in the order of positions.
+/// All-reduce by HDRM, in which rank `order[p]` takes position `p`: for example, with `[2, 0, 3, 1]` rank 2 is first.
+/// Sums are added in position order.
 #[derive(Clone, Debug)]
 pub struct PlacedHdrm {
     schedule: HalvingDoubling,
     /// Rank at each position.
     ranks: Arc<[u32]>,
-    /// Position of each rank.
+    /// Each rank's position.
     positions: Arc<[u32]>,
 }
 
@@ -20,7 +21,7 @@ impl PlacedHdrm {
     /// Schedule for ranks in this order.
     ///
     /// # Errors
-    /// [`Error::RankPlacement`] if `order` is no permutation of the numbers below its length, or empty.
+    /// [`Error::RankPlacement`] if `order` does not permute the numbers below its length, or is empty.
     pub fn new(order: &[u32]) -> Result<PlacedHdrm, Error> {
         let mut positions = vec![None; order.len()];
         for (position, &rank) in (0..).zip(order) {

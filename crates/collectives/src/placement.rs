@@ -1,4 +1,5 @@
-//! Placement: the ranks of a group on a network, the order in which they run HDRM, and times estimated on its links.
+//! Placement: a group's ranks on a network, the order in which they run HDRM, and times estimated on the network's
+//! links.
 
 use crate::algorithm::{Algorithm, Options};
 use crate::any_schedule::{AnySchedule, build};
@@ -12,17 +13,17 @@ use crate::tune::{Costs, Estimate, SLACK, estimate};
 use crate::tuning::{Prediction, candidates};
 use weft_topology::{Description, EndpointId, Router, Routing};
 
-/// Number of ranks up to which times are estimated; more take long to estimate.
+/// Maximum rank count for which times are estimated; more take long to estimate.
 const MODEL_RANKS: u32 = 64;
-/// Number of ranks up to which a file's rank map is checked for shared links.
+/// Maximum rank count for which a rank map from a file is checked for shared links.
 const CHECKED_RANKS: u32 = 1024;
 
-/// Description of a network.
+/// Network description.
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkSource<'a> {
-    /// Its file or short form, for errors.
+    /// File or short form, for errors.
     pub name: &'a str,
-    /// Short form, as `bigraph:switches=8,endpoints=2`, or JSON.
+    /// Short form such as `bigraph:switches=8,endpoints=2`, or JSON.
     pub text: &'a str,
 }
 
@@ -45,7 +46,7 @@ impl NetworkSource<'_> {
     }
 }
 
-/// Ranks of a group on a network.
+/// A group's ranks on a network.
 #[derive(Clone, Debug)]
 pub struct Placement {
     hdrm: Result<Mapped, String>,
@@ -55,16 +56,16 @@ pub struct Placement {
 #[derive(Clone, Debug)]
 struct Mapped {
     schedule: PlacedHdrm,
-    /// Endpoint of each rank.
+    /// Each rank's endpoint.
     endpoints: Vec<EndpointId>,
-    /// Endpoint at each position of HDRM.
+    /// Endpoint at each HDRM position.
     ordered: Vec<EndpointId>,
     /// Paths, for groups that are small enough for estimates.
     router: Option<Router>,
 }
 
 impl Placement {
-    /// Placement of ranks on these hosts, one for each rank.
+    /// Rank placement on these hosts, one for each rank.
     ///
     /// # Errors
     /// [`RunError::Invalid`] for a description that is not valid. Ranks that do not fit are no error: HDRM is then
@@ -78,7 +79,7 @@ impl Placement {
         Ok(Placement { hdrm: hdrm.map_err(|reason| format!("network {}: {reason}", source.name)) })
     }
 
-    /// Rank at each position of HDRM.
+    /// Rank at each HDRM position.
     ///
     /// # Errors
     /// The reason why the ranks do not fit.
@@ -86,7 +87,7 @@ impl Placement {
         self.hdrm.as_ref().map(|mapped| mapped.schedule.order()).map_err(String::as_str)
     }
 
-    /// Schedule of HDRM.
+    /// HDRM schedule.
     pub(crate) fn hdrm(&self) -> Result<AnySchedule, RunError> {
         match &self.hdrm {
             Ok(mapped) => Ok(mapped.schedule.clone().into()),
@@ -97,8 +98,8 @@ impl Placement {
         }
     }
 
-    /// Estimated times of all-reduces on a vector of `bytes` bytes, the one to select first; none without a placement
-    /// and for more ranks than the model takes. Of those within 5 % of the fastest, the one with the lowest link load
+    /// Estimated all-reduce times on a vector of `bytes` bytes, the one to select first; none without a placement and
+    /// for more ranks than the model takes. Among those within 5 % of the fastest, the one with the lowest link load
     /// is first.
     pub(crate) fn estimates(&mut self, bytes: u64, costs: &Costs) -> Vec<Prediction> {
         let Ok(Mapped { schedule: hdrm, endpoints, ordered, router: Some(router) }) =
@@ -107,7 +108,7 @@ impl Placement {
             return Vec::new();
         };
         let ranks = endpoints.len() as u32;
-        // By position: the same times as of the placed schedule, by rank. First, so that it wins against its equals.
+        // By position: the same times as for the placed schedule, by rank. First, so that it wins against its equals.
         let plain = HalvingDoubling::new(hdrm.order().len() as u32, true);
         let options = Options::default();
         let hdrm = estimate(Algorithm::Hdrm, &options, &plain, router, ordered, bytes, costs);
@@ -147,7 +148,7 @@ impl Mapped {
             router = Some(Router::new(&network.network()?, Routing::Static)?);
         }
         if let Some(router) = router.as_mut().filter(|_| is_checked) {
-            // Levels of two alone are free of shared links.
+            // Only power-of-two levels are free from shared links.
             let whole = 1 << ranks.ilog2();
             let plain = HalvingDoubling::new(whole, true);
             contention(&plain, router, &ordered[..whole as usize])?.require_no_collision()?;
@@ -174,7 +175,7 @@ mod tests {
         NetworkSource { name: "network.json", text }
     }
 
-    /// Hosts of a network in the order of HDRM's map.
+    /// Network hosts in HDRM map order.
     fn hosts(spec: &str) -> Vec<String> {
         let Ok(Description::BiGraph(graph)) = Description::from_short_form(spec) else { panic!() };
         let map = graph.embedded_rank_map().unwrap().endpoints;
@@ -188,7 +189,7 @@ mod tests {
         }
     }
 
-    /// Load of the schedule's links, with ranks at their endpoints.
+    /// Link load for the schedule, with ranks at their endpoints.
     fn load(mapped: &mut Mapped) -> u32 {
         let Mapped { schedule, endpoints, router, .. } = mapped;
         contention(schedule, router.as_mut().unwrap(), endpoints).unwrap().max_load
@@ -220,7 +221,7 @@ mod tests {
         let mut random = SplitMix64::new(9);
         for bits in 1..=4 {
             for _ in 0..8 {
-                // Hosts whose numbers differ in `bits` bits alone.
+                // Hosts whose numbers differ in only `bits` bits.
                 let mut places = Vec::new();
                 while places.len() < bits {
                     let place = 1usize << random.below(5);

@@ -6,29 +6,29 @@ use serde::{Deserialize, Serialize};
 
 /// Stored schedule: copied from any other, written by hand, or read from JSON.
 ///
-/// Its fields are unchecked; [`verify`](crate::verify()) proves that they compute the collective.
+/// The fields are unchecked; [`verify`](crate::verify()) proves that they compute the collective.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
-    /// Name of the algorithm.
+    /// Algorithm name.
     pub name: String,
     /// Computed collective.
     pub collective: Collective,
-    /// Number of blocks of the vector.
+    /// Number of blocks in the vector.
     pub blocks: u32,
-    /// Scratch slots of each rank.
+    /// Scratch slots on each rank.
     pub scratch_blocks: Vec<u32>,
-    /// Number of steps.
+    /// Step count.
     pub steps: u32,
-    /// Number of lanes from a rank to another.
+    /// Number of lanes from one rank to another.
     pub lanes: u32,
-    /// Operations of each rank.
+    /// Operations on each rank.
     #[serde(rename = "operations")]
     pub ops: Vec<Vec<Op>>,
 }
 
 impl Program {
-    /// Stores all operations of a schedule.
+    /// Stores all operations in a schedule.
     pub fn new(schedule: &impl Schedule) -> Program {
         let ranks = || (0..schedule.ranks()).map(Rank);
         Program {

@@ -1,16 +1,17 @@
 //! Reduce-scatter by recursive halving, all-gather by recursive doubling.
 //!
-//! Source: Thakur, Rabenseifner, Gropp 2005 (see [`pairwise`](crate::pairwise)). With `P = 2^L` the largest power
-//! of two up to `N`, the first `2(N-P)` ranks are pairs of neighbours: the odd rank is folded onto the even one, its
-//! proxy, which sends and receives for both, so that the ranks of each subtree own consecutive blocks. Cost, in the
-//! notation of [`ring`](crate::ring): `L a + (N-1)/N nb`, and `g` for each byte added. For `N > P` it is `(L+2) a`;
-//! `2^k` members own up to `2^k + min(2^k, N-P)` blocks, so the factor of `b` is the sum of these for `k < L`, plus
-//! `N+1`, over `N`, and that of `g` one block less. That is at most `7/5 n` more.
+//! Source: Thakur, Rabenseifner, Gropp 2005 (see [`pairwise`](crate::pairwise)). With `P = 2^L` the largest such number
+//! up to `N`, the first `2(N-P)` ranks are neighbour pairs: the odd rank is folded onto the even one, its proxy, which
+//! sends and receives for both, so that the ranks in each subtree own consecutive blocks. Cost, in the notation of
+//! [`ring`](crate::ring): `L a + (N-1)/N nb`, and `g` for each byte added. For `N > P` it is `(L+2) a`; `2^k` members
+//! own up to `2^k + min(2^k, N-P)` blocks, so the factor for `b` is the sum over these for `k < L`, plus `N+1`, over
+//! `N`, and the factor for `g` is one block less. That is at most `7/5 n` more.
 
 use crate::op::{Collective, Op, Rank, Span};
 use crate::schedule::Schedule;
 
-/// Members of the power-of-two group: `2^levels` pairs of neighbours and single ranks.
+/// Members in the power-of-two group: `2^levels` neighbour pairs and single ranks. For example, 6 ranks form the members
+/// (0, 1), (2, 3), 4 and 5.
 #[derive(Clone, Copy, Debug)]
 struct Members {
     ranks: u32,
@@ -38,7 +39,7 @@ impl Members {
         rank < 2 * self.pairs() && rank % 2 == 1
     }
 
-    /// Member of a rank; for a folded rank, that of its proxy.
+    /// A rank's member; for a folded rank, the proxy's member.
     fn member(&self, rank: u32) -> u32 {
         if rank < 2 * self.pairs() { rank / 2 } else { rank - self.pairs() }
     }
@@ -47,12 +48,12 @@ impl Members {
         Rank(self.first(member))
     }
 
-    /// First block of a member.
+    /// A member's first block.
     fn first(&self, member: u32) -> u32 {
         member + member.min(self.pairs())
     }
 
-    /// Blocks, as first and count, of the `2^bits` members that differ from `member` in the lowest `bits` bits.
+    /// Blocks, as first and count, for the `2^bits` members that differ from `member` in the lowest `bits` bits.
     fn blocks(&self, member: u32, bits: u32) -> (u32, u32) {
         let from = member >> bits << bits;
         let first = self.first(from);
@@ -64,8 +65,8 @@ impl Members {
     }
 }
 
-/// Reduce-scatter by recursive halving: in each step a rank exchanges half of its remaining blocks with a rank of
-/// the other half.
+/// Reduce-scatter by recursive halving: in each step a rank exchanges half the remaining blocks with a rank in the
+/// other half.
 #[derive(Clone, Copy, Debug)]
 pub struct RecursiveHalving {
     members: Members,
@@ -87,12 +88,12 @@ impl RecursiveHalving {
         Span::scratch(first - self.kept(member).0, blocks)
     }
 
-    /// True if the arrivals of `level` become the sum, to which the rank adds its contribution.
+    /// True if the arrivals at `level` become the sum, to which the rank adds its contribution.
     fn first_sum(&self, member: u32, level: u32) -> bool {
         level == 0 && !self.members.is_proxy(member)
     }
 
-    /// True if the arrival of `level` is the share of the rank.
+    /// True if the arrival at `level` is the rank's share.
     fn final_sum(&self, member: u32, level: u32) -> bool {
         level + 1 == self.members.levels && !self.members.is_proxy(member)
     }
@@ -111,14 +112,14 @@ impl RecursiveHalving {
         if self.first_sum(member, level) {
             return self.sums(member, keeps);
         }
-        // Slots of each level follow the sums: a subtree has at most twice as many blocks as members.
-        // Only a proxy needs those of level 0.
+        // Slots for each level follow the sums: a subtree has at most twice as many blocks as members. Only a proxy
+        // needs the level-0 slots.
         let from = if m.is_proxy(member) { m.count() } else { m.count() / 2 };
         let before = (from - (m.count() >> level)) << m.fold();
         Span::scratch(self.kept(member).1 + before, keeps.1)
     }
 
-    /// Span of some blocks at a member before `level`.
+    /// Span for some blocks at a member before `level`.
     fn own(&self, member: u32, level: u32, blocks: (u32, u32)) -> Span {
         if self.first_sum(member, level) {
             Span::input(blocks.0, blocks.1)
@@ -229,7 +230,7 @@ impl Schedule for RecursiveHalving {
     }
 }
 
-/// All-gather by recursive doubling: in each step a rank exchanges all its blocks with a rank of the other half.
+/// All-gather by recursive doubling: in each step a rank exchanges all its blocks with a rank in the other half.
 #[derive(Clone, Copy, Debug)]
 pub struct RecursiveDoubling {
     members: Members,

@@ -1,24 +1,24 @@
-//! Ring algorithms: each rank sends to its successor only.
+//! Ring algorithms: each rank sends only to its successor.
 //!
-//! Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-//! JPDC 2009; Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
-//! experience", 2007. With `a` the time of a message, `b` that of a byte on a link, `g` that of adding a byte,
-//! `n` bytes and `N` ranks, all-reduce takes `2(N-1)a + 2(N-1)/N nb + (N-1)/N ng`, reduce-scatter and
-//! all-gather half of it each (all-gather without `g`).
+//! Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009;
+//! Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and experience", 2007. With
+//! time `a` per message, `b` per byte on a link and `g` per byte added, `n` bytes and `N` ranks, all-reduce takes
+//! `2(N-1)a + 2(N-1)/N nb + (N-1)/N ng`, reduce-scatter and all-gather half each (all-gather without `g`).
 
 use crate::op::{Collective, Op, Rank, Span};
 use crate::schedule::Schedule;
 
-/// All-reduce by a ring: `N-1` steps of reduce-scatter, `N-1` of all-gather. No scratch.
+/// All-reduce by a ring: `N-1` reduce-scatter steps, `N-1` all-gather steps, for example 14 in all among 8 ranks. No
+/// scratch.
 ///
-/// Partial sums travel in the output: a partial sum arrives at the position of its block, and the rank adds its
-/// input to it. The final sum overwrites the partial sum only after that was sent on.
+/// Partial sums travel in the output: a partial sum arrives at its block's position, and the rank adds its input to it.
+/// The final sum overwrites the partial sum only after that was sent on.
 #[derive(Clone, Copy, Debug)]
 pub struct RingAllReduce {
     pub(crate) ranks: u32,
 }
 
-/// Reduce-scatter by a ring in `N-1` steps. Partial sums travel through `N-2` slots of scratch.
+/// Reduce-scatter by a ring in `N-1` steps. Partial sums travel through `N-2` scratch slots.
 #[derive(Clone, Copy, Debug)]
 pub struct RingReduceScatter {
     pub(crate) ranks: u32,
@@ -130,7 +130,7 @@ impl Schedule for RingReduceScatter {
             return Op::copy_all(1);
         }
         let step = index / 3;
-        // The arrival of the last step is the rank's own block.
+        // The arrival in the last step is the rank's own block.
         let arrival = |step| {
             if step + 2 == ranks { Span::output(0, 1) } else { Span::scratch(step, 1) }
         };

@@ -1,19 +1,19 @@
-//! Errors of running collectives and messages, one variant per cause.
+//! Errors from running collectives and messages, one variant per cause.
 
 use std::time::Duration;
-use weft_fabric::{Cause, MemoryReadError, MissingPeer, Poison, Rank};
+use weft_fabric::{Cause, MemoryReadError, MissingPeer, Poison, Rank, Rounded, missing_text};
 
-/// Failure of an executor or of tagged messages.
+/// Failure in an executor or in tagged messages.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
     /// Call on a closed executor, or on closed messages.
-    #[error("closed: create another one over a communicator that is open")]
+    #[error("the collectives of this group were closed: form a new group")]
     Closed,
     /// Size beyond a limit.
     #[error("{what}: {wanted} wanted, the limit is {limit}")]
     TooLarge {
-        /// Meaning of the size.
+        /// Measured quantity, for example `message bytes`.
         what: &'static str,
         /// Requested size.
         wanted: u64,
@@ -25,7 +25,7 @@ pub enum RunError {
     Invalid {
         /// Argument.
         what: &'static str,
-        /// Its value, and the expected one.
+        /// The value, and the expected one.
         detail: String,
     },
     /// Two ranks passed different arguments to a collective call.
@@ -45,22 +45,24 @@ pub enum RunError {
     PeerFailed {
         /// Peer.
         peer: Rank,
-        /// Text of its error.
+        /// The peer's error text.
         detail: String,
     },
     /// A message longer than its receive. The message was dropped, and the receive has ended.
-    #[error("the message with tag {tag} from {peer} has {sent} bytes: the receive has {room}")]
+    #[error(
+        "the message with tag {tag} from {peer} has {sent} bytes: the receive has {room}; pass as many at both ranks"
+    )]
     MessageTooLong {
         /// Sender.
         peer: Rank,
         /// Tag.
         tag: u64,
-        /// Bytes of the message.
+        /// Message size in bytes.
         sent: u64,
-        /// Bytes of the receive.
+        /// Receive size in bytes.
         room: u64,
     },
-    /// A read of a peer's memory that failed. The group is then poisoned.
+    /// A failed read from a peer's memory. The group is then poisoned.
     #[error("memory of {peer}: {error}")]
     PeerMemory {
         /// Peer.
@@ -75,13 +77,13 @@ pub enum RunError {
         peer: Rank,
         /// Field.
         what: &'static str,
-        /// Expected value, or its bound.
+        /// Expected value, or a bound.
         expected: u64,
         /// Value found.
         seen: u64,
     },
     /// A deadline passed. The operation continues, and the wait may be repeated.
-    #[error("{what} did not finish within {waited:?}: {}", blocked_text(.missing))]
+    #[error("{what} did not finish within {}: {}", Rounded(*waited), missing_text(.missing))]
     Timeout {
         /// Operation.
         what: String,
@@ -90,7 +92,7 @@ pub enum RunError {
         /// Peers that block the operation.
         missing: Vec<MissingPeer>,
     },
-    /// Error of the fabric.
+    /// Fabric error.
     #[error(transparent)]
     Fabric(#[from] weft_fabric::Error),
 }
@@ -109,12 +111,4 @@ impl RunError {
         let (kind, rank) = (Cause::Protocol, Some(self.offender()?));
         Some(Poison { kind, rank, detail: self.to_string() })
     }
-}
-
-/// Text of the peers that block an operation.
-fn blocked_text(missing: &[MissingPeer]) -> String {
-    if missing.is_empty() {
-        return "no peer is known to block it".to_owned();
-    }
-    weft_fabric::missing_text(missing)
 }

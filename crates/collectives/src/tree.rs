@@ -7,11 +7,11 @@ use crate::schedule::Schedule;
 
 /// All-reduce by a double binary tree: chunks travel up to the roots and down again, both directions overlapped.
 ///
-/// With `C` chunks of each half and trees of depth `D = ceil(log2 N)`, the vector has `2C` blocks. A rank receives
+/// With `C` chunks in each half and trees with depth `D = ceil(log2 N)`, the vector has `2C` blocks. A rank receives
 /// from two children in one tree and from its parents in both, and sends as much, so the cost, in the notation of
-/// [`ring`](crate::ring), is `(C + 2D - 1) a + ng` and at most `(C + 2D - 1) 2n/C b`, less where the pipeline fills
-/// and empties. The best `C` grows with the square root of `n`. Each chunk is sent after a drain of the one
-/// before, so that chunks do not share the link.
+/// [`ring`](crate::ring), is `(C + 2D - 1) a + ng` and at most `(C + 2D - 1) 2n/C b`, less where the pipeline fills and
+/// empties. The best `C` grows as `sqrt(n)`. Each chunk is sent after a drain for the one before, so that chunks do not
+/// share the link.
 #[derive(Clone, Debug)]
 pub struct TreeAllReduce {
     ranks: u32,
@@ -43,8 +43,7 @@ impl TreeAllReduce {
         TreeAllReduce { ranks, chunks, depth, nodes, pipelines }
     }
 
-    /// Arrival span of a child's sum of a chunk: the position of the block for the first child, a slot for the
-    /// second.
+    /// Arrival span for a child's chunk sum: the block's position for the first child, a slot for the second.
     fn arrival(&self, parent: u32, tree: usize, second: bool, chunk: u32) -> Span {
         if second {
             let before = tree == 1 && self.nodes[parent as usize][0].children[1].is_some();

@@ -1,4 +1,4 @@
-//! Tuner: choice of the fastest algorithm for a vector size on a network, by estimated time.
+//! Tuner: selects the fastest algorithm for a vector size on a network, by estimated time.
 
 use crate::algorithm::{Algorithm, Options};
 use crate::any_schedule::{AnySchedule, build};
@@ -9,49 +9,49 @@ use crate::schedule::Schedule;
 use std::fmt;
 use weft_topology::EndpointId;
 
-/// Limit on the operations of an estimated schedule.
+/// Limit on the operations in an estimated schedule.
 const MAX_OPERATIONS: u64 = 1 << 24;
 
 /// Relative difference below which times count as equal; then the lower link load decides, since drift between
 /// ranks and incast cost more than estimated.
 pub(crate) const SLACK: f64 = 0.05;
 
-/// Costs besides the links of the network.
+/// Costs besides the network links.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
-    /// Seconds of a step besides link latency: from the post of a write until the peer acts on it.
+    /// Seconds per step besides link latency: from posting a write until the peer acts on it.
     pub step_s: f64,
-    /// Seconds to post a write; posts of a rank are sequential.
+    /// Seconds to post a write; a rank posts sequentially.
     pub post_s: f64,
-    /// Rate of additions at a rank, in bytes per second.
+    /// Addition rate at a rank, in bytes per second.
     pub add_bytes_per_s: f64,
 }
 
 impl Default for Costs {
-    /// 2 us for a step, 0.2 us for a post, 100 GB/s of additions: round numbers for one NIC per GPU. Replace them
-    /// by measurements.
+    /// 2 us per step, 0.2 us per post, 100 GB/s for additions: round numbers for one NIC per GPU. Replace them by
+    /// measurements.
     fn default() -> Costs {
         Costs { step_s: 2e-6, post_s: 0.2e-6, add_bytes_per_s: 100e9 }
     }
 }
 
-/// Estimated time of a schedule, for ranks in lockstep. A step takes its latency, its posts, and the bytes of its
-/// most loaded link at the bandwidth of that link.
+/// Estimated schedule time, for ranks in lockstep. A step takes latency, posts, and the bytes on the most loaded link
+/// at that link's bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// Algorithm.
     pub algorithm: Algorithm,
-    /// Options of the algorithm.
+    /// Algorithm options.
     pub options: Options,
     /// Number of steps with writes.
     pub steps: u32,
-    /// Largest number of writes of a step on a link.
+    /// Maximum writes in a step on a link.
     pub max_load: u32,
-    /// Seconds of latency and posting.
+    /// Seconds for latency and posts.
     pub latency_s: f64,
     /// Seconds on the links.
     pub wire_s: f64,
-    /// Seconds of additions, at the rank with the most.
+    /// Seconds for additions, at the rank with the most.
     pub add_s: f64,
 }
 
@@ -184,14 +184,14 @@ pub struct RankPlacements {
     pub hdrm: Option<Vec<EndpointId>>,
 }
 
-/// Chosen algorithm, with the estimates of all.
+/// Chosen algorithm, with all estimates.
 #[derive(Clone, Debug)]
 pub struct AlgorithmChoice {
-    /// Chosen estimate: of those within 5% of the fastest, the one with the lowest link load.
+    /// Chosen estimate: among those within 5% of the fastest, the one with the lowest link load.
     pub best: Estimate,
-    /// Schedule of the chosen algorithm.
+    /// Schedule for the chosen algorithm.
     pub schedule: AnySchedule,
-    /// Estimates, fastest first; for pipelined algorithms, that of the best number of chunks.
+    /// Estimates, fastest first; for pipelined algorithms, with the best chunk count.
     pub estimates: Vec<Estimate>,
     /// Skipped algorithms, with the reason.
     pub skipped: Vec<(Algorithm, String)>,
@@ -215,9 +215,8 @@ impl fmt::Display for AlgorithmChoice {
     }
 }
 
-/// Chooses the algorithm with the lowest [`estimate`] for a vector of `bytes` bytes; of those within 5% of it, the
-/// one with the lowest link load. `local` is the number of ranks of a node; above 1, hierarchical algorithms are
-/// included.
+/// Chooses the algorithm with the lowest [`estimate`] for a vector of `bytes` bytes; among those within 5%, the one
+/// with the lowest link load. `local` is the rank count per node; above 1, hierarchical algorithms are included.
 ///
 /// # Errors
 /// If a cost or a placement is invalid, or no algorithm can be estimated.
@@ -277,7 +276,7 @@ pub fn tune(
     Ok(AlgorithmChoice { best, schedule, estimates, skipped })
 }
 
-/// Numbers of chunks to estimate.
+/// Chunk counts to estimate.
 fn chunks(algorithm: Algorithm, bytes: u64) -> Vec<u32> {
     match algorithm {
         Algorithm::Tree | Algorithm::Chain => (0..10)

@@ -1,5 +1,5 @@
-//! Calls of a shape after the first ones allocate no memory, with the selection of their algorithm, except for the
-//! registration of an input that writes read in place.
+//! After the first calls with a shape, further ones allocate no memory, algorithm selection included, except for
+//! registering an input that writes read in place.
 
 #[expect(dead_code, reason = "other tests use the rest")]
 #[path = "common/communicators.rs"]
@@ -25,19 +25,19 @@ const COLLECTIVES: [Collective; 5] = [
     Collective::Broadcast { root: Rank(1) },
     Collective::AllToAll,
 ];
-/// Elements of vectors: messages, one chunk, several chunks.
+/// Vector elements: messages, one chunk, several chunks.
 const ELEMENTS: [u64; 4] = [2, 96, 10_000, 400_000];
-/// Calls of each shape before the counted ones: channels take their buffers in turn.
+/// Calls with each shape before the counted ones: channels take the buffers in turn.
 const FIRST_CALLS: usize = 5;
-/// Counted calls of each shape, of which the one with the fewest allocations counts: queues of a transport grow to a
-/// size that depends on the timing of peers, once.
+/// Counted calls with each shape; the one with the fewest allocations counts: transport queues grow once, to a size
+/// that depends on peer timing.
 const COUNTED_CALLS: usize = 5;
 
 fn soon() -> Time {
     clock::now().after(Duration::from_secs(60))
 }
 
-/// Measurements of all algorithms, from which times are predicted.
+/// Measurements for all algorithms, from which times are predicted.
 fn times(provider: &str) -> String {
     let mut lines = Vec::new();
     for collective in COLLECTIVES {
@@ -58,10 +58,10 @@ fn times(provider: &str) -> String {
     )
 }
 
-/// Runs a call to its end.
+/// Runs a call until it ends.
 fn run(communicator: &Communicator, collectives: &Collectives, call: &Call) {
     let mut never = || false;
-    // SAFETY: the memory of the call stays valid and untouched until the wait has returned.
+    // SAFETY: the call's memory stays valid and untouched until the wait has returned.
     let id = unsafe { collectives.start(&mut communicator.access(), call) }.unwrap();
     let mut options = communicator.wait_options(soon(), &mut never);
     collectives.wait(&mut communicator.access(), id, &mut options).unwrap();
@@ -101,7 +101,7 @@ fn on_rank(
     }
     let mut least = vec![usize::MAX; calls.len()];
     for _ in 0..COUNTED_CALLS {
-        // In another order: the division of the last call is not the next one's.
+        // In another order: the last call's division is not the next one's.
         for (call, least) in calls.iter().zip(&mut least).rev() {
             let ((), allocations) = counting(|| run(communicator, &collectives, call));
             *least = allocations.min(*least);
@@ -109,7 +109,7 @@ fn on_rank(
     }
     for (call, allocations) in calls.iter().zip(least) {
         let bytes = call.elements * size_of::<i64>() as u64;
-        // The handle of a registered input.
+        // The handle for a registered input.
         let registered = usize::from(bytes >= in_place_bytes);
         let Call { collective, elements, .. } = call;
         assert!(

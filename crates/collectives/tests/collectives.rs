@@ -32,14 +32,14 @@ use weft_fabric::random::SplitMix64;
 use weft_fabric::{Communicator, ProviderKind, Time, clock};
 
 const KINDS: [ProviderKind; 2] = [ProviderKind::Shm, ProviderKind::Tcp];
-/// Time limit above that of any step on a busy machine.
+/// Timeout above any step's time on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn soon() -> Time {
     clock::now().after(PATIENCE)
 }
 
-/// A rank with its collectives.
+/// A rank with collectives.
 struct Member {
     communicator: Communicator,
     collectives: Collectives,
@@ -55,7 +55,7 @@ impl Member {
         self.communicator.rank().0 as usize
     }
 
-    /// Starts a call on memory that stays valid and untouched until its end.
+    /// Starts a call on memory that stays valid and untouched until it ends.
     fn start(&self, call: &Call) -> Result<CallId, RunError> {
         // SAFETY: by this function's contract, which the tests keep.
         unsafe { self.collectives.start(&mut self.communicator.access(), call) }
@@ -92,7 +92,7 @@ impl Member {
     }
 }
 
-/// All-reduce of a vector in place.
+/// In-place vector all-reduce.
 fn sum_of(vector: &mut [i64]) -> Call {
     Call {
         collective: Collective::AllReduce,
@@ -106,7 +106,7 @@ fn sum_of(vector: &mut [i64]) -> Call {
     }
 }
 
-/// Runs `rank` on `size` ranks with collectives, each on its own thread; all close together.
+/// Runs `rank` on `size` ranks with collectives, each on a separate thread; all close together.
 fn on_threads(
     size: u32,
     kind: ProviderKind,
@@ -120,13 +120,13 @@ fn on_threads(
     });
 }
 
-/// Vector of a rank; equal for equal arguments.
+/// A rank's vector; equal for equal arguments.
 fn vector(length: usize, seed: u64, rank: usize) -> Vec<i64> {
     let mut random = SplitMix64::new(seed ^ (rank as u64) << 32);
     (0..length).map(|_| random.bits() as i64).collect()
 }
 
-/// Sum of the vectors of all ranks.
+/// Sum of all ranks' vectors.
 fn sum_of_all(length: usize, seed: u64, ranks: usize) -> Vec<i64> {
     let mut sum = vec![0i64; length];
     for rank in 0..ranks {
@@ -136,7 +136,7 @@ fn sum_of_all(length: usize, seed: u64, ranks: usize) -> Vec<i64> {
     sum
 }
 
-/// Algorithms of a collective with options that any number of ranks takes.
+/// Algorithms for a collective with options that any rank count takes.
 fn algorithms(collective: Collective) -> Vec<(Algorithm, Options)> {
     Algorithm::of(collective).iter().map(|algorithm| (*algorithm, Options::default())).collect()
 }

@@ -1,4 +1,4 @@
-//! Tests of contention: HDRM has none on the BiGraphs that it supports; other algorithms and graphs have.
+//! Contention tests: HDRM has none on the BiGraphs that it supports; other algorithms and graphs have.
 
 use weft_collectives::contention::{BiGraphPaths, contention};
 use weft_collectives::{Algorithm, AnySchedule, Collective, Options, Rank, Schedule, build};
@@ -12,7 +12,7 @@ fn in_order(ranks: u32) -> Vec<EndpointId> {
     (0..ranks).map(EndpointId).collect()
 }
 
-/// BiGraphs of `least` to `most` endpoints with H a power of two and M up to H.
+/// BiGraphs with `least` to `most` endpoints, H a power of two and M up to H.
 fn sizes(least: u32, most: u32) -> impl Iterator<Item = (u32, u32)> {
     let half = (0..).map(|power| 1u32 << power).take_while(move |half| 2 * half <= most);
     half.flat_map(|half| (1..=half).map(move |endpoints| (half, endpoints)))
@@ -24,10 +24,10 @@ fn hdrm_loads_no_link_twice_on_any_bigraph_from_8_to_4096_endpoints() {
     let (mut graphs, mut writes) = (0, 0u64);
     for (half, endpoints) in sizes(8, 4096) {
         let graph = BiGraph::new(half, endpoints);
-        // All ranks, or the largest power of two of them.
+        // All ranks, or the largest power of two among them.
         let ranks = 1 << (2 * half * endpoints).ilog2();
         let schedule = all_reduce(Algorithm::Hdrm, ranks);
-        // The limit on the links of a network does not bind here: none is built.
+        // The limit on network links does not bind here: none is built.
         let map: Vec<_> =
             (0..ranks).map(|rank| graph.number(weft_topology::hdrm_port(rank, half))).collect();
         if let Ok(theirs) = graph.rank_map() {
@@ -61,7 +61,7 @@ fn so_do_built_networks_and_every_smaller_power_of_two_of_ranks() {
 
 #[test]
 fn levels_of_two_load_no_link_twice_for_any_core() {
-    // Ranks of 3, 5 or 7 times a power of two: the level of the odd digit alone has pairs within a half of the switches.
+    // With 3, 5 or 7 times a power of two ranks, only the odd digit's level has pairs within a switch half.
     for (half, endpoints) in sizes(8, 512) {
         let graph = BiGraph::new(half, endpoints);
         let mut router = Router::new(&graph.network().unwrap(), Routing::Static).unwrap();
@@ -109,7 +109,7 @@ fn computed_paths_are_those_of_the_network() {
     }
 }
 
-/// Port of a rank by HDRM's formula, for any half.
+/// A rank's port by the HDRM formula, for any half.
 fn port(rank: u32, half: u32) -> weft_topology::Port {
     let (port, i) = (rank / (2 * half), rank % (2 * half) / 2);
     let lower = rank.count_ones() % 2 == 1;
@@ -119,7 +119,7 @@ fn port(rank: u32, half: u32) -> weft_topology::Port {
 
 #[test]
 fn other_halves_have_load_2_and_are_refused_or_embedded() {
-    // Load by the formula of the largest power of two of ranks: never above 2, which most have.
+    // Load by the formula for the largest power of two: never above 2, which most have.
     let (mut loaded, mut graphs) = (0, 0);
     for half in [3, 5, 6, 7, 9, 10, 12, 20, 24, 48] {
         for endpoints in 1..=half {
@@ -193,7 +193,7 @@ fn a_ring_on_a_bigraph() {
     let mut router = Router::new(&graph.network().unwrap(), Routing::Static).unwrap();
     let ring = all_reduce(Algorithm::Ring, 16);
     let mut load = |map: &[EndpointId]| contention(&ring, &mut router, map).unwrap().max_load;
-    // Neighbours on one switch, or in one half: over a switch of the other half, chosen by destination.
+    // Neighbours on one switch, or in one half: over a switch in the other half, chosen by destination.
     assert_eq!((load(&in_order(16)), load(&graph.rank_map().unwrap())), (2, 2));
     // Up and down: U0 L0 U1 L1 ..., then the other ports the same way, one switch further.
     let zigzag: Vec<_> = (0..16u32)
@@ -227,7 +227,7 @@ fn eight_ranks_by_hand() {
     let map = graph.rank_map().unwrap();
     let mut paths = BiGraphPaths::new(&graph).unwrap();
     let report = contention(&all_reduce(Algorithm::Hdrm, 8), &mut paths, &map).unwrap();
-    // 8 ways up, 8 down, and each of the 4 trunks in both directions.
+    // 8 ways up, 8 down, and all 4 trunks in both directions.
     assert!(report.steps.iter().all(|step| step.writes == 8 && step.loads.len() == 24));
     assert_eq!(report.steps.len(), 6);
     let one = all_reduce(Algorithm::OneShot, 8);
@@ -240,7 +240,7 @@ fn eight_ranks_by_hand() {
 
 #[test]
 fn a_hierarchy_has_one_hdrm_on_each_rail() {
-    // 16 nodes of 3 GPUs; the GPUs of each number are the endpoints of a BiGraph of their own.
+    // 16 nodes with 3 GPUs each; the GPUs with one number are the endpoints in a separate BiGraph.
     let (nodes, local, half) = (16u32, 3u32, 4u32);
     let mut network = weft_topology::NetworkBuilder::new("rails");
     let link = LinkSpec::default();

@@ -53,7 +53,7 @@ rank 0
   step  1 | out[0] -> 1:out[0]; wait 1
 "
     );
-    // A level of base 3.
+    // A base-3 level.
     let three = all_reduce(Algorithm::Hdrm, 3);
     assert_eq!(
         Listing(&three).to_string(),

@@ -135,7 +135,7 @@ fn other_faults() {
 
 #[test]
 fn schedules_beyond_the_limits_of_memory_and_time_are_refused() {
-    // The clock of each rank has a word for each rank.
+    // Each rank's clock has a word for each rank.
     let broadcast = Collective::Broadcast { root: Rank(0) };
     let ranks = 1 << 15;
     let binomial = build(broadcast, Algorithm::Binomial, ranks, &Options::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Spot checks of large schedules, with their times (`cargo test --release -- --nocapture`).
+//! Large schedule spot checks, with times (`cargo test --release -- --nocapture`).
 
 use std::time::Instant;
 use weft_collectives::contention::{BiGraphPaths, contention};

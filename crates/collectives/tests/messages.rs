@@ -20,9 +20,9 @@ use weft_collectives::messages::{Completed, Messages, MessagesConfig, OperationI
 use weft_fabric::{Communicator, ProviderKind, Rank, Time, WaitOptions, clock};
 
 const KINDS: [ProviderKind; 2] = [ProviderKind::Shm, ProviderKind::Tcp];
-/// Time limit above that of any step on a busy machine.
+/// Timeout above any step's time on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Rings of little memory, which messages of some hundred bytes fill.
+/// Rings with little memory, which a few 100-byte messages fill.
 const SMALL: MessagesConfig =
     MessagesConfig { slots: 4, slot_bytes: 128, max_unexpected_bytes: 4000 };
 
@@ -30,7 +30,7 @@ fn soon() -> Time {
     clock::now().after(PATIENCE)
 }
 
-/// A rank with its messages.
+/// A rank with messages.
 struct Member {
     communicator: Communicator,
     messages: Messages,
@@ -46,7 +46,7 @@ impl Member {
         self.communicator.rank()
     }
 
-    /// Starts a send of bytes that stay valid until its end.
+    /// Starts to send bytes that stay valid until the send ends.
     fn start_send(&self, to: Rank, tag: u64, bytes: &[u8]) -> Result<OperationId, RunError> {
         let mut access = self.communicator.access();
         let (address, length) = (bytes.as_ptr(), bytes.len() as u64);
@@ -54,7 +54,7 @@ impl Member {
         unsafe { self.messages.send(&mut access, to, tag, address, length) }
     }
 
-    /// Starts a receive into bytes that stay valid until its end.
+    /// Starts to receive into bytes that stay valid until the receive ends.
     fn start_receive(
         &self,
         from: Option<Rank>,
@@ -102,7 +102,7 @@ impl Member {
     }
 }
 
-/// Runs `rank` on `size` ranks with messages, each on its own thread; all close together.
+/// Runs `rank` on `size` ranks with messages, each on a separate thread; all close together.
 fn on_threads(
     size: u32,
     kind: ProviderKind,

@@ -8,7 +8,7 @@ use common::{Random, all, credited};
 use std::collections::BTreeMap;
 use weft_collectives::{Collective, Program, Schedule, verify};
 
-/// Elements of a vector, chosen so that blocks differ in length where permitted.
+/// Vector elements, chosen so that blocks differ in length where permitted.
 fn units(schedule: &impl Schedule) -> u64 {
     let blocks = u64::from(schedule.blocks());
     if schedule.collective() == Collective::AllToAll { 2 * blocks } else { 2 * blocks - 1 }
@@ -54,7 +54,7 @@ fn mutations_that_run_wrong_are_refused() {
     let seeds = number("WEFT_MUTANT_SEEDS", 60);
     let mut schedules: Vec<_> =
         (2..=6).flat_map(all).map(|schedule| Program::new(&schedule)).collect();
-    // A fifth of them reuse slots.
+    // A fifth reuse slots.
     let by_hand = (2..=4).flat_map(|ranks| [3, 5].map(|n| (ranks, n)));
     let by_hand: Vec<_> =
         by_hand.flat_map(|(r, n)| [credited::chain(r, n), credited::star(r, n)]).collect();

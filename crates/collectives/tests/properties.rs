@@ -1,4 +1,4 @@
-//! Properties of all schedules, and of arbitrary stored programs.
+//! Properties for all schedules, and for arbitrary stored programs.
 
 mod common;
 

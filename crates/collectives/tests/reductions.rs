@@ -1,8 +1,10 @@
-//! Reductions of vectors: exact results, and both ways of computing them compared.
+//! Vector reductions: exact results, and both computation paths compared.
 
-use weft_collectives::reduction::{Element, Reduction, combine, combine_all, divide, scale};
+use weft_collectives::reduction::{
+    Element, Reduction, average_all, combine, combine_all, divide, scale,
+};
 
-/// Bytes of numbers.
+/// Bytes for numbers.
 macro_rules! bytes {
     ($($number:expr),*) => {
         [$($number.to_ne_bytes().to_vec()),*].concat()
@@ -13,7 +15,7 @@ fn combined(reduction: Reduction, element: Element, a: &[u8], b: &[u8]) -> Vec<u
     let mut target = vec![0; a.len()];
     let count = a.len() / element.bytes();
     assert_eq!(b.len(), a.len());
-    // SAFETY: three vectors of `count` elements.
+    // SAFETY: three vectors with `count` elements each.
     unsafe {
         combine(reduction, element, target.as_mut_ptr(), a.as_ptr(), b.as_ptr(), count);
     }
@@ -24,7 +26,7 @@ fn folded(reduction: Reduction, element: Element, sources: &[&[u8]]) -> Vec<u8> 
     let mut target = vec![0; sources[0].len()];
     let count = target.len() / element.bytes();
     let pointers: Vec<*const u8> = sources.iter().map(|source| source.as_ptr()).collect();
-    // SAFETY: vectors of `count` elements.
+    // SAFETY: vectors with `count` elements each.
     unsafe { combine_all(reduction, element, target.as_mut_ptr(), &pointers, count) };
     target
 }
@@ -32,7 +34,7 @@ fn folded(reduction: Reduction, element: Element, sources: &[&[u8]]) -> Vec<u8> 
 fn divided(element: Element, source: &[u8], divisor: u32) -> Vec<u8> {
     let mut target = vec![0; source.len()];
     let count = source.len() / element.bytes();
-    // SAFETY: vectors of `count` elements.
+    // SAFETY: vectors with `count` elements each.
     unsafe { divide(element, target.as_mut_ptr(), source.as_ptr(), count, divisor) };
     target
 }
@@ -40,7 +42,7 @@ fn divided(element: Element, source: &[u8], divisor: u32) -> Vec<u8> {
 fn scaled(element: Element, source: &[u8], factor: f64) -> Vec<u8> {
     let mut target = vec![0; source.len()];
     let count = source.len() / element.bytes();
-    // SAFETY: vectors of `count` elements.
+    // SAFETY: vectors with `count` elements each.
     unsafe { scale(element, target.as_mut_ptr(), source.as_ptr(), count, factor) };
     target
 }
@@ -79,7 +81,7 @@ fn nan_wins_and_negative_zero_is_less_than_zero() {
     assert_eq!(combined(Reduction::Sum, Element::F64, &a, &b), bytes![f64::NAN]);
 }
 
-/// 2048 + 1 is halfway between two numbers of binary16; so is 256 + 1 of bfloat16.
+/// 2048 + 1 is halfway between two binary16 numbers; so is 256 + 1 in bfloat16.
 #[test]
 fn sums_of_halves_round_after_each_operation_or_once_for_all_sources() {
     let half = |value: f32| half::f16::from_f32(value).to_ne_bytes().to_vec();
@@ -92,10 +94,10 @@ fn sums_of_halves_round_after_each_operation_or_once_for_all_sources() {
     assert_eq!(folded(Reduction::Sum, Element::Bf16, &[&large, &one, &one]), brain(258.0));
 }
 
-/// 16 + 1 is halfway between two numbers of e4m3, 8 + 1 of e5m2.
+/// 16 + 1 is halfway between two e4m3 numbers, 8 + 1 in e5m2.
 #[test]
 fn sums_of_float8_round_once_and_overflow_to_nan_or_infinity() {
-    // 16, 1, 448 and -448 of e4m3; 8, 1, 57344 and -57344 of e5m2.
+    // 16, 1, 448 and -448 in e4m3; 8, 1, 57344 and -57344 in e5m2.
     for (element, [large, one, most, least], [even, exact], [beyond, below]) in [
         (Element::F8E4m3, [0x58u8, 0x38, 0x7e, 0xfe], [0x58, 0x59], [0x7f, 0x7f]),
         (Element::F8E5m2, [0x48, 0x3c, 0x7b, 0xfb], [0x48, 0x49], [0x7c, 0xfc]),
@@ -127,6 +129,27 @@ fn averages_divide_and_truncate() {
 }
 
 #[test]
+fn averages_of_short_floats_are_rounded_once_and_do_not_overflow() {
+    let average = |element: Element, codes: &[u16]| {
+        let sources: Vec<_> = codes.iter().map(|code| code.to_ne_bytes()).collect();
+        let pointers: Vec<_> = sources.iter().map(|code| code.as_ptr()).collect();
+        let mut target = [0u8; 2];
+        let divisor = codes.len() as u32;
+        // SAFETY: one element each.
+        unsafe { average_all(element, target.as_mut_ptr(), &pointers, 1, divisor) };
+        u16::from_ne_bytes(target)
+    };
+    // 60000 twice; the sum is beyond the largest float16. 65504 three times.
+    assert_eq!(average(Element::F16, &[0x7b53, 0x7b53]), 0x7b53);
+    assert_eq!(average(Element::F16, &[0x7bff, 0x7bff, 0x7bff]), 0x7bff);
+    // 2^127 twice: float32 overflows as well.
+    assert_eq!(average(Element::Bf16, &[0x7f00, 0x7f00]), 0x7f80);
+    // (2048 + 3) / 3: 683.667 is 683.5 in float16; a rounded sum, 2052, gives 684.
+    assert_eq!(average(Element::F16, &[0x6800, 0x4200, 0x0000]), 0x6157);
+    assert_eq!(average(Element::Bf16, &[0x7fff, 0x3f80]), 0x7fc0);
+}
+
+#[test]
 fn factors_scale_floats_and_saturate_integers() {
     assert_eq!(scaled(Element::F64, &bytes![3f64], 0.1), bytes![3f64 * 0.1]);
     assert_eq!(scaled(Element::F32, &bytes![3f32], 0.1), bytes![3f32 * 0.1f32]);
@@ -140,7 +163,7 @@ fn one_source_is_copied_and_none_change_nothing() {
     let source = bytes![f32::from_bits(0x7f80_0001)];
     assert_eq!(folded(Reduction::Sum, Element::F32, &[&source]), source);
     let mut target = [5; 4];
-    // SAFETY: a vector of one element.
+    // SAFETY: a vector with one element.
     unsafe { combine_all(Reduction::Sum, Element::F32, target.as_mut_ptr(), &[], 1) };
     assert_eq!(target, [5; 4]);
 }

@@ -1,5 +1,5 @@
-//! Collectives and messages of all ranks under the simulator: every run ends with the right bytes on every rank
-//! or, after a fault, in the error that names it; never in a hang.
+//! Collectives and messages on all ranks under the simulator: every run ends with the right bytes on every rank or,
+//! after a fault, in the error that names it; never in a hang.
 
 #[path = "sim/collectives.rs"]
 mod collectives;
@@ -10,15 +10,8 @@ mod program;
 #[path = "sim/scenario.rs"]
 mod scenario;
 
-#[path = "../../fabric/tests/common/injected_fault.rs"]
-mod injected_fault;
-#[path = "../../fabric/tests/common/seeds.rs"]
-mod seeds;
-
-use injected_fault::InjectedFault;
 use scenario::{Order, Scenario, run};
-use weft_fabric::Rank;
-use weft_fabric::random::SplitMix64;
+use weft_scenarios::{before_each_event, in_turn, seeds};
 
 #[test]
 fn every_run_ends_with_the_right_bytes_or_the_right_error() {
@@ -31,24 +24,13 @@ fn every_run_ends_with_the_right_bytes_or_the_right_error() {
 fn any_step_may_be_the_last() {
     seeds::each("any_step", 4, |seed| {
         let well = || Scenario::shaped(seed, |shape| (shape.ranks, shape.messages) = (2, 8));
-        let (moments, mut random) = (run(well())?, SplitMix64::new(!seed));
-        for (step, at) in moments.into_iter().enumerate() {
-            let (a, b) = (Rank(step as u32 % 2), Rank((step as u32 + 1) % 2));
-            for fault in [
-                InjectedFault::Killed(a),
-                InjectedFault::Cut(a, b),
-                InjectedFault::Paused,
-                InjectedFault::Silent(a),
-            ] {
-                run(well().with_fault(fault, at, &mut random))
-                    .map_err(|wrong| format!("{fault:?} at {} ns: {wrong}", at.0))?;
-            }
-        }
-        Ok(())
+        before_each_event(seed, run(well())?, in_turn(2), |fault, at, random| {
+            run(well().with_fault(fault, at, random)).map(drop)
+        })
     });
 }
 
-/// Blocking calls in one order of all messages need no buffer: each receive has its message next.
+/// Blocking calls in one order over all messages need no buffer: each receive has its message next.
 #[test]
 fn blocking_calls_in_one_order_need_no_buffers() {
     seeds::each("blocking_calls", 300, |seed| {
@@ -59,7 +41,7 @@ fn blocking_calls_in_one_order_need_no_buffers() {
     });
 }
 
-/// All ranks send all of their messages before the first receive: the buffers take them.
+/// All ranks send all messages before the first receive: the buffers take them.
 #[test]
 fn sends_before_receives_end_in_buffers() {
     seeds::each("sends_before", 300, |seed| {

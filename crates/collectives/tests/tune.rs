@@ -1,4 +1,4 @@
-//! Tests of estimates against closed formulas, and of the chosen algorithms.
+//! Tests estimates against closed formulas, and the chosen algorithms.
 
 use weft_collectives::contention::BiGraphPaths;
 use weft_collectives::tune::{Costs, Estimate, RankPlacements, estimate, tune};
@@ -70,14 +70,14 @@ fn hdrm_needs_a_rank_placement_and_hierarchical_needs_nodes() {
     assert!(choice.to_string().contains("not considered: hdrm, it has no rank placement"));
     let choice = tune(Collective::AllToAll, 1 << 20, 1, &mut router, &placements, &COSTS).unwrap();
     assert_eq!(choice.estimates.len(), 2);
-    // No pair of endpoints has a unique path.
+    // No endpoint pair has a unique path.
     let mut router = Router::new(&network, Routing::Unique).unwrap();
     let error = tune(Collective::AllReduce, 64, 1, &mut router, &placements, &COSTS).unwrap_err();
     assert!(error.to_string().starts_with("no algorithm can be chosen: "), "{error}");
 }
 
-/// Core of halving-doubling, the largest `q 2^k` up to `ranks` with `q` of 1, 3, 5, 7: its levels, the share of the
-/// vector that each of its ranks sends while it halves, and the share that a folded rank sends to each proxy.
+/// Halving-doubling core, the largest `q 2^k` up to `ranks` with `q` in 1, 3, 5, 7: its levels, the vector share that
+/// each core rank sends while it halves, and the share that a folded rank sends to each proxy.
 fn core(ranks: u32) -> (f64, f64, f64) {
     let fits = |(odd, bits): &(u32, u32)| odd << bits <= ranks;
     let all = [1, 3, 5, 7].into_iter().flat_map(|odd| (0..16).map(move |bits| (odd, bits)));
@@ -101,7 +101,7 @@ fn costs_are_those_of_the_documents_on_one_switch() {
         let mut router = Router::new(&network.finish().unwrap(), Routing::Unique).unwrap();
         let map: Vec<_> = (0..ranks).map(EndpointId).collect();
         let costs = Costs { step_s: latency, post_s: 0.0, add_bytes_per_s: 1e10 };
-        // A multiple of every number of blocks.
+        // Divisible by every block count.
         let bytes = 13 * 31 * 693 * 240_000u64;
         let mut estimated = |collective, algorithm, chunks, local| {
             let options = Options { chunks, local };
@@ -146,7 +146,7 @@ fn costs_are_those_of_the_documents_on_one_switch() {
             check(Collective::ReduceScatter, algorithm, 1, a, share, share);
             check(Collective::AllGather, algorithm, 1, a, share, 0.0);
         }
-        // Largest number of blocks of 2^k members: each proxy has two.
+        // Maximum block count for 2^k members: each proxy has two.
         let most = |k: u32| f64::from(1u32 << k) + f64::from(1u32 << k).min(n - p);
         let halves = (0..ranks.ilog2()).map(most).sum::<f64>() / n;
         let (a, b, g) = (levels + 2.0 * fold, halves + fold * (1.0 + 1.0 / n), halves + fold);

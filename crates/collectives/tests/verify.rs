@@ -1,4 +1,4 @@
-//! Verification of every algorithm.
+//! Verifies every algorithm.
 
 mod common;
 

@@ -1,6 +1,6 @@
-//! Bounds-checked reader of little-endian fields, for bytes from other processes.
+//! Bounds-checked little-endian field reader, for bytes from other processes.
 
-/// Reader of consecutive fields; `None` at the end of the bytes.
+/// Reads consecutive fields; `None` at the end of the bytes.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],

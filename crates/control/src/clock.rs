@@ -2,7 +2,7 @@
 
 use crate::Member;
 
-/// Monotonic clock of this host (CLOCK_MONOTONIC) in nanoseconds, shared by all its processes: the clock of
+/// This host's monotonic clock (CLOCK_MONOTONIC) in nanoseconds, shared by all processes. The clock behind
 /// [`crate::Control::clock_offset`] and of [`std::time::Instant`].
 #[inline]
 pub fn monotonic_ns() -> u64 {
@@ -34,8 +34,8 @@ impl ClockOffset {
     }
 }
 
-/// Offset of each rank from the measurements of all. Ranks of one host share a clock, so they share the most
-/// precise measurement among them; the host of rank 0 has offset zero.
+/// Offset for each rank from all measurements. Ranks on one host share a clock, so they share the most
+/// precise measurement among them; rank 0's host has offset zero.
 pub(crate) fn align(members: &[Member], measured: &[ClockOffset]) -> Vec<ClockOffset> {
     let Some(first) = members.first() else { return Vec::new() };
     let of_host = |host: &str| {
@@ -63,7 +63,7 @@ mod tests {
             start in 0u64..1 << 50, there in 0u64..1 << 30, back in 0u64..1 << 30,
             ahead in 0u64..1 << 50,
         ) {
-            // The other clock is `ahead` of this one, so the offset is its negative.
+            // The other clock is `ahead` of this one, so the offset is the negative.
             let offset = ClockOffset::from_ping(start, start + there + ahead, start + there + back);
             let wrong_by = (offset.nanoseconds + ahead as i64).unsigned_abs();
             prop_assert!(wrong_by <= offset.error, "{wrong_by} > {}", offset.error);

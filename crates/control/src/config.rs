@@ -1,105 +1,106 @@
-//! Configuration of a rank: its number, the world size, the address of rank 0, secret and timeouts.
+//! Rank configuration: rank, world size, rank 0's address, secret and timeouts.
 //!
-//! Sources in order of precedence: arguments ([`Overrides`]), Weft's own variables, those of torchrun, Open
-//! MPI and Slurm; without any, a world of one rank.
+//! Sources by precedence: arguments ([`Overrides`]), Weft's own variables, the variables that torchrun, Open
+//! MPI and Slurm set. Without any, the world has one rank.
 //!
-//! | setting | variables of Weft |
+//! | setting | Weft variables |
 //! |---|---|
 //! | rank, size | `WEFT_RANK`, `WEFT_WORLD_SIZE`, `WEFT_LOCAL_RANK`, `WEFT_LOCAL_WORLD_SIZE` |
-//! | address of rank 0 | `WEFT_ADDR`, `WEFT_PORT` (default `MASTER_ADDR`, `MASTER_PORT` + 1) |
+//! | rank 0's address | `WEFT_ADDR`, `WEFT_PORT` (default `MASTER_ADDR`, `MASTER_PORT` + 1) |
 //! | this rank's own addresses | `WEFT_BIND`, `WEFT_ADVERTISE` |
 //! | the secret | `WEFT_SECRET`, `WEFT_SECRET_FILE` |
 //! | host identity (ranks with equal ones share memory) | `WEFT_HOST_ID` |
 //! | timeouts, in seconds | `WEFT_CONNECT_TIMEOUT`, `WEFT_SILENCE_TIMEOUT` |
 
+use crate::resolve::loopback;
 use crate::tls::Tls;
 use crate::{Error, HostIdentity, Rank, Result, Secret, nodelist};
+use std::ffi::OsString;
 use std::fmt;
 use std::net::IpAddr;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::Duration;
+use weft_environment as environment;
 
-/// Default port of rank 0.
+pub use crate::deadline::Interrupt;
+
+/// Rank 0's default port.
 pub const DEFAULT_PORT: u16 = 29501;
 /// Largest world size. Each rank keeps a connection and a table entry for each other rank; the roster with all
-/// addresses has to fit one control message ([`crate::MAX_PAYLOAD`]), of which it fills about a third at
+/// addresses has to fit one control message ([`crate::MAX_PAYLOAD`]) and fills about a third at
 /// this size. A mistyped size fails before tables are allocated.
 pub const MAX_WORLD_SIZE: u32 = 65_536;
 /// Default silence timeout.
 pub(crate) const DEFAULT_SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Shortest silence timeout. The heartbeat interval is a quarter of it.
+/// Shortest silence timeout. The heartbeat interval is a quarter as long.
 pub const MIN_SILENCE_TIMEOUT: Duration = Duration::from_millis(10);
 /// Longest host identity, in bytes.
 pub(crate) const MAX_HOST_ID: usize = 256;
 
-/// Settings by which a rank joins its group. [`Config::new`] is for ranks on one host, [`Config::from_env`] for
-/// ranks of a launcher.
+/// Settings by which a rank joins a group. [`Config::new`] is for ranks on one host, [`Config::from_env`] for
+/// ranks that a launcher starts.
 #[derive(Clone)]
 pub struct Config {
-    /// Rank of this process.
+    /// This process's rank.
     pub rank: Rank,
-    /// Number of ranks.
+    /// Rank count.
     pub world_size: u32,
-    /// Rank among those that the launcher started on this host, if it reports one.
+    /// Rank among the launcher's processes on this host, if it reports one.
     pub local_rank: Option<u32>,
-    /// Number of ranks that the launcher started on this host, if it reports it.
+    /// Process count that the launcher started on this host, if it reports one.
     pub local_size: Option<u32>,
-    /// Name or address of the host of rank 0.
+    /// Name or address of rank 0's host.
     pub host: String,
     /// Port on which rank 0 listens during the rendezvous.
     pub port: u16,
-    /// Listening address of this rank. Default: on rank 0, its configured address (all addresses if that is a
-    /// name); on other ranks, the local address of the connection to rank 0.
+    /// This rank's listening address. Default: on rank 0, the configured address (all addresses if that is a
+    /// name); on other ranks, the local end's address on the connection to rank 0.
     pub bind: Option<IpAddr>,
     /// Address that peers dial, if not the listening address.
     pub advertise: Option<IpAddr>,
-    /// Shared secret. Required unless rank 0 is on the loopback of this host.
+    /// Shared secret. Required unless rank 0 is on this host's loopback.
     pub secret: Option<Secret>,
     /// Host identity: ranks with equal ones can share memory.
     pub host_id: String,
-    /// Time limit of connecting, all phases together: see [`crate::Control::connect_deadline`].
+    /// Time limit for connecting, all phases together: see [`crate::Control::connect_deadline`].
     pub connect_timeout: Duration,
     /// Time without a received byte after which a peer counts as lost. Ranks may have different ones: the
-    /// heartbeat interval follows from the shortest of the group.
+    /// heartbeat interval follows from the shortest in the group.
     pub silence_timeout: Duration,
     /// Interrupt check, called every 100 ms during waits.
     pub interrupt: Option<Interrupt>,
 }
 
-/// Interrupt check of the program: `true` ends a wait with [`Error::Interrupted`].
-pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
-
-/// Settings of the program, which precede all variables.
+/// Settings from the program. They precede all variables.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
-    /// Rank of this process. Requires `world_size`.
+    /// This process's rank. Requires `world_size`.
     pub rank: Option<u32>,
-    /// Number of ranks. Requires `rank`.
+    /// Rank count. Requires `rank`.
     pub world_size: Option<u32>,
-    /// Address of rank 0: `host`, `host:port` or `[v6]:port`.
+    /// Rank 0's address as `host`, `host:port` or `[v6]:port`, for example `10.0.0.1:29501`.
     pub address: Option<String>,
-    /// Listening address of this rank.
+    /// This rank's listening address.
     pub bind: Option<IpAddr>,
     /// Shared secret.
     pub secret: Option<Secret>,
     /// Host identity.
     pub host_id: Option<String>,
-    /// Time limit of connecting.
+    /// Time limit for connecting.
     pub connect_timeout: Option<Duration>,
     /// Silence timeout.
     pub silence_timeout: Option<Duration>,
 }
 
 impl Config {
-    /// Settings of a rank on the loopback of this host, without a secret.
+    /// Settings for a rank on this host's loopback, without a secret.
     pub fn new(rank: u32, world_size: u32) -> Config {
         Config {
             rank: Rank(rank),
             world_size,
             local_rank: None,
             local_size: None,
-            host: "127.0.0.1".into(),
+            host: loopback().to_string(),
             port: DEFAULT_PORT,
             bind: None,
             advertise: None,
@@ -111,22 +112,24 @@ impl Config {
         }
     }
 
-    /// Settings from the environment of this process and the overrides.
+    /// Settings from this process's environment and the overrides.
     pub fn from_env(overrides: Overrides) -> Result<Config> {
-        Config::resolve(&|name| std::env::var(name).ok(), overrides)
+        Config::resolve(&|name| std::env::var_os(name), overrides)
     }
 
-    /// [`Config::from_env`] for any source of variables. Reads no file but that of `WEFT_SECRET_FILE`.
+    /// [`Config::from_env`] for any variable source. Reads no file except `WEFT_SECRET_FILE`.
     pub fn resolve(
-        variable: &dyn Fn(&str) -> Option<String>,
+        variable: &dyn Fn(&str) -> Option<OsString>,
         overrides: Overrides,
     ) -> Result<Config> {
         let variables = Variables(variable);
         let assignment = rank_assignment(&variables, &overrides)?;
         let (host, port) = address(&variables, &overrides, &assignment)?;
-        let seconds = |name, given: Option<Duration>, default| match given {
-            Some(given) => Ok(given),
-            None => Ok(variables.seconds(name)?.unwrap_or(default)),
+        let seconds = |name, given: Option<Duration>, default| -> Result<Duration> {
+            match given {
+                Some(given) => Ok(given),
+                None => Ok(variables.seconds(name)?.unwrap_or(default)),
+            }
         };
         let mut config = Config::new(assignment.rank, assignment.world_size);
         config.connect_timeout =
@@ -147,10 +150,10 @@ impl Config {
                 Some(secret) => Some(secret),
                 None => secret(&variables)?,
             },
-            host_id: overrides
-                .host_id
-                .or_else(|| variables.get("WEFT_HOST_ID"))
-                .unwrap_or_else(|| HostIdentity::here().host_id()),
+            host_id: match overrides.host_id {
+                Some(host_id) => host_id,
+                None => host_id(&variables)?,
+            },
             ..config
         };
         config.validate()?;
@@ -208,12 +211,12 @@ impl fmt::Debug for Config {
     }
 }
 
-/// True if a host name or address is always the loopback of this host.
+/// True if a host name or address is always this host's loopback.
 pub(crate) fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Rank and world size of this process, with the launcher that set them.
+/// This process's rank and world size, with the launcher that set them.
 struct RankAssignment {
     launcher: &'static str,
     rank: u32,
@@ -222,7 +225,7 @@ struct RankAssignment {
     local_size: Option<u32>,
 }
 
-/// Variables of a launcher.
+/// A launcher's variables.
 struct Launcher {
     name: &'static str,
     rank: &'static str,
@@ -263,6 +266,12 @@ const OTHERS: [Launcher; 3] = [
 ];
 
 fn rank_assignment(variables: &Variables, overrides: &Overrides) -> Result<RankAssignment> {
+    // An invalid value is an error also if another launcher decides.
+    let (local_rank, local_size) =
+        (variables.number(WEFT.local_rank)?, variables.number(WEFT.local_size)?);
+    if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
+        check_rank((WEFT.local_rank, local_rank), (WEFT.local_size, local_size))?;
+    }
     let given = (overrides.rank.is_some(), overrides.world_size.is_some());
     let launchers =
         std::iter::once((&WEFT, given)).chain(OTHERS.iter().map(|o| (o, (false, false))));
@@ -298,8 +307,8 @@ fn rank_assignment(variables: &Variables, overrides: &Overrides) -> Result<RankA
         check_rank((rank_name, rank), (size_name, world_size))?;
         let local_rank = variables.number(launcher.local_rank)?;
         // Slurm writes this one as "4(x2),3"; only a plain number is valid for this host.
-        let local_size = match variables.get(launcher.local_size) {
-            Some(text) if launcher.name == "Slurm" => text.parse().ok(),
+        let local_size = match launcher.name {
+            "Slurm" => slurm_local_size(variables, launcher.local_size)?,
             _ => variables.number(launcher.local_size)?,
         };
         if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
@@ -320,6 +329,23 @@ fn rank_assignment(variables: &Variables, overrides: &Overrides) -> Result<RankA
         local_rank: Some(0),
         local_size: Some(1),
     })
+}
+
+/// Task count on this host, unless Slurm's list has several items.
+fn slurm_local_size(variables: &Variables, name: &str) -> Result<Option<u32>> {
+    let Some(text) = variables.get(name)? else { return Ok(None) };
+    if let Ok(number) = text.parse() {
+        return Ok(Some(number));
+    }
+    let is_number = |text: &str| text.parse::<u32>().is_ok();
+    let is_item = |item: &str| match item.strip_suffix(')').and_then(|it| it.split_once("(x")) {
+        Some((tasks, hosts)) => is_number(tasks) && is_number(hosts),
+        None => is_number(item),
+    };
+    if text.split(',').all(is_item) {
+        return Ok(None);
+    }
+    Err(invalid(name, &text, "a list of tasks such as 4(x2),3"))
 }
 
 fn check_rank((rank_name, rank): (&str, u32), (size_name, size): (&str, u32)) -> Result<()> {
@@ -347,7 +373,7 @@ fn check_rank((rank_name, rank): (&str, u32), (size_name, size): (&str, u32)) ->
     Ok(())
 }
 
-/// Address of rank 0.
+/// Rank 0's address.
 fn address(
     variables: &Variables,
     overrides: &Overrides,
@@ -360,14 +386,14 @@ fn address(
     if let Some(address) = &overrides.address {
         return split_address("address", address, port);
     }
-    if let Some(address) = variables.get("WEFT_ADDR") {
+    if let Some(address) = variables.get("WEFT_ADDR")? {
         return split_address("WEFT_ADDR", &address, port);
     }
-    let here = "127.0.0.1".to_string();
+    let here = loopback().to_string();
     if assignment.local_size == Some(assignment.world_size) {
         return Ok((here, port));
     }
-    if let Some(host) = variables.get("MASTER_ADDR") {
+    if let Some(host) = variables.get("MASTER_ADDR")? {
         return Ok((host, port));
     }
     match assignment.launcher {
@@ -392,11 +418,11 @@ fn after_master(variables: &Variables) -> Result<Option<u16>> {
 }
 
 fn slurm_host(variables: &Variables) -> Result<String> {
-    let Some(list) = variables.get("SLURM_JOB_NODELIST") else {
+    let Some(list) = variables.get("SLURM_JOB_NODELIST")? else {
         return Err(Error::MissingAddress { launcher: "Slurm" });
     };
     match nodelist::expand(&list, 2).as_deref() {
-        Some([_]) => Ok("127.0.0.1".into()),
+        Some([_]) => Ok(loopback().to_string()),
         Some([first, ..]) => Ok(first.clone()),
         _ => Err(Error::Variable {
             variable: "SLURM_JOB_NODELIST".into(),
@@ -418,13 +444,16 @@ pub(crate) fn split_address(
             variable: variable.into(),
             value: address.into(),
             problem: problem.into(),
-            remedy: "write HOST or HOST:PORT".into(),
+            remedy: "write HOST, HOST:PORT or [IPV6]:PORT".into(),
         })
     };
     let (host, port) = if address.parse::<IpAddr>().is_ok() {
         (address, None)
     } else if let Some((host, rest)) = address.strip_prefix('[').and_then(|a| a.split_once(']')) {
-        (host, rest.strip_prefix(':'))
+        match rest.strip_prefix(':') {
+            None if !rest.is_empty() => return refuse("there is text after the bracket"),
+            port => (host, port),
+        }
     } else {
         match address.split_once(':') {
             Some((host, port)) => (host, Some(port)),
@@ -441,38 +470,39 @@ pub(crate) fn split_address(
     }
 }
 
-/// Settings of pair groups in the environment: secret, host identity, silence timeout, TLS.
+/// Pair group settings in the environment: secret, host identity, silence timeout, TLS.
 pub(crate) fn pair_from_env() -> Result<(Option<Secret>, String, Duration, Tls)> {
-    let get = |name: &str| std::env::var(name).ok();
+    let get = |name: &str| std::env::var_os(name);
     let variables = Variables(&get);
-    let host_id = variables.get("WEFT_HOST_ID").unwrap_or_else(|| HostIdentity::here().host_id());
     let silence = variables.seconds("WEFT_SILENCE_TIMEOUT")?.unwrap_or(DEFAULT_SILENCE_TIMEOUT);
-    Ok((secret(&variables)?, host_id, silence, tls(&variables)?))
+    Ok((secret(&variables)?, host_id(&variables)?, silence, tls(&variables)?))
 }
 
-/// Variable of TLS of payloads.
+fn host_id(variables: &Variables) -> Result<String> {
+    Ok(variables.get("WEFT_HOST_ID")?.unwrap_or_else(|| HostIdentity::here().host_id()))
+}
+
+/// Variable for payload TLS.
 pub(crate) const TLS_PAYLOADS: &str = "WEFT_TLS_PAYLOADS";
 
 fn tls(variables: &Variables) -> Result<Tls> {
-    let missing = |variable: &str, given: &str, value: String| Error::Variable {
+    let missing = |variable: &str, given: &str, path: PathBuf| Error::Variable {
         variable: given.into(),
-        value,
+        value: path.display().to_string(),
         problem: format!("{variable} is not set"),
         remedy: "set both".into(),
     };
-    let tls = match (variables.get("WEFT_TLS_CERT"), variables.get("WEFT_TLS_KEY")) {
-        (Some(certificate), Some(key)) => {
-            Tls::default().with_certificate(Path::new(&certificate), Path::new(&key))?
-        }
+    let tls = match (variables.path("WEFT_TLS_CERT"), variables.path("WEFT_TLS_KEY")) {
+        (Some(certificate), Some(key)) => Tls::default().with_certificate(&certificate, &key)?,
         (None, None) => Tls::default(),
         (Some(path), None) => return Err(missing("WEFT_TLS_KEY", "WEFT_TLS_CERT", path)),
         (None, Some(path)) => return Err(missing("WEFT_TLS_CERT", "WEFT_TLS_KEY", path)),
     };
-    let tls = match variables.get("WEFT_TLS_CA") {
-        Some(path) => tls.with_authorities(Path::new(&path))?,
+    let tls = match variables.path("WEFT_TLS_CA") {
+        Some(path) => tls.with_authorities(&path)?,
         None => tls,
     };
-    match variables.get(TLS_PAYLOADS).as_deref() {
+    match variables.get(TLS_PAYLOADS)?.as_deref() {
         None | Some("0") => Ok(tls),
         Some("1") => Ok(tls.with_payloads()),
         Some(other) => Err(Error::Variable {
@@ -485,29 +515,35 @@ fn tls(variables: &Variables) -> Result<Tls> {
 }
 
 fn secret(variables: &Variables) -> Result<Option<Secret>> {
-    match (variables.get("WEFT_SECRET"), variables.get("WEFT_SECRET_FILE")) {
+    match (variables.bytes("WEFT_SECRET"), variables.path("WEFT_SECRET_FILE")) {
         (Some(secret), _) => Secret::new(secret).map(Some),
-        (None, Some(path)) => Secret::from_file(Path::new(&path)).map(Some),
+        (None, Some(path)) => Secret::from_file(&path).map(Some),
         (None, None) => Ok(None),
     }
 }
 
-/// Source of variables; blank ones count as unset.
-struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
+/// Variable source; blank variables count as unset.
+struct Variables<'a>(&'a dyn Fn(&str) -> Option<OsString>);
 
 impl Variables<'_> {
-    fn get(&self, name: &str) -> Option<String> {
-        self.0(name).map(|text| text.trim().to_string()).filter(|text| !text.is_empty())
+    /// Text; other bytes are an error.
+    fn get(&self, name: &str) -> Result<Option<String>> {
+        Ok(environment::text_of(name, self.0(name))?)
+    }
+
+    /// Path with any bytes.
+    fn path(&self, name: &str) -> Option<PathBuf> {
+        environment::path_of(self.0(name))
+    }
+
+    /// Secret bytes.
+    fn bytes(&self, name: &str) -> Option<Vec<u8>> {
+        environment::bytes_of(self.0(name))
     }
 
     fn parse<T: std::str::FromStr>(&self, name: &str, what: &str) -> Result<Option<T>> {
-        let Some(text) = self.get(name) else { return Ok(None) };
-        text.parse().map(Some).map_err(|_| Error::Variable {
-            variable: name.into(),
-            value: text,
-            problem: format!("it is not {what}"),
-            remedy: format!("set it to {what}, or not at all"),
-        })
+        let Some(text) = self.get(name)? else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| invalid(name, &text, what))
     }
 
     fn number(&self, name: &str) -> Result<Option<u32>> {
@@ -518,13 +554,12 @@ impl Variables<'_> {
         let what = "a number of seconds above zero";
         let Some(seconds) = self.parse::<f64>(name, what)? else { return Ok(None) };
         let duration = Duration::try_from_secs_f64(seconds).ok().filter(|d| !d.is_zero());
-        duration.map(Some).ok_or_else(|| Error::Variable {
-            variable: name.into(),
-            value: seconds.to_string(),
-            problem: format!("it is not {what}"),
-            remedy: format!("set it to {what}, or not at all"),
-        })
+        duration.map(Some).ok_or_else(|| invalid(name, &seconds.to_string(), what))
     }
+}
+
+fn invalid(name: &str, value: &str, what: &str) -> Error {
+    environment::invalid(name, value, what).into()
 }
 
 #[cfg(test)]

@@ -1,12 +1,22 @@
-//! Tests of the configuration: launchers, precedence, and errors.
+//! Configuration tests: launchers, precedence, and errors.
 
 use super::*;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 
 fn resolve_with(variables: &[(&str, &str)], overrides: Overrides) -> Result<Config> {
     let lookup = |name: &str| {
-        variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string())
+        variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
     };
     Config::resolve(&lookup, overrides)
+}
+
+fn resolve_raw(variables: &[(&str, &[u8])]) -> Result<Config> {
+    let lookup = |name: &str| {
+        let found = variables.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| OsStr::from_bytes(value).to_owned())
+    };
+    Config::resolve(&lookup, Overrides::default())
 }
 
 fn resolve(variables: &[(&str, &str)]) -> Result<Config> {
@@ -140,6 +150,46 @@ fn several_hosts_without_a_secret_are_refused_with_the_remedy() {
 }
 
 #[test]
+fn a_value_that_is_not_utf8_is_an_error_that_names_its_variable() {
+    let names = [
+        "WEFT_RANK",
+        "WEFT_LOCAL_RANK",
+        "WEFT_ADDR",
+        "WEFT_PORT",
+        "WEFT_BIND",
+        "WEFT_ADVERTISE",
+        "WEFT_HOST_ID",
+        "WEFT_CONNECT_TIMEOUT",
+        "WEFT_SILENCE_TIMEOUT",
+        "RANK",
+        "MASTER_PORT",
+        "SLURM_NTASKS",
+    ];
+    for name in names {
+        let message = resolve_raw(&[(name, b"1\xff")]).unwrap_err().to_string();
+        assert!(message.starts_with(name) && message.contains("UTF-8"), "{message}");
+    }
+}
+
+#[test]
+fn a_secret_is_bytes() {
+    let secret = |bytes: &[u8]| resolve_raw(&[("WEFT_SECRET", bytes)]).unwrap().secret.unwrap();
+    assert!(secret(b"\xff\x01") == secret(b"\xff\x01"));
+    assert!(secret(b"\xff\x01") != secret(b"\xfe\x01"));
+}
+
+#[test]
+fn the_path_of_a_secret_may_have_any_bytes() {
+    let folder = std::env::temp_dir().join(format!("weft-raw-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join(OsStr::from_bytes(b"se\xffcret"));
+    std::fs::write(&path, b"\xfe\xff").unwrap();
+    let found = resolve_raw(&[("WEFT_SECRET_FILE", path.as_os_str().as_bytes())]);
+    assert!(found.unwrap().secret.unwrap() == Secret::new(*b"\xfe\xff").unwrap());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn a_secret_file_that_is_missing_is_named() {
     assert!(
         refusal(&[("WEFT_SECRET_FILE", "/nonexistent/secret")]).contains("/nonexistent/secret")
@@ -154,7 +204,7 @@ fn a_secret_file_is_a_regular_one_of_at_most_64_kib() {
     std::fs::write(file("good"), [b"x".repeat(64 << 10), b"".to_vec()].concat()).unwrap();
     assert!(resolve(&[("WEFT_SECRET_FILE", &file("good"))]).unwrap().secret.is_some());
     std::fs::write(file("large"), b"x".repeat((64 << 10) + 1)).unwrap();
-    // A sparse file of 1 TiB, which must not be read.
+    // A sparse 1 TiB file, which must not be read.
     std::fs::File::create(file("huge")).unwrap().set_len(1 << 40).unwrap();
     for (path, word) in [
         (file("large"), "65537 bytes"),
@@ -205,7 +255,7 @@ fn addresses_in_every_form() {
     ] {
         assert_eq!(split_address("WEFT_ADDR", text, 1).unwrap(), (host.to_string(), port));
     }
-    for bad in ["node1:x", ":4", "node1:70000"] {
+    for bad in ["node1:x", ":4", "node1:70000", "[::1]9", "[::1]x:9"] {
         assert!(split_address("WEFT_ADDR", bad, 1).is_err(), "{bad}");
     }
 }

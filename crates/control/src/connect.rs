@@ -53,13 +53,13 @@ fn begin(address: &SocketAddr, source: Option<IpAddr>) -> rustix::io::Result<Tcp
 /// Checks that a socket can be bound to an address.
 ///
 /// # Errors
-/// Those of the system.
+/// System errors.
 pub(crate) fn check_source(source: IpAddr) -> std::io::Result<()> {
     Ok(bind_source(&socket(&source)?, source)?)
 }
 
-/// Binds a socket to an address, and leaves the choice of its port to `connect`, which needs one that no other connection
-/// to the same listener has. The port of a plain `bind` is taken from all listeners.
+/// Binds a socket to an address, and leaves the port choice to `connect`, which needs one that no other connection
+/// to the same listener has. A plain `bind` takes its port from all listeners.
 fn bind_source(socket: &OwnedFd, source: IpAddr) -> rustix::io::Result<()> {
     let on: libc::c_int = 1;
     // SAFETY: the descriptor is open, and the option reads one integer. Without the option `bind` chooses a port.
@@ -100,7 +100,7 @@ pub(crate) mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(30);
 
-    /// Listener that accepts no connection: its queue is full. Keep both.
+    /// Listener that accepts no connection: the queue is full. Keep both.
     pub(crate) fn silent_listener() -> (TcpListener, Vec<TcpStream>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         net::listen(&listener, 0).unwrap();
@@ -109,7 +109,7 @@ pub(crate) mod tests {
         (listener, queued)
     }
 
-    /// An interrupt that is raised after a quarter of a second, and when that was.
+    /// An interrupt that is raised after 250 ms, and the time when it was.
     pub(crate) fn raised_soon() -> (Interrupt, Instant) {
         let raised = Instant::now() + Duration::from_millis(250);
         (Arc::new(move || Instant::now() >= raised), raised)
@@ -161,11 +161,11 @@ pub(crate) mod tests {
     #[cfg_attr(miri, ignore = "miri has no sockets")]
     fn connections_of_one_source_to_two_listeners_share_a_port() {
         let connected = std::thread::spawn(|| {
-            // SAFETY: it moves this thread alone, which ends with the test.
+            // SAFETY: it moves this thread only, which ends with the test.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                 return println!("skipped: {}", IoError::last_os_error());
             }
-            // A child of this thread is in its namespace.
+            // This thread's child is in its namespace.
             let loopback = Command::new("ip").args(["link", "set", "lo", "up"]).status();
             if !loopback.is_ok_and(|status| status.success()) {
                 return println!("skipped: no program `ip` sets loopback up");

@@ -1,4 +1,4 @@
-//! Handle of a group.
+//! Group handle.
 
 mod clocks;
 mod messages;
@@ -16,23 +16,23 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Membership of this rank in a group: cheap to clone, usable from every thread.
+/// This rank's membership in a group. It is cheap to clone and usable from every thread.
 ///
-/// A handle belongs to one generation of the group; [`Control::reform`] forms the next one of the
-/// survivors. The rank leaves when its last handle is dropped.
+/// A handle belongs to one group generation; [`Control::reform`] forms the next one from the
+/// survivors. The rank leaves when the last handle is dropped.
 #[derive(Clone)]
 pub struct Control {
     process: Arc<ProcessState>,
     generation: u32,
     rank: Rank,
     members: Arc<[Member]>,
-    /// Deadline of the call that formed this generation.
+    /// Deadline for the call that formed this generation.
     deadline: Deadline,
-    /// SharedCore by the handles of this generation.
+    /// Shared by this generation's handles.
     _handle: Arc<()>,
 }
 
-/// State shared by all generations of one process.
+/// State shared by all generations in one process.
 struct ProcessState {
     shared: Arc<SharedCore>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -41,20 +41,20 @@ struct ProcessState {
     interrupt: Option<Interrupt>,
     key: Key,
     job: JobId,
-    /// Fork count of the process that joined. A forked child has neither the connections nor the thread, and
-    /// its copies of locks may stay locked.
+    /// Fork count in the process that joined. A forked child has neither the connections nor the thread, and
+    /// its lock copies may stay locked.
     forks: u64,
 }
 
 impl Control {
     /// Joins the group: waits until all ranks are connected to each other, at most
     /// `config.connect_timeout` for all phases together.
-    /// [`Control::connect_deadline`] is the end of that time, for connections of higher layers.
+    /// [`Control::connect_deadline`] marks that time limit, for connections in higher layers.
     pub fn connect(config: Config) -> Result<Control> {
         Control::connect_from(config, None)
     }
 
-    /// [`Control::connect`] with a bound listener, for rank 0. The other ranks dial its address.
+    /// [`Control::connect`] with a bound listener, for rank 0. The other ranks dial the listener's address.
     pub fn connect_with_listener(config: Config, listener: TcpListener) -> Result<Control> {
         Control::connect_from(config, Some(listener))
     }
@@ -88,17 +88,17 @@ impl Control {
         Ok(control)
     }
 
-    /// Rank of this process in this generation.
+    /// This process's rank in this generation.
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Number of members of this generation.
+    /// Member count in this generation.
     pub fn world_size(&self) -> u32 {
         self.members.len() as u32
     }
 
-    /// Generation of the group. It increases by one or more with every [`Control::reform`].
+    /// The group's generation. It increases by one or more with every [`Control::reform`].
     pub fn generation(&self) -> u32 {
         self.generation
     }
@@ -108,8 +108,8 @@ impl Control {
         &self.members
     }
 
-    /// Deadline of the call that formed this generation: `connect_timeout` of [`Control::connect`], or the
-    /// timeout of [`Control::reform`]. `None` if the clock cannot represent it.
+    /// Deadline for the call that formed this generation: `connect_timeout` in [`Control::connect`], or the
+    /// timeout passed to [`Control::reform`]. `None` if the clock cannot represent it.
     pub fn connect_deadline(&self) -> Option<Instant> {
         self.deadline.end()
     }
@@ -119,7 +119,7 @@ impl Control {
         self.deadline.left()
     }
 
-    /// Error if operations in flight on this group cannot complete: for waits outside of the control plane,
+    /// Error if operations in flight on this group cannot complete: for waits outside the control plane,
     /// cheap enough for a call every 50 ms.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ impl Control {
         self.process.shared.with(|core| core.poison(self.generation, cause.clone()));
     }
 
-    /// Poison of the group, if it is poisoned.
+    /// The group's poison, if it is poisoned.
     pub fn poisoned(&self) -> Option<Poison> {
         if self.process.is_forked_child() {
             return None;
@@ -171,7 +171,7 @@ impl Control {
         left.into_iter().for_each(|rank| call(rank));
     }
 
-    /// Status of a rank of this generation; `Lost` for a rank beyond the world size.
+    /// Status for a rank in this generation; `Lost` for a rank beyond the world size.
     pub fn peer_status(&self, rank: Rank) -> PeerStatus {
         match self.members.get(rank.index()) {
             Some(member) if !self.process.is_forked_child() => {
@@ -181,21 +181,21 @@ impl Control {
         }
     }
 
-    /// Forms a new group of the surviving ranks over the existing connections.
+    /// Forms a new group from the surviving ranks over the existing connections.
     ///
-    /// Collective over all survivors; returns once all of them have formed the new group. New ranks are
-    /// consecutive, in the order of the old ones. This generation is poisoned by the call. A loss during the
+    /// Collective over all survivors; returns once all have formed the new group. New ranks are
+    /// consecutive, ordered as before. The call poisons this generation. A loss during the
     /// call starts another view change within it.
     ///
     /// After [`Error::Timeout`] or [`Error::Interrupted`], a repeat on this handle continues. A repeat is
-    /// also possible once all handles of the new group were dropped: it poisons that group and forms a newer
+    /// also possible once all handles for the new group were dropped: it poisons that group and forms a newer
     /// one.
     ///
     /// There is no quorum: in a partitioned network each part forms a group.
     ///
     /// # Errors
-    /// [`Error::Timeout`], which names the missing ranks of this generation; [`Error::Excluded`] if the
-    /// other survivors excluded this rank; [`Error::Superseded`] if the program has a handle of a newer group,
+    /// [`Error::Timeout`], which names this generation's missing ranks; [`Error::Excluded`] if the
+    /// other survivors excluded this rank; [`Error::Superseded`] if the program has a newer group's handle,
     /// or another thread is in this call.
     pub fn reform(&self, timeout: Duration) -> Result<Control> {
         const REFORM: &str = "reform";
@@ -227,13 +227,13 @@ impl Control {
         })
     }
 
-    /// Leaves the group in order and closes the connections. Operations of other ranks that still need this
-    /// rank fail with [`Error::Left`]. Closes every handle of this process.
+    /// Leaves the group in order and closes the connections. Other ranks' operations that still need this
+    /// rank fail with [`Error::Left`]. Closes every handle in this process.
     pub fn leave(&self) {
         self.process.leave();
     }
 
-    /// Closes every connection without a leave message, as a crash does. For tests of losses.
+    /// Closes every connection without a leave message, as a crash does. For loss tests.
     pub fn abandon(&self) {
         if self.process.is_forked_child() {
             return;
@@ -241,8 +241,8 @@ impl Control {
         self.process.shared.abandon();
     }
 
-    /// Key shared by the members of this generation, for one purpose: the authentication of further
-    /// connections between them. Without a secret, any process on the host can derive it.
+    /// Key shared by this generation's members, for one purpose: authenticating further
+    /// connections between them. Without a secret, any process under this user can obtain it.
     pub fn derive_key(&self, purpose: &str) -> [u8; 32] {
         let generation = self.generation.to_le_bytes();
         self.process
@@ -300,14 +300,14 @@ impl Drop for ProcessState {
         self.leave();
         if self.is_forked_child() {
             let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
-            // The thread does not exist here; dropping its handle would detach a foreign thread.
+            // The thread does not exist here; dropping the handle would detach a foreign thread.
             std::mem::forget(thread.take());
         }
     }
 }
 
-/// Group of `size` ranks within this process, in rank order, over an ephemeral port: for tests and examples.
-/// `adjust` may change the configuration of each rank.
+/// Group with `size` ranks within this process, in rank order, over an ephemeral port: for tests and examples.
+/// `adjust` may change each rank's configuration.
 pub fn local_world(size: u32, adjust: impl Fn(&mut Config)) -> Result<Vec<Control>> {
     let listener =
         TcpListener::bind("127.0.0.1:0").map_err(Error::system("creating a listener"))?;

@@ -1,29 +1,33 @@
-//! Protocol state of a rank, without sockets, threads or a clock.
+//! A rank's protocol state, without sockets, threads or a clock.
 //!
 //! The mesh thread passes in messages and losses ([`Core::receive`], [`Core::connection_lost`]), the handle
-//! passes in calls of the program; the results are frames to send and callbacks to run.
+//! passes in program calls; the results are frames to send and callbacks to run.
 //!
-//! - `gather`: collective calls
-//! - `point_to_point`: messages between two ranks, with flow control
-//! - `poison`: the end of a group, and its callbacks
-//! - `reform`: the next group, formed by its survivors
+//! - `gather`, `call`: collective calls, and one call's state
+//! - `point_to_point`, `message_queues`: messages between two ranks, with flow control, and queues
+//! - `poison`: group failure and callbacks
+//! - `reform`, `reform_phase`: the next group, formed by the survivors; call progress
 
+mod call;
 mod gather;
+mod message_queues;
 mod point_to_point;
 mod poison;
 mod reform;
+mod reform_phase;
 
 use crate::message::Message;
 use crate::view_change::{View, ViewChange};
 use crate::wire::Malformed;
 use crate::{Cause, Error, Member, PeerStatus, Poison, Rank, Result};
-pub(crate) use gather::Payload;
-use gather::{CallPart, PendingCall};
-use point_to_point::MessageQueues;
-pub(crate) use reform::FormedGroup;
-use reform::ReformPhase;
+use call::{CallPart, PendingCall};
+use message_queues::MessageQueues;
+use reform_phase::ReformPhase;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
+
+pub(crate) use call::Payload;
+pub(crate) use reform_phase::FormedGroup;
 
 /// Generations that a peer may be ahead of this rank.
 const MAX_GENERATIONS_AHEAD: u32 = 64;
@@ -33,7 +37,7 @@ pub(crate) type PeerLeftCallback = Arc<dyn Fn(Rank) + Send + Sync>;
 
 /// Request to the mesh thread.
 pub(crate) enum Action {
-    /// Send a frame to the peer of this original rank.
+    /// Send a frame to the peer with this original rank.
     Send(Rank, Arc<[u8]>),
     /// Send queued frames, then close.
     Close(Rank),
@@ -43,12 +47,12 @@ pub(crate) enum Action {
     Left(Vec<PeerLeftCallback>, Rank),
 }
 
-/// State of a rank. Ranks are original ones unless noted otherwise.
+/// A rank's state. Ranks are original ones unless noted otherwise.
 pub(crate) struct Core {
     me: Rank,
     peers: BTreeMap<Rank, Peer>,
     groups: BTreeMap<u32, Group>,
-    /// Newest generation of which this rank is a member.
+    /// Newest generation with this rank as a member.
     newest: u32,
     /// Highest generation that this rank has proposed.
     proposed: u32,
@@ -56,9 +60,9 @@ pub(crate) struct Core {
     phase: ReformPhase,
     /// The newest group is formed here and not yet confirmed by all members.
     unconfirmed: bool,
-    /// Upgradable while the program has a handle of the newest group.
+    /// Upgradable while the program has a handle to the newest group.
     handle: Weak<()>,
-    /// Last view of each peer.
+    /// Last view from each peer.
     views: BTreeMap<Rank, View>,
     /// First peer whose view excludes this rank.
     excluded_by: Option<Rank>,
@@ -72,9 +76,9 @@ pub(crate) struct Core {
 
 struct Peer {
     status: PeerStatus,
-    /// Stored bytes of its parts of collective calls that this rank has not begun.
+    /// Stored bytes in its parts for collective calls that this rank has not begun.
     ahead: usize,
-    /// Stored bytes of its point-to-point messages that the program has not received.
+    /// Stored bytes in its point-to-point messages that the program has not received.
     queued: usize,
 }
 
@@ -82,7 +86,7 @@ impl Peer {
     const NEW: Peer = Peer { status: PeerStatus::Alive, ahead: 0, queued: 0 };
 }
 
-/// One generation. Messages of it may arrive before this rank has formed it.
+/// One generation. Its messages may arrive before this rank has formed it.
 #[derive(Default)]
 struct Group {
     members: Arc<[Member]>,
@@ -90,7 +94,7 @@ struct Group {
     on_poison: Vec<PoisonCallback>,
     on_left: Vec<PeerLeftCallback>,
     next_sequence: u64,
-    /// Parts of collective calls, by sequence and sender.
+    /// Collective call parts, by sequence and sender.
     gathers: BTreeMap<u64, BTreeMap<Rank, CallPart>>,
     /// Collective calls that this rank has begun and not finished, by sequence.
     calls: BTreeMap<u64, PendingCall>,
@@ -98,13 +102,13 @@ struct Group {
 }
 
 impl Group {
-    /// Rank in this group of an original rank.
+    /// Rank in this group for an original rank.
     fn rank_of(&self, original: Rank) -> Option<Rank> {
         self.members.iter().find(|m| m.original_rank == original).map(|m| m.rank)
     }
 }
 
-/// Cause of a lost connection.
+/// Connection loss cause.
 #[derive(Clone, Debug)]
 pub(crate) enum ConnectionLoss {
     Closed(String),
@@ -136,7 +140,7 @@ impl Core {
         }
     }
 
-    /// Token held by the handles of the first generation.
+    /// Token held by the first generation's handles.
     pub(crate) fn first_handle(&mut self) -> Arc<()> {
         let handle = Arc::new(());
         self.handle = Arc::downgrade(&handle);
@@ -147,7 +151,7 @@ impl Core {
         self.peers.get(&peer).map_or(PeerStatus::Alive, |peer| peer.status)
     }
 
-    /// Handles a message. An error closes the connection of its sender.
+    /// Handles a message. An error closes the sender's connection.
     pub(crate) fn receive(
         &mut self,
         from: Rank,
@@ -269,7 +273,7 @@ impl Core {
         }
     }
 
-    /// Error unless the generation is usable and all its members are alive.
+    /// Error unless the generation is usable and all members are alive.
     pub(crate) fn check(&self, generation: u32, operation: &'static str) -> Result<()> {
         self.usable(generation)?;
         let members = self.groups.get(&generation).map(|group| &*group.members).unwrap_or_default();
@@ -300,12 +304,12 @@ impl Core {
 }
 
 #[cfg(test)]
-mod tests {
-    //! Helpers of the tests of all parts.
+pub(crate) mod tests {
+    //! Test helpers for all parts.
 
     use super::*;
 
-    pub(super) fn member(rank: u32) -> Member {
+    pub(crate) fn member(rank: u32) -> Member {
         Member {
             rank: Rank(rank),
             original_rank: Rank(rank),

@@ -1,13 +1,17 @@
-//! Deadline of a wait, with the interrupt of the program.
+//! Wait deadline, with the program's interrupt.
 
-use crate::{Error, Interrupt, Result};
+use crate::{Error, Result};
 use rustix::event::Timespec;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Interval of interrupt checks during a wait.
+/// The program's interrupt check: `true` ends a wait with [`Error::Interrupted`].
+pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// Interrupt check interval during a wait.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// End of a wait.
+/// Wait end.
 #[derive(Clone)]
 pub(crate) struct Deadline {
     started: Instant,
@@ -20,7 +24,7 @@ impl Deadline {
         Deadline { started: Instant::now(), timeout, interrupt }
     }
 
-    /// Earlier of this deadline and `timeout` from now.
+    /// This deadline or `timeout` from now, whichever is earlier.
     pub(crate) fn at_most(&self, timeout: Duration) -> Deadline {
         Deadline::after(timeout.min(self.left()), self.interrupt.clone())
     }
@@ -60,7 +64,7 @@ impl Deadline {
         Ok(())
     }
 
-    /// Error if the interrupt of the program is raised.
+    /// Error if the program's interrupt is raised.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         match &self.interrupt {
             Some(interrupt) if interrupt() => Err(Error::Interrupted { operation }),

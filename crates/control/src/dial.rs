@@ -3,21 +3,25 @@
 use crate::config::is_loopback;
 use crate::connect::connect;
 use crate::deadline::Deadline;
-use crate::handshake::{Dialer, DialerStep, HandshakeError, Identity, JobId, Refusal};
-use crate::rank_listener::HANDSHAKE_TIMEOUT;
-use crate::resolve::resolve;
+use crate::handshake::{
+    Dialer, DialerStep, HANDSHAKE_TIMEOUT, HandshakeError, Identity, JobId, Refusal,
+};
+use crate::neighbour::{self, Stranger};
+use crate::resolve::{host_and_port, resolve};
 use crate::tls::{MaybeTlsStream, Tls};
 use crate::wire::{FrameParser, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME};
-use crate::{Error, Rank, Result};
+use crate::{Error, Rank, Result, limits};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// Refusals as a duplicate rank before the dialer gives up.
 const MAX_DUPLICATE_REFUSALS: u32 = 4;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for which a rank tries to connect without a descriptor or a local port.
+pub(crate) const EXHAUSTED_TIME: Duration = Duration::from_secs(1);
 const JOINING: &str = "the other ranks to join";
 
 /// Rank to dial, and its address.
@@ -27,15 +31,38 @@ pub(crate) struct DialTarget {
     pub port: u16,
     /// Address to connect from, instead of the system's choice.
     pub source: Option<IpAddr>,
-    /// Remedy named by the error if it does not respond.
-    pub hint: &'static str,
+    /// Pair listener: errors name the address, and no rank.
+    pub is_listener: bool,
     /// TLS, without authorities for none.
     pub tls: Tls,
 }
 
-/// Remedy for ranks of a group.
-pub(crate) const HINT: &str = "check that it runs, and that its address can be reached from here \
+/// Remedy for ranks in a group.
+const HINT: &str = "check that it runs, and that its address can be reached from here \
                                (WEFT_ADDR and WEFT_PORT for rank 0, WEFT_ADVERTISE for any other)";
+
+impl DialTarget {
+    /// Address as it is written: an IPv6 address in brackets.
+    fn address(&self) -> String {
+        host_and_port(&self.host, self.port)
+    }
+
+    /// Error at the deadline, with the last attempt's failure.
+    fn late(&self, waited: Duration, unresolved: bool, problem: String) -> Error {
+        let (address, host) = (self.address(), self.host.clone());
+        match (self.is_listener, unresolved) {
+            (true, true) => Error::PairResolve { address, problem },
+            (true, false) => Error::NoListener { address, waited, problem },
+            (false, true) => Error::Resolve { host, problem },
+            (false, false) => Error::Rendezvous {
+                missing: vec![self.rank],
+                waited,
+                last: Some(format!("{} at {address}: {problem}", self.rank)),
+                hint: HINT,
+            },
+        }
+    }
+}
 
 /// Connection that has passed the handshake.
 pub(crate) struct AuthenticatedConnection {
@@ -57,12 +84,13 @@ pub(crate) fn dial(
 ) -> Result<AuthenticatedConnection> {
     let mut pause = FIRST_PAUSE;
     let mut duplicates = 0;
+    let mut exhausted_since = None;
     loop {
         deadline.check(JOINING)?;
         let mut unresolved = false;
         let last = match attempt(target, identity, job, details, deadline) {
             Ok(connection) => return Ok(connection),
-            // The target may still hold an earlier attempt of this rank.
+            // The target may still hold this rank's earlier attempt.
             Err(AttemptError::Final(error @ Error::DuplicateRank { .. }))
                 if duplicates < MAX_DUPLICATE_REFUSALS =>
             {
@@ -70,35 +98,55 @@ pub(crate) fn dial(
                 error.to_string()
             }
             Err(AttemptError::Final(error)) => return Err(error),
-            Err(AttemptError::Retry(problem)) => problem,
+            Err(AttemptError::Retry(problem)) => {
+                exhausted_since = None;
+                problem
+            }
+            Err(AttemptError::Exhausted(source)) => {
+                let since = *exhausted_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= EXHAUSTED_TIME {
+                    return Err(exhausted(source));
+                }
+                source.to_string()
+            }
             Err(AttemptError::Unresolved(problem)) => {
                 unresolved = true;
                 problem
             }
         };
-        log::debug!("{} at {}:{}: {last}", target.rank, target.host, target.port);
+        log::debug!("{} at {}: {last}", target.rank, target.address());
         deadline.pause(pause, JOINING)?;
-        if deadline.expired() && unresolved {
-            return Err(Error::Resolve { host: target.host.clone(), problem: last });
-        }
         if deadline.expired() {
-            return Err(Error::Rendezvous {
-                missing: vec![target.rank],
-                waited: deadline.waited(),
-                last: Some(format!("{} at {}:{}: {last}", target.rank, target.host, target.port)),
-                hint: target.hint,
-            });
+            return Err(target.late(deadline.waited(), unresolved, last));
         }
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
-/// Failure of one attempt.
+/// True if a connection lacks a descriptor, memory or a local port, rather than an answer.
+fn is_exhausted(error: &std::io::Error, to: &SocketAddr) -> bool {
+    // A host without IPv6 reports the same for every address in that family.
+    let lacks_port = to.is_ipv4() && error.raw_os_error() == Some(libc::EADDRNOTAVAIL);
+    limits::is_exhausted(error) || lacks_port
+}
+
+fn exhausted(source: std::io::Error) -> Error {
+    const DOING: &str = "connecting to the other ranks";
+    if limits::is_exhausted(&source) {
+        Error::System { doing: DOING, source }
+    } else {
+        Error::Ports { doing: DOING }
+    }
+}
+
+/// A single attempt's failure.
 enum AttemptError {
     /// Permanent: a retry has the same outcome.
     Final(Error),
     Retry(String),
-    /// The name does not resolve now. It may once its host is up.
+    /// This process or host has run out of a resource.
+    Exhausted(std::io::Error),
+    /// The name does not resolve now. It may once the host is up.
     Unresolved(String),
 }
 
@@ -123,19 +171,25 @@ fn attempt(
         Some(_) => "the name has no address of the source's family".to_string(),
         None => "the name has no address".to_string(),
     };
+    let mut lacking = None;
     let is_reached =
         |to: &&SocketAddr| target.source.is_none_or(|source| source.is_ipv4() == to.is_ipv4());
     for address in addresses.iter().filter(is_reached) {
         match connect(address, target.source, &deadline.at_most(CONNECT_TIMEOUT), JOINING)? {
-            // Another address of the name may be the right one.
+            // Another address for the name may be the right one.
             Ok(stream) => match handshake(stream, target, identity, job, details, deadline) {
                 Err(AttemptError::Retry(answer)) => problem = answer,
                 done => return done,
             },
+            Err(error) if is_exhausted(&error, address) => lacking = Some(error),
             Err(error) => problem = error.to_string(),
         }
     }
-    Err(AttemptError::Retry(problem + &loopback_note(&target.host, &addresses)))
+    if let Some(error) = lacking {
+        return Err(AttemptError::Exhausted(error));
+    }
+    let note = if target.is_listener { "".into() } else { loopback_note(&target.host, &addresses) };
+    Err(AttemptError::Retry(problem + &note))
 }
 
 /// Note for a host name that resolves to loopback here.
@@ -186,6 +240,7 @@ fn handshake(
         match dialer.receive(&frame).map_err(fail)? {
             DialerStep::Send(frame) => stream.write_all(&frame).map_err(retry)?,
             DialerStep::Welcome(job) => {
+                check_user(&stream, target, identity)?;
                 parser.set_limit(MAX_FRAME);
                 return Ok(AuthenticatedConnection { stream, parser, job });
             }
@@ -193,11 +248,30 @@ fn handshake(
     }
 }
 
-/// Error of a connection that ended in the handshake: final for an error of TLS.
+/// Checks the user behind the listener's process, in place of a secret.
+fn check_user(
+    stream: &MaybeTlsStream,
+    target: &DialTarget,
+    identity: &Identity,
+) -> std::result::Result<(), AttemptError> {
+    if !identity.key.is_public() {
+        return Ok(());
+    }
+    let problem = match neighbour::check(stream.tcp()) {
+        Ok(()) => return Ok(()),
+        Err(Stranger::Gone(problem)) => return Err(AttemptError::Retry(problem)),
+        Err(Stranger::Exhausted(error)) => return Err(AttemptError::Exhausted(error.into())),
+        Err(Stranger::User(user)) => format!("it is a process of user {user}"),
+        Err(Stranger::Unknown(reason)) => format!("its user is unknown ({reason})"),
+    };
+    let (peer, address) = (target.rank, target.address());
+    Err(AttemptError::Final(Error::OtherUser { peer, address, problem }))
+}
+
+/// Error for a connection that ended in the handshake: final for a TLS error.
 fn ended(stream: &MaybeTlsStream, target: &DialTarget, problem: String) -> AttemptError {
     let Some(problem) = stream.failure() else { return AttemptError::Retry(problem) };
-    let address = format!("{}:{}", target.host, target.port);
-    AttemptError::Final(Error::Tls { address, problem: problem.into() })
+    AttemptError::Final(Error::Tls { address: target.address(), problem: problem.into() })
 }
 
 fn attempt_error(
@@ -205,8 +279,14 @@ fn attempt_error(
     target: &DialTarget,
     identity: &Identity,
 ) -> AttemptError {
-    let (peer, address) = (target.rank, format!("{}:{}", target.host, target.port));
+    let (peer, address) = (target.rank, target.address());
     AttemptError::Final(match failure {
+        HandshakeError::Rejected(Refusal::WrongSecret) if target.is_listener => {
+            Error::PairWrongSecret { address }
+        }
+        HandshakeError::Rejected(Refusal::Version(theirs)) if target.is_listener => {
+            Error::PairWrongVersion { address, ours: identity.versions.1, theirs }
+        }
         HandshakeError::Rejected(Refusal::WrongSecret) => Error::WrongSecret { peer, address },
         HandshakeError::Rejected(Refusal::Version(theirs)) => {
             Error::WrongVersion { peer, address, ours: identity.versions.1, theirs }
@@ -215,6 +295,14 @@ fn attempt_error(
             Error::WrongWorldSize { peer, address, ours: identity.world_size, theirs }
         }
         HandshakeError::Rejected(Refusal::TlsDemanded) => Error::TlsDemanded { address },
+        HandshakeError::Rejected(Refusal::OtherUser(theirs)) => {
+            let ours = neighbour::own_user();
+            let problem = match theirs == ours {
+                true => format!("it could not find out that this process is of its user {theirs}"),
+                false => format!("it is a process of user {theirs}, and this one of user {ours}"),
+            };
+            Error::OtherUser { peer, address, problem }
+        }
         HandshakeError::Rejected(Refusal::DuplicateRank) => {
             Error::DuplicateRank { rank: identity.rank }
         }
@@ -236,12 +324,12 @@ fn attempt_error(
     })
 }
 
-/// Outcome of reading a frame.
+/// Frame read outcome.
 pub(crate) enum FrameRead {
     Frame(Vec<u8>),
     /// The deadline has passed.
     TimedOut,
-    /// The connection ended, with its reason.
+    /// The connection ended, with the reason.
     Closed(String),
 }
 

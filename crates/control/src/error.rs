@@ -1,14 +1,14 @@
-//! Errors of the control plane, worded for the user.
+//! Control plane errors, worded for the user.
 
 use crate::member::list_ranks;
-use crate::{Operation, Poison, Rank};
+use crate::{Operation, Poison, Rank, Rounded};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Result of this crate.
+/// This crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Error of the control plane, with its remedy.
+/// Control plane error, with a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -17,14 +17,14 @@ pub enum Error {
     Variable {
         /// Variable or argument.
         variable: String,
-        /// Its value.
+        /// Value.
         value: String,
-        /// Its problem.
+        /// Problem.
         problem: String,
         /// Valid values.
         remedy: String,
     },
-    /// One of two variables that belong together is missing.
+    /// Two variables belong together, and one is missing.
     #[error("{set} is set without {missing}: set both, or neither")]
     MissingVariable {
         /// Set variable.
@@ -32,7 +32,7 @@ pub enum Error {
         /// Missing variable.
         missing: String,
     },
-    /// Several hosts, and no address of rank 0.
+    /// Several hosts, and no rank 0 address.
     #[error(
         "{launcher} starts ranks on several hosts without an address of rank 0: set WEFT_ADDR to the host of \
          rank 0 (and WEFT_PORT to a free port on it)"
@@ -44,18 +44,18 @@ pub enum Error {
     /// Several hosts without a secret.
     #[error(
         "address of rank 0 {host}: expected a secret, since this is not the loopback of this host; set \
-         WEFT_SECRET (or WEFT_SECRET_FILE) to the same value on every rank, or WEFT_ADDR=127.0.0.1 \
+         WEFT_SECRET (or WEFT_SECRET_FILE) to the same value on every rank, or WEFT_ADDR=localhost \
          if all ranks are on this host"
     )]
     SecretMissing {
         /// Requested address.
         host: String,
     },
-    /// Listener of pair groups on a non-loopback address, without a secret.
+    /// Pair listener on a non-loopback address, without a secret.
     #[error(
         "listener at {address}: expected a secret, since this is not the loopback of this host; pass \
          secret= (or set WEFT_SECRET or WEFT_SECRET_FILE) with the same value in both processes, or \
-         use 127.0.0.1 if both are on this host"
+         use localhost if both are on this host"
     )]
     PairSecretMissing {
         /// Requested address.
@@ -79,7 +79,7 @@ pub enum Error {
     Descriptors {
         /// Operation that needed one.
         doing: &'static str,
-        /// Limit of the process.
+        /// Process limit.
         limit: u64,
     },
     /// Secret file unreadable or empty.
@@ -87,26 +87,26 @@ pub enum Error {
     SecretFile {
         /// Path.
         path: String,
-        /// Its problem.
+        /// Problem.
         problem: String,
     },
-    /// PEM file of TLS unreadable or unusable.
+    /// TLS PEM file unreadable or unusable.
     #[error("TLS file {path}: {problem}; check WEFT_TLS_CERT, WEFT_TLS_KEY and WEFT_TLS_CA")]
     TlsFile {
         /// Path.
         path: String,
-        /// Its problem.
+        /// Problem.
         problem: String,
     },
-    /// TLS handshake with a listener of pairs failed.
+    /// TLS handshake with a pair listener failed.
     #[error(
         "TLS with the listener at {address}: {problem}; check WEFT_TLS_CA here, and WEFT_TLS_CERT and \
          WEFT_TLS_KEY at the listener"
     )]
     Tls {
-        /// Address of the listener.
+        /// Listener address.
         address: String,
-        /// Error of the handshake.
+        /// Handshake error.
         problem: String,
     },
     /// Dialer without TLS at a listener that demands it.
@@ -115,22 +115,22 @@ pub enum Error {
          certificate"
     )]
     TlsDemanded {
-        /// Address of the listener.
+        /// Listener address.
         address: String,
     },
-    /// One end of a pair has TLS of payloads, the other has not.
+    /// One end of a pair has payload TLS, the other has not.
     #[error(
         "TLS of payloads with the listener at {address}: {} has it alone; set WEFT_TLS_PAYLOADS=1 at both ends, or at \
          neither",
         if *.here { "this end" } else { "the listener" }
     )]
     TlsPayloads {
-        /// Address of the listener.
+        /// Listener address.
         address: String,
         /// True if the connector has it.
         here: bool,
     },
-    /// Port of rank 0 in use.
+    /// Rank 0's port in use.
     #[error(
         "listener of rank 0 at {address}: the port is in use by another process; set WEFT_PORT to a free \
          port, the same on every rank"
@@ -141,7 +141,7 @@ pub enum Error {
     },
     /// Failure to listen.
     #[error(
-        "listener at {address}: {source}; set WEFT_BIND to an address of this host (0.0.0.0 for all of them)"
+        "listener at {address}: {source}; set WEFT_BIND to an address of this host (0.0.0.0 or :: for all of them)"
     )]
     Listen {
         /// Address.
@@ -157,7 +157,7 @@ pub enum Error {
         /// System error.
         problem: String,
     },
-    /// Rank of another host at a loopback address.
+    /// Rank on another host at a loopback address.
     #[error(
         "{rank} is on another host at {address}, a loopback address: set WEFT_ADVERTISE (and WEFT_BIND, if it \
          listens there too) on that rank to an address that other hosts reach, or WEFT_ADDR to one of rank \
@@ -166,10 +166,10 @@ pub enum Error {
     LoopbackAddress {
         /// Rank.
         rank: Rank,
-        /// Its address.
+        /// Address.
         address: IpAddr,
     },
-    /// Different secrets on the two sides of a connection.
+    /// Different secrets on a connection's two sides.
     #[error(
         "{peer} at {address} has another secret: set WEFT_SECRET (or WEFT_SECRET_FILE) to the same \
          value on every rank"
@@ -177,8 +177,21 @@ pub enum Error {
     WrongSecret {
         /// Dialed rank.
         peer: Rank,
-        /// Its address.
+        /// Address.
         address: String,
+    },
+    /// Another user's process at the other end, on a connection without a secret.
+    #[error(
+        "{peer} at {address}: {problem}; without a secret it has to be a process of this user, or root's: set \
+         WEFT_SECRET (or WEFT_SECRET_FILE) to the same value in both processes"
+    )]
+    OtherUser {
+        /// Dialed rank.
+        peer: Rank,
+        /// Address.
+        address: String,
+        /// User, or the reason why the user is unknown.
+        problem: String,
     },
     /// No common wire version.
     #[error(
@@ -188,11 +201,11 @@ pub enum Error {
     WrongVersion {
         /// Dialed rank.
         peer: Rank,
-        /// Its address.
+        /// Address.
         address: String,
-        /// Newest version of this side.
+        /// This side's newest version.
         ours: u16,
-        /// Newest version of the other side.
+        /// The other side's newest version.
         theirs: u16,
     },
     /// Different world sizes.
@@ -203,11 +216,11 @@ pub enum Error {
     WrongWorldSize {
         /// Dialed rank.
         peer: Rank,
-        /// Its address.
+        /// Address.
         address: String,
-        /// World size of this side.
+        /// This side's world size.
         ours: u32,
-        /// World size of the other side.
+        /// The other side's world size.
         theirs: u32,
     },
     /// Rank in use by another process.
@@ -217,7 +230,7 @@ pub enum Error {
         rank: Rank,
     },
     /// Rendezvous incomplete at the deadline.
-    #[error("after {waited:.1?} {} had not joined{}: {hint}", list_ranks(missing), because(last))]
+    #[error("after {} {} had not joined{}: {hint}", Rounded(*waited), list_ranks(missing), because(last))]
     Rendezvous {
         /// Missing ranks, as reported to this rank.
         missing: Vec<Rank>,
@@ -228,8 +241,55 @@ pub enum Error {
         /// Remedy.
         hint: &'static str,
     },
-    /// Deadline of an operation passed.
-    #[error("{operation} timed out after {waited:.1?}: no response from {}", list_ranks(missing))]
+    /// No pair listener at the dialled address before the deadline.
+    #[error(
+        "no pair with the listener at {address} within {}: {problem}; check that its process listens, and that the \
+         address can be reached from here",
+        Rounded(*waited)
+    )]
+    NoListener {
+        /// Listener address.
+        address: String,
+        /// Time waited.
+        waited: Duration,
+        /// The last attempt's failure.
+        problem: String,
+    },
+    /// Pair listener whose name does not resolve.
+    #[error(
+        "listener at {address}: the name cannot be resolved: {problem}; pass an IP address, or a name of \
+         /etc/hosts or DNS"
+    )]
+    PairResolve {
+        /// Listener address.
+        address: String,
+        /// System error.
+        problem: String,
+    },
+    /// Pair listener with another secret.
+    #[error(
+        "the listener at {address} has another secret: pass secret= (or set WEFT_SECRET or WEFT_SECRET_FILE) with the \
+         same value in both processes"
+    )]
+    PairWrongSecret {
+        /// Listener address.
+        address: String,
+    },
+    /// Pair listener without a common wire version.
+    #[error(
+        "the listener at {address} has version {theirs} of the protocol of pairs, this process {ours}: run the same \
+         release of Weft in both"
+    )]
+    PairWrongVersion {
+        /// Listener address.
+        address: String,
+        /// This side's newest version.
+        ours: u16,
+        /// The other side's newest version.
+        theirs: u16,
+    },
+    /// Operation deadline passed.
+    #[error("{operation} timed out after {}: no response from {}", Rounded(*waited), list_ranks(missing))]
     Timeout {
         /// Operation.
         operation: &'static str,
@@ -267,9 +327,9 @@ pub enum Error {
     CallMismatch {
         /// Other rank.
         peer: Rank,
-        /// Its call.
+        /// Other rank's call.
         theirs: Operation,
-        /// Call of this rank.
+        /// This rank's call.
         ours: Operation,
     },
     /// Unfinished collective call repeated with another payload.
@@ -281,14 +341,14 @@ pub enum Error {
         /// Call.
         operation: Operation,
     },
-    /// Wrong number of elements: a call takes one for each rank.
+    /// Wrong element count: a call takes one for each rank.
     #[error(
         "{operation} of {given} elements: expected {world_size}, one for each rank; pass b\"\" for ranks without data"
     )]
     WrongCount {
         /// Call.
         operation: &'static str,
-        /// Number of elements.
+        /// Element count.
         given: usize,
         /// World size.
         world_size: usize,
@@ -318,7 +378,7 @@ pub enum Error {
         "{by} and others formed a new group without this rank, which counts as lost there: start it again"
     )]
     Excluded {
-        /// Original rank of the peer whose view excludes this rank.
+        /// Original rank for the peer whose view excludes this rank.
         by: Rank,
     },
     /// Group replaced by a newer one, or replacement in progress.
@@ -327,14 +387,14 @@ pub enum Error {
          that `reform` returns"
     )]
     Superseded,
-    /// Forked child of a process that joined the group.
+    /// Forked child whose parent joined the group.
     #[error(
         "this process was forked after the group was joined: the connections belong to its parent; start \
          processes with the spawn or forkserver method, or join in the child"
     )]
     Forked,
     /// Group left by this rank.
-    #[error("this rank has left the group")]
+    #[error("this rank has left the group: a closed communicator takes no calls; form a new group")]
     Closed,
     /// Wait interrupted by the program.
     #[error("interrupted while waiting for {operation}")]
@@ -350,8 +410,22 @@ pub enum Error {
         /// Violation.
         problem: String,
     },
+    /// No local port left.
+    #[error("{doing}: no local port is left{}", crate::limits::ports_remedy())]
+    Ports {
+        /// Operation that needed one.
+        doing: &'static str,
+    },
+    /// A thread that could not be started.
+    #[error("starting {thread} failed: {source}{}", crate::limits::threads_remedy())]
+    Thread {
+        /// The thread.
+        thread: &'static str,
+        /// System error.
+        source: std::io::Error,
+    },
     /// Failed system call.
-    #[error("{doing} failed: {source}")]
+    #[error("{doing} failed: {}", crate::limits::described(.source))]
     System {
         /// Operation.
         doing: &'static str,
@@ -364,8 +438,20 @@ fn because(last: &Option<String>) -> String {
     last.as_ref().map(|last| format!(" (last: {last})")).unwrap_or_default()
 }
 
+impl From<weft_environment::Error> for Error {
+    fn from(error: weft_environment::Error) -> Error {
+        let weft_environment::Error { name: variable, value, problem, remedy } = error;
+        Error::Variable { variable, value, problem, remedy }
+    }
+}
+
 impl Error {
     pub(crate) fn system<E: Into<std::io::Error>>(doing: &'static str) -> impl Fn(E) -> Error {
         move |source| Error::System { doing, source: source.into() }
+    }
+
+    /// Error for a thread that could not be started, named for example "the control thread".
+    pub fn thread(thread: &'static str) -> impl Fn(std::io::Error) -> Error {
+        move |source| Error::Thread { thread, source }
     }
 }

@@ -1,12 +1,12 @@
 //! Fork guard: registered descriptors are closed in forked children.
 //!
-//! A child of `fork` has copies of all descriptors. While it lives, the system keeps the connections of a
-//! killed parent open, and its peers detect only silence. So a child drops its copies of registered
+//! A `fork` child has copies of all descriptors. While it lives, the system keeps a
+//! killed parent's connections open, and peers detect only silence. So a child drops its copies of registered
 //! descriptors before `fork` returns in it. The parent is unaffected.
 //!
-//! The handler may make async-signal-safe calls only: the registry is a grow-only table of atomics, and the
-//! handler calls `open`, `dup3` and `close`. A copy is replaced by one of `/dev/null` rather than closed, so
-//! that its number is not reused by another file, which a destructor in the child would then close.
+//! The handler may make async-signal-safe calls only: the registry is a grow-only table with atomics, and the
+//! handler calls `open`, `dup3` and `close`. A copy is replaced by `/dev/null` rather than closed, so
+//! that the number is not reused by another file, which a destructor in the child would then close.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::ptr::null_mut;
@@ -14,21 +14,21 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 const CHUNK_SLOTS: usize = 1024;
-/// With [`CHUNK_SLOTS`], four descriptors for each rank of the largest world.
+/// With [`CHUNK_SLOTS`], four descriptors for each rank in the largest world.
 const CHUNKS: usize = 256;
 const FREE: RawFd = -1;
 
 type Chunk = [AtomicI32; CHUNK_SLOTS];
 
-/// Chunks of slots, each with a descriptor or [`FREE`]. Chunks are allocated in order and never freed.
+/// Slot chunks; each slot has a descriptor or [`FREE`]. Chunks are allocated in order and never freed.
 static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(null_mut()) }; CHUNKS];
-/// Start of the search for a free slot.
+/// Free-slot search start.
 static HINT: AtomicUsize = AtomicUsize::new(0);
 /// Forks between the started process and this one.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 static WATCH: Once = Once::new();
 
-/// Registration of a descriptor. Declare a field of this type before the one that closes the descriptor, so
+/// Descriptor registration. Declare a field with this type before the one that closes the descriptor, so
 /// that it is dropped first.
 #[derive(Debug)]
 #[must_use = "the descriptor is registered as long as this lives"]
@@ -37,7 +37,7 @@ pub struct Registration {
     descriptor: RawFd,
 }
 
-/// Registers a descriptor: forked children of this process drop their copies of it.
+/// Registers a descriptor: this process's forked children drop their copies.
 pub fn register(descriptor: &impl AsFd) -> Registration {
     watch();
     let descriptor = descriptor.as_fd().as_raw_fd();
@@ -65,13 +65,13 @@ impl Drop for Registration {
     }
 }
 
-/// Fork count of this process. An object that stores the count at its construction is in a forked child if the
+/// This process's fork count. An object that stores the count at construction is in a forked child if the
 /// counts differ.
 pub fn forks() -> u64 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// Lazily constructed value of a process. A forked child constructs a new one: in the parent's, a lock may be
+/// Lazily constructed process-wide value. A forked child constructs a new one: in the parent's, a lock may be
 /// held by a thread that does not exist in the child.
 pub(crate) struct PerProcess<T: 'static>(AtomicPtr<(u64, T)>);
 
@@ -80,7 +80,7 @@ impl<T: Send + Sync> PerProcess<T> {
         PerProcess(AtomicPtr::new(null_mut()))
     }
 
-    /// Value of this process, constructed by `make` at the first call.
+    /// This process's value, constructed by `make` at the first call.
     pub(crate) fn get(&self, make: impl FnOnce() -> T) -> &'static T {
         watch();
         let current = self.0.load(Ordering::Acquire);
@@ -97,7 +97,7 @@ impl<T: Send + Sync> PerProcess<T> {
             Err(other) => {
                 // SAFETY: `new` came from a box above and was not shared.
                 drop(unsafe { Box::from_raw(new) });
-                // Another thread of this process won the race.
+                // Another thread in this process won the race.
                 other
             }
         };
@@ -109,7 +109,7 @@ impl<T: Send + Sync> PerProcess<T> {
 /// Installs the fork handler, once.
 pub(crate) fn watch() {
     WATCH.call_once(|| {
-        // SAFETY: the handler makes async-signal-safe calls only and is part of this library, which is never
+        // SAFETY: the handler makes async-signal-safe calls only and belongs to this library, which is never
         // unloaded.
         let refused = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if refused != 0 {
@@ -150,8 +150,8 @@ extern "C" fn in_child() {
             if descriptor == FREE {
                 continue;
             }
-            // SAFETY: system calls, with a NUL-terminated constant. The descriptor is this child's copy of one that is open
-            // while it is registered; a use through its owner's handle in this child reaches /dev/null.
+            // SAFETY: system calls, with a NUL-terminated constant. The descriptor is this child's copy, and the
+            // original is open while registered; a use through the owner's handle in this child reaches /dev/null.
             unsafe {
                 if null == FREE {
                     null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);

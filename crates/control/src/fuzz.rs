@@ -1,5 +1,5 @@
-//! Fuzz targets: each parser of external bytes as a function of arbitrary bytes, for the fuzzer (`fuzz/`) and
-//! the tests, never part of the library. A function panics if an invariant is violated.
+//! Fuzz targets: each parser for external bytes as a function over arbitrary bytes, for the fuzzer (`fuzz/`) and
+//! the tests, never in the library. A function panics if an invariant is violated.
 
 use crate::config::{Config, Overrides};
 use crate::core::{Action, Core, Payload};
@@ -7,17 +7,19 @@ use crate::handshake::{Acceptor, AcceptorStep, Dialer, DialerStep, Identity};
 use crate::member::number_members;
 use crate::message::{Message, RankDetails};
 use crate::pair::protocol::{PairProtocol, PendingCallbacks};
-use crate::pair::{stream_frame, stream_token};
+use crate::pair::stream_token::{stream_frame, stream_token};
 use crate::secret::Key;
 use crate::wire::{FrameParser, FrameReader, FrameWriter, MAX_UNAUTHENTICATED_FRAME};
 use crate::{Error, Member, Operation, PeerStatus, Rank, Secret, WIRE_VERSIONS, nodelist};
 use std::collections::{HashMap, VecDeque};
+use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::ffi::OsStrExt as _;
 
-/// Name of a corpus, and the parser that it is for.
+/// Corpus name and parser.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets of this crate.
+/// All targets in this crate.
 pub const TARGETS: [Target; 8] = [
     ("control_frames", frames),
     ("control_handshake", handshake),
@@ -29,7 +31,7 @@ pub const TARGETS: [Target; 8] = [
     ("control_secret", secret),
 ];
 
-/// Frames do not depend on the cuts of the stream, and none exceeds the limit.
+/// Frames do not depend on stream cuts, and none exceeds the limit.
 pub fn frames(data: &[u8]) {
     let Some((step, stream)) = data.split_first() else { return };
     let take = |parser: &mut FrameParser, frames: &mut Vec<Vec<u8>>| {
@@ -63,7 +65,7 @@ fn identity(rank: u32, secret: &[u8]) -> Identity {
     }
 }
 
-/// Body of a frame with some bytes changed: pairs of position and XOR mask.
+/// Frame body with some bytes changed: position and XOR mask pairs.
 fn corrupted(frame: &[u8], changes: &[u8]) -> Vec<u8> {
     let mut body = frame.get(4..).unwrap_or_default().to_vec();
     for change in changes.chunks_exact(2) {
@@ -112,7 +114,7 @@ pub fn handshake(data: &[u8]) {
     assert_eq!(welcomed, honest && unchanged(&welcome, &sent), "welcomed, or honest, but not both");
 }
 
-/// A parsed message has one encoding: parsing its frame returns it.
+/// A parsed message has one encoding: parsing the frame returns it.
 pub fn message(data: &[u8]) {
     if let Ok(message) = Message::parse(data) {
         let frame = message.frame();
@@ -179,7 +181,7 @@ pub fn core(data: &[u8]) {
     }
 }
 
-/// The authenticated other end of a pair sends anything between the exchanges of this end. At most two of its
+/// The authenticated other end of a pair sends anything between this end's exchanges. At most two of its
 /// parts are stored, exchanges return them in order, and the first poison stays.
 pub fn pair(data: &[u8]) {
     if let Some(Ok(token)) = stream_token(data) {
@@ -249,13 +251,13 @@ const VARIABLES: [&str; 24] = [
     "SLURM_JOB_NODELIST",
 ];
 
-/// Environment of lines, whose first bytes choose the variables. A resolved rank is below the world size.
+/// Environment from lines whose first bytes choose the variables. A resolved rank is below the world size.
 pub fn config(data: &[u8]) {
     let lines = data.split(|byte| *byte == b'\n').filter_map(<[u8]>::split_first);
-    let environment: HashMap<&str, String> = lines
+    let environment: HashMap<&str, OsString> = lines
         .map(|(name, value)| {
             let name = VARIABLES[usize::from(name.wrapping_sub(b'A')) % VARIABLES.len()];
-            (name, String::from_utf8_lossy(value).into_owned())
+            (name, OsStr::from_bytes(value).to_owned())
         })
         .collect();
     let found = Config::resolve(&|name| environment.get(name).cloned(), Overrides::default());
@@ -265,7 +267,7 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// Expansion respects its limit, and a larger limit only appends hosts.
+/// Expansion respects the limit, and a larger limit only appends hosts.
 pub fn nodelist(data: &[u8]) {
     let Ok(list) = std::str::from_utf8(data) else { return };
     let some = nodelist::expand(list, 4);

@@ -1,4 +1,4 @@
-//! Handshake: mutual proof of the shared secret (HMAC-SHA256) over fresh nonces of both sides.
+//! Handshake: mutual proof with the shared secret (HMAC-SHA256) over fresh nonces from both sides.
 //!
 //! ```text
 //! dialer                                     acceptor
@@ -14,10 +14,14 @@
 use crate::Rank;
 use crate::secret::{Key, PROOF_BYTES, random_bytes};
 use crate::wire::{FrameReader, FrameWriter, LENGTH_BYTES, Malformed};
+use std::time::Duration;
 
-/// Magic of a hello to a rank of a group.
+/// Handshake time limit.
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Hello magic for a rank in a group.
 pub(crate) const GROUP_MAGIC: Magic = *b"WEFTCTRL";
-/// Magic of a hello to a listener of pair groups.
+/// Hello magic for a pair listener.
 pub(crate) const PAIR_MAGIC: Magic = *b"WEFTPAIR";
 const HELLO: u8 = 0x80;
 const CHALLENGE: u8 = 0x81;
@@ -27,13 +31,13 @@ const REFUSAL: u8 = 0x84;
 const DIALER: &str = "weft control dialer";
 const ACCEPTOR: &str = "weft control acceptor";
 
-/// Random id that rank 0 draws for each job; it keeps ranks of different jobs apart.
+/// Random id that rank 0 draws for each job; it keeps ranks in different jobs apart.
 pub(crate) type JobId = [u8; 16];
 type Nonce = [u8; 32];
-/// Protocol of a port. Both codes cover it, so a proof is valid for one protocol only.
+/// A port's protocol. Both codes cover it, so a proof is valid for one protocol only.
 pub(crate) type Magic = [u8; 8];
 
-/// Identity of one side, dialer or acceptor.
+/// One side's identity, dialer or acceptor.
 #[derive(Clone)]
 pub(crate) struct Identity {
     pub rank: Rank,
@@ -47,16 +51,19 @@ pub(crate) struct Identity {
 /// Reason for a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// No common version; the newest of the refusing side.
+    /// No common version; the refusing side's newest.
     Version(u16),
     WrongSecret,
-    /// World size of the refusing side.
+    /// The refusing side's world size.
     WorldSize(u32),
     DuplicateRank,
     /// Another job, or a rank that is not expected here.
     NotExpected,
     /// The refusing side demands TLS.
     TlsDemanded,
+    /// There is no secret, and the refused process is not known to belong to the refusing side's
+    /// user.
+    OtherUser(u32),
 }
 
 impl Refusal {
@@ -68,6 +75,7 @@ impl Refusal {
             Refusal::DuplicateRank => (4, 0),
             Refusal::NotExpected => (5, 0),
             Refusal::TlsDemanded => (6, 0),
+            Refusal::OtherUser(user) => (7, user),
         };
         FrameWriter::new(REFUSAL).u8(code).u32(value).finish()
     }
@@ -82,12 +90,13 @@ impl Refusal {
             4 => Refusal::DuplicateRank,
             5 => Refusal::NotExpected,
             6 => Refusal::TlsDemanded,
+            7 => Refusal::OtherUser(value),
             _ => return Err(Malformed("a refusal of an unknown reason")),
         })
     }
 }
 
-/// Failure of a handshake.
+/// Handshake failure.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HandshakeError {
     /// The other side is not Weft, or violates the protocol.
@@ -115,13 +124,13 @@ pub(crate) struct Dialer {
     details: Vec<u8>,
     /// Required job, if known.
     job: Option<JobId>,
-    /// Body of the hello.
+    /// Hello body.
     hello: Vec<u8>,
     /// Bytes that both codes cover, once the challenge has arrived.
     transcript: Option<Vec<u8>>,
 }
 
-/// Next action of the dialer.
+/// The dialer's next action.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum DialerStep {
     Send(Vec<u8>),
@@ -129,7 +138,7 @@ pub(crate) enum DialerStep {
 }
 
 impl Dialer {
-    /// Dialer and its first frame. `details` travel with the proof, which covers them.
+    /// Dialer and first frame. `details` travel with the proof, which covers them.
     pub(crate) fn start(
         identity: Identity,
         target: Rank,
@@ -214,7 +223,7 @@ enum AcceptorState {
     Authenticated { transcript: Vec<u8>, details: Vec<u8> },
 }
 
-/// Next action of the acceptor.
+/// The acceptor's next action.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum AcceptorStep {
     Send(Vec<u8>),
@@ -288,7 +297,7 @@ impl Acceptor {
         Ok(AcceptorStep::Send(challenge))
     }
 
-    /// Frame that admits the dialer. `None` before its proof.
+    /// Frame that admits the dialer. `None` before the proof.
     pub(crate) fn welcome(&self) -> Option<Vec<u8>> {
         let AcceptorState::Authenticated { transcript, details } = &self.state else { return None };
         let proof = self.identity.key.prove(ACCEPTOR, &[transcript, details, &self.job]);

@@ -1,4 +1,4 @@
-//! Tests of the handshake: outcomes, refusals, replay, and changed bits.
+//! Handshake tests: outcomes, refusals, replay, and changed bits.
 
 use super::*;
 use crate::{Secret, WIRE_VERSIONS};
@@ -11,7 +11,7 @@ fn identity(rank: u32) -> Identity {
 
 const JOB: JobId = [7; 16];
 
-/// Runs both sides against each other; returns the outcome of the dialer and its frames.
+/// Runs both sides against each other; returns the dialer's outcome and frames.
 fn handshake(
     dialer: Identity,
     acceptor: Identity,
@@ -39,6 +39,13 @@ fn handshake(
 #[test]
 fn sides_with_one_secret_settle_on_the_job() {
     assert_eq!(handshake(identity(3), identity(0)).0, Ok(DialerStep::Welcome(JOB)));
+}
+
+#[test]
+fn a_refusal_carries_the_user_of_the_refusing_side() {
+    let (mut dialer, _) = Dialer::start(identity(3), Rank(0), None, Vec::new()).unwrap();
+    let refusal = Refusal::OtherUser(1000);
+    assert_eq!(dialer.receive(&refusal.frame()[4..]), Err(HandshakeError::Rejected(refusal)));
 }
 
 #[test]

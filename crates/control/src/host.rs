@@ -1,34 +1,37 @@
-//! Host identity: machine, namespaces and user of a process, which decide what it can share.
+//! Host identity: a process's machine, namespaces and user, which decide what it can share.
 
-/// Environment of a process. A field that the system does not report is empty.
+/// A process's environment. A field that the system does not report is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostIdentity {
-    /// Boot id of the machine.
+    /// Machine boot id.
     pub boot: String,
-    /// Network namespace, the scope of loopback and abstract sockets.
+    /// Network namespace, the scope for loopback and abstract sockets.
     pub network: String,
     /// IPC namespace.
     pub ipc: String,
     /// PID namespace.
     pub processes: String,
+    /// User namespace, the scope for user ids.
+    pub users: String,
     /// Effective user id.
     pub user: u32,
 }
 
 impl HostIdentity {
-    /// Identity of this process.
+    /// This process's identity.
     pub fn here() -> HostIdentity {
         HostIdentity {
             boot: read("/proc/sys/kernel/random/boot_id"),
             network: namespace("net"),
             ipc: namespace("ipc"),
             processes: namespace("pid"),
+            users: namespace("user"),
             user: rustix::process::geteuid().as_raw(),
         }
     }
 
-    /// Default `host_id`. Ranks with equal ones can share memory: two containers of one machine with separate
-    /// namespaces are two hosts.
+    /// Default `host_id`. Ranks with equal ones can share memory. For example, two containers on one machine with
+    /// separate namespaces are two hosts.
     pub fn host_id(&self) -> String {
         let boot = if self.boot.is_empty() { host_name() } else { self.boot.clone() };
         format!("{boot}/{}/{}", self.network, self.ipc)

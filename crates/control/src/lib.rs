@@ -1,19 +1,23 @@
-//! Control plane of Weft: rendezvous, failure detection, membership and small messages between ranks.
+//! Weft's control plane: rendezvous, failure detection, membership and small messages between ranks.
 //!
 //! [`Config::from_env`] reads the launcher's variables; [`Control::connect`] joins the group and returns
-//! its handle: [`Control::all_gather`] and [`Control::exchange`] of small payloads, [`Control::send`] to
+//! a handle: [`Control::all_gather`] and [`Control::exchange`] for small payloads, [`Control::send`] to
 //! one rank, [`Control::poison`] to fail the group at every rank, and [`Control::reform`] to continue with
 //! the survivors. Bulk data travels through `weft-fabric`.
 //!
-//! - [`config`]: rank, world size and address of rank 0 from arguments and environment; `nodelist`: Slurm
-//! - `rendezvous`: addresses exchanged through rank 0, one connection for each pair of ranks
-//! - `dial`, `connect`, `resolve`, `rank_listener`: the two sides of a connection's set-up
-//! - `handshake`, `secret`, `tls`: mutual authentication, encryption of pairs; `wire`, `message`, [`bytes`]: frames and their fields
+//! - [`config`]: rank, world size and rank 0's address from arguments and environment; `nodelist`: Slurm
+//! - `rendezvous`: addresses exchanged through rank 0, one connection for each rank pair
+//! - `dial`, `connect`, `resolve`, `rank_listener`: both sides in connection set-up
+//! - `handshake`, `secret`, `tls`: mutual authentication, pair encryption; `wire`, `message`, [`bytes`]: frames and
+//!   fields
+//! - `neighbour`: user behind the process at the other end, in place of a secret
 //! - `mesh`: the background thread with all sockets; `control`: the handle; `clock`: aligned clocks
 //! - `core`: collective calls, messages, poison and `reform`, without sockets or a clock
 //! - `view_change`: the protocol by which the survivors settle on the next group
-//! - [`pair`]: control connection of a group of two
-//! - [`fork_guard`]: descriptors that forked children close; [`random`]: the seeded generator
+//! - [`pair`]: control connection in a group of two
+//! - [`limits`]: what has run out when a system call fails
+//! - [`fork_guard`]: descriptors that forked children close; [`random`]: the seeded generator; [`Rounded`]: durations in
+//!   messages
 #![warn(missing_docs)]
 
 pub mod bytes;
@@ -30,9 +34,11 @@ pub mod fork_guard;
 pub mod fuzz;
 mod handshake;
 mod host;
+pub mod limits;
 mod member;
 mod mesh;
 mod message;
+mod neighbour;
 mod nodelist;
 mod operation;
 pub mod pair;
@@ -41,6 +47,7 @@ pub mod random;
 mod rank_listener;
 mod rendezvous;
 mod resolve;
+mod rounded;
 mod secret;
 mod tls;
 mod view_change;
@@ -54,9 +61,10 @@ pub use host::HostIdentity;
 pub use member::{Member, PeerStatus, Rank};
 pub use operation::Operation;
 pub use poison::{Cause, Poison};
+pub use rounded::Rounded;
 pub use secret::Secret;
 pub use tls::Tls;
 pub use wire::MAX_PAYLOAD;
 
-/// Oldest and newest wire version of this build.
+/// This build's oldest and newest wire version.
 pub const WIRE_VERSIONS: (u16, u16) = (3, 3);

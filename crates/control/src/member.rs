@@ -1,14 +1,14 @@
-//! Members of a group and their ranks.
+//! Group members and ranks.
 
 use std::fmt;
 use std::net::IpAddr;
 
-/// Rank within its group: consecutive from 0.
+/// Rank within a group: consecutive from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// The rank as an index into a table of ranks.
+    /// The rank as an index into a rank table.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -20,24 +20,24 @@ impl fmt::Display for Rank {
     }
 }
 
-/// Member of a group; equal at every rank.
+/// Group member; equal at every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Rank in this generation of the group.
+    /// Rank in this group generation.
     pub rank: Rank,
-    /// Rank at the start of the job, constant over generations.
+    /// Rank at job start, constant over generations.
     pub original_rank: Rank,
     /// Host identity: ranks with equal ones can share memory.
     pub host_id: String,
-    /// Process id on its host.
+    /// Process id on the host.
     pub pid: u32,
-    /// Index among the members of its host, in rank order.
+    /// Index among members on the host, in rank order.
     pub local_index: u32,
-    /// Address at which its peers reach it.
+    /// Address at which peers reach it.
     pub address: IpAddr,
 }
 
-/// Status of a peer as this rank sees it.
+/// Peer status as this rank sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerStatus {
     /// Connected, with heartbeats.
@@ -48,7 +48,7 @@ pub enum PeerStatus {
     Lost,
 }
 
-/// Members numbered from 0 in iteration order, with their index on their host.
+/// Members numbered from 0 in iteration order, with an index on each host.
 pub(crate) fn number_members(members: impl IntoIterator<Item = Member>) -> Vec<Member> {
     let mut numbered: Vec<Member> = Vec::new();
     for (rank, member) in members.into_iter().enumerate() {
@@ -58,7 +58,7 @@ pub(crate) fn number_members(members: impl IntoIterator<Item = Member>) -> Vec<M
     numbered
 }
 
-/// List of ranks for messages: "rank 3", "ranks 1, 2 and 5".
+/// Rank list for messages, for example "rank 3" or "ranks 1, 2 and 5".
 pub(crate) fn list_ranks(ranks: &[Rank]) -> String {
     match ranks {
         [] => "no rank".to_string(),

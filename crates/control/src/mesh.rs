@@ -1,4 +1,4 @@
-//! Background thread of a group: moves frames between sockets and [`Core`], sends heartbeats, detects silence.
+//! A group's background thread: moves frames between sockets and [`Core`], sends heartbeats, detects silence.
 
 use crate::core::{Action, ConnectionLoss, Core};
 use crate::deadline::Deadline;
@@ -8,7 +8,7 @@ use crate::message::Message;
 use crate::monotonic_ns;
 use crate::rendezvous::PeerConnection;
 use crate::wire::FrameParser;
-use crate::{Error, Rank, Result};
+use crate::{Error, Rank, Result, Rounded};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Time that a closing connection is kept open for its last bytes.
+/// Time that a closing connection is kept open for the last bytes.
 pub(crate) const LINGER: Duration = Duration::from_secs(1);
 
 /// State shared by the thread and the handles.
@@ -66,7 +66,7 @@ impl SharedCore {
             }
             let waited = self.changed.wait_timeout(core, deadline.slice());
             drop(waited.unwrap_or_else(PoisonError::into_inner).0);
-            // The interrupt is code of the program and must not run under the lock.
+            // The interrupt is program code and must not run under the lock.
             deadline.check(operation)?;
             core = self.lock();
         }
@@ -95,7 +95,7 @@ impl SharedCore {
 /// Longest time between two heartbeats.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Starts the thread. Its heartbeat interval follows from the shortest silence timeout of the group; it
+/// Starts the thread. Its heartbeat interval follows from the group's shortest silence timeout; it
 /// detects silence by its own timeout.
 pub(crate) fn start(
     core: Core,
@@ -127,7 +127,7 @@ pub(crate) fn start(
     let thread = std::thread::Builder::new()
         .name("weft-control".into())
         .spawn(move || mesh.run())
-        .map_err(Error::system("starting the control thread"))?;
+        .map_err(Error::thread("the control thread"))?;
     Ok((shared, thread))
 }
 
@@ -152,8 +152,7 @@ impl Mesh {
 
     /// One iteration; false once the thread can end.
     fn run_once(&mut self) -> bool {
-        self.run_actions();
-        self.transmit();
+        while self.run_actions() {}
         if self.shared.abandoned.load(Ordering::Acquire) {
             return false;
         }
@@ -168,44 +167,46 @@ impl Mesh {
         true
     }
 
-    /// Runs the actions of the core.
-    fn run_actions(&mut self) {
-        loop {
-            let (actions, leaving) = {
-                let mut core = self.shared.lock();
-                (std::mem::take(&mut core.actions), core.leaving)
-            };
-            if actions.is_empty() && leaving == self.leaving {
-                return;
-            }
-            for action in actions {
-                match action {
-                    Action::Send(to, frame) => {
-                        if let Some(connection) = self.connection(to) {
-                            connection.queue.push_back(frame);
-                        }
-                    }
-                    Action::Close(peer) => {
-                        if let Some(connection) = self.connection(peer) {
-                            connection.close(Instant::now());
-                        }
-                    }
-                    Action::Poisoned(calls, poison) => {
-                        self.shared.changed.notify_all();
-                        calls.iter().for_each(|call| catch_panic(|| call(&poison)));
-                    }
-                    Action::Left(calls, rank) => {
-                        self.shared.changed.notify_all();
-                        calls.iter().for_each(|call| catch_panic(|| call(rank)));
+    /// Runs the core's actions: messages first, then callbacks, which may hang or end the process. False if
+    /// there were none.
+    fn run_actions(&mut self) -> bool {
+        let (actions, leaving) = {
+            let mut core = self.shared.lock();
+            (std::mem::take(&mut core.actions), core.leaving)
+        };
+        let mut callbacks: Vec<Box<dyn FnOnce()>> = Vec::new();
+        let any = !actions.is_empty();
+        for action in actions {
+            match action {
+                Action::Send(to, frame) => {
+                    if let Some(connection) = self.connection(to) {
+                        connection.queue.push_back(frame);
                     }
                 }
-            }
-            if leaving && !self.leaving {
-                self.leaving = true;
-                let now = Instant::now();
-                self.connections.iter_mut().for_each(|connection| connection.close(now));
+                Action::Close(peer) => {
+                    if let Some(connection) = self.connection(peer) {
+                        connection.close(Instant::now());
+                    }
+                }
+                Action::Poisoned(calls, poison) => {
+                    callbacks.push(Box::new(move || call_each(&calls, |call| call(&poison))));
+                }
+                Action::Left(calls, rank) => {
+                    callbacks.push(Box::new(move || call_each(&calls, |call| call(rank))));
+                }
             }
         }
+        if leaving && !self.leaving {
+            self.leaving = true;
+            let now = Instant::now();
+            self.connections.iter_mut().for_each(|connection| connection.close(now));
+        }
+        self.transmit();
+        if !callbacks.is_empty() {
+            self.shared.changed.notify_all();
+            callbacks.into_iter().for_each(|call| call());
+        }
+        any
     }
 
     fn connection(&mut self, peer: Rank) -> Option<&mut Connection> {
@@ -216,7 +217,10 @@ impl Mesh {
         for connection in &mut self.connections {
             if let Err(error) = connection.transmit() {
                 connection.done = true;
-                let how = ConnectionLoss::Closed(format!("its connection broke ({error})"));
+                let broken = ConnectionLoss::Closed(format!("its connection broke ({error})"));
+                // What the peer sent before, such as a leave message or another rank's loss, comes first.
+                let read = || connection.receive(&self.shared).err();
+                let how = std::iter::repeat_with(read).take(16).flatten().next().unwrap_or(broken);
                 self.shared.lock().connection_lost(connection.peer, how);
             }
         }
@@ -235,7 +239,7 @@ impl Mesh {
         if self.connections.iter().any(|connection| connection.closing.is_some()) {
             timeout = timeout.min(LINGER / 4);
         }
-        // Actions of callbacks and of broken connections run at once.
+        // Actions from callbacks and broken connections run at once.
         if !self.shared.lock().actions.is_empty() {
             timeout = Duration::ZERO;
         }
@@ -277,7 +281,7 @@ impl Mesh {
             if let Some(since) = connection.closing {
                 connection.done |= now - since > LINGER;
             } else if now - connection.last_received > self.silence_timeout {
-                let how = format!("no sign of life for {:.1?}", self.silence_timeout);
+                let how = format!("no sign of life for {}", Rounded(self.silence_timeout));
                 self.shared.lock().connection_lost(connection.peer, ConnectionLoss::Silent(how));
             } else if beat && connection.queue.is_empty() {
                 connection.queue.push_back(self.heartbeat.clone());
@@ -286,7 +290,12 @@ impl Mesh {
     }
 }
 
-/// Runs a callback of the program; a panic is logged and does not end the thread.
+/// Calls every callback; a panic is logged.
+fn call_each<C>(callbacks: &[C], call: impl Fn(&C)) {
+    callbacks.iter().for_each(|callback| catch_panic(|| call(callback)));
+}
+
+/// Runs a program callback; a panic is logged and does not end the thread.
 pub(crate) fn catch_panic(call: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(call)).is_err() {
         log::error!("a callback of the program panicked");
@@ -301,10 +310,10 @@ struct Connection {
     stream: TcpStream,
     parser: FrameParser,
     queue: VecDeque<Arc<[u8]>>,
-    /// Bytes of the first queued frame already written.
+    /// Bytes already written from the first queued frame.
     written: usize,
     last_received: Instant,
-    /// Start of closing: only queued bytes are sent from then on.
+    /// Closing start: only queued bytes are sent from then on.
     closing: Option<Instant>,
     shut: bool,
     done: bool,
@@ -359,7 +368,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads available bytes, at most 1 MiB, so that each connection gets its turn.
+    /// Reads available bytes, at most 1 MiB, so that each connection gets a turn.
     fn receive(&mut self, shared: &SharedCore) -> std::result::Result<(), ConnectionLoss> {
         let mut bytes = [0; 64 << 10];
         for _ in 0..16 {
@@ -381,5 +390,39 @@ impl Connection {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Cause;
+    use crate::core::tests::member;
+    use std::net::TcpListener;
+
+    /// Rank 1 reports rank 2's loss and ends, and this rank's next write to it fails.
+    #[test]
+    fn messages_before_a_broken_connection_are_received() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let detail = "the connection was closed".to_string();
+        let poison = crate::Poison { kind: Cause::Lost, rank: Some(Rank(2)), detail };
+        let message = Message::Poison { generation: 0, poison: poison.clone() };
+        peer.write_all(&message.frame()).unwrap();
+        // Closing resets the connection.
+        rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+        drop(peer);
+        let mut core = Core::new(Rank(0), [0, 1, 2].map(member).into());
+        core.ping(Rank(1), 0);
+        let parser = FrameParser::new(1 << 20);
+        let peers = vec![PeerConnection { rank: Rank(1), stream, parser }];
+        let silence = Duration::from_secs(60);
+        let (shared, thread) = start(core, peers, silence, silence).unwrap();
+        let deadline = Deadline::after(silence, None);
+        let found = shared.wait(&deadline, "a test", |core| core.poisoned(0)).unwrap();
+        assert_eq!(found, Some(poison));
+        shared.abandon();
+        thread.join().unwrap();
     }
 }

@@ -5,32 +5,32 @@ use crate::wire::{FrameReader, FrameWriter, MAX_PAYLOAD, Malformed};
 use crate::{Cause, Operation, Poison, Rank};
 use std::net::IpAddr;
 
-/// Longest detail of a poison, in bytes.
+/// Longest poison detail, in bytes.
 const MAX_DETAIL: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// Heartbeat.
     Heartbeat,
-    /// Sender's part of a collective call.
+    /// Sender's part in a collective call.
     Gather { generation: u32, sequence: u64, operation: Operation, payload: Vec<u8> },
-    /// Poison of a generation; the rank is one of that generation.
+    /// Poison for a generation; the rank is one in that generation.
     Poison { generation: u32, poison: Poison },
-    /// Orderly departure; the last message of the sender.
+    /// Orderly departure; the sender's last message.
     Leave,
     /// Sender's view in a view change.
     View(View),
     /// Sender's clock, returned in the pong.
     Ping(u64),
-    /// Clock of the ping, and clock of the responder.
+    /// Ping clock and responder clock.
     Pong { sent: u64, responded: u64 },
     /// From rank 0 during a rendezvous: ranks that have not joined.
     Missing(Vec<Rank>),
-    /// From rank 0: details of all ranks, in rank order.
+    /// From rank 0: all ranks' details, in rank order.
     Roster(Vec<RankDetails>),
     /// Point-to-point message.
     PointToPoint { generation: u32, channel: u32, payload: Vec<u8> },
-    /// Bytes of point-to-point messages that the program of this message's sender has received.
+    /// Point-to-point message bytes that the program at this message's sender has received.
     Acknowledge { generation: u32, bytes: u64 },
 }
 
@@ -165,7 +165,7 @@ pub(crate) struct RankDetails {
     pub address: IpAddr,
     /// Port at which higher ranks dial it.
     pub port: u16,
-    /// Its silence timeout, in milliseconds.
+    /// Silence timeout, in milliseconds.
     pub silence: u64,
 }
 

@@ -1,9 +1,9 @@
-//! Expansion of Slurm node lists, such as `gpu[003-007,9],login1`.
+//! Slurm node list expansion: for example, `gpu[003-007,9],login1` has seven hosts.
 
-/// Brackets of one item: bound on the recursion, above the use of any real machine.
+/// Brackets in one item: bound on the recursion, more than any real machine needs.
 const MAX_BRACKETS: usize = 16;
 
-/// First `limit` hosts of a list, in order. `None` if it is not a node list; items past the limit are not
+/// First `limit` hosts in a list, in order. `None` if it is not a node list; items past the limit are not
 /// checked.
 pub(crate) fn expand(list: &str, limit: usize) -> Option<Vec<String>> {
     let mut hosts = Vec::new();

@@ -1,15 +1,15 @@
-//! Kinds of collective calls, with their wire codes.
+//! Collective call kinds, with wire codes.
 
 use std::fmt;
 
-/// Kind of a collective call. Each part of a call carries it, so ranks whose calls differ get
+/// Collective call kind. Each part carries it, so ranks whose calls differ (for example, a barrier and an all-gather) get
 /// [`crate::Error::CallMismatch`] instead of each other's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Last step of [`crate::Control::connect`]: clock offsets.
+    /// Last step in [`crate::Control::connect`]: clock offsets.
     Connect,
-    /// Last step of [`crate::Control::reform`]: all members have formed the new group.
+    /// Last step in [`crate::Control::reform`]: all members have formed the new group.
     Reform,
     /// [`crate::Control::all_gather`].
     AllGather,
@@ -17,17 +17,17 @@ pub enum Operation {
     Barrier,
     /// [`crate::Control::exchange`].
     Exchange,
-    /// Addresses of links.
+    /// Link addresses.
     Addresses,
     /// Introductions between links.
     Introductions,
-    /// Grants of regions and lanes.
+    /// Region and lane grants.
     Share,
-    /// Totals of counters.
+    /// Counter totals.
     Settle,
-    /// Construction of a GPU heap.
+    /// GPU heap construction.
     Heap,
-    /// Collective release of resources.
+    /// Collective resource release.
     Close,
 }
 

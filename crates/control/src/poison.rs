@@ -1,12 +1,12 @@
-//! Poison: the first fatal error of a group.
+//! Poison: a group's first fatal error.
 
 use crate::Rank;
 use std::fmt;
 
-/// First fatal error of a group. Every later operation of the group fails with it, at every rank.
+/// A group's first fatal error. Every later group operation fails with it, at every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Poison {
-    /// Kind of error.
+    /// Error kind.
     pub kind: Cause,
     /// Rank at fault, if any.
     pub rank: Option<Rank>,
@@ -14,7 +14,7 @@ pub struct Poison {
     pub detail: String,
 }
 
-/// Kind of a [`Poison`].
+/// [`Poison`] kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
     /// Process ended, or connection closed without a leave message.

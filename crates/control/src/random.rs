@@ -1,4 +1,4 @@
-//! SplitMix64, the seeded generator of tests, faults and synthetic loads.
+//! SplitMix64, the seeded generator for tests, faults and synthetic loads.
 //!
 //! Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014. Equal seeds
 //! give equal sequences on every machine, so that a printed seed replays a run. The sequence is
@@ -6,20 +6,20 @@
 
 use std::time::Duration;
 
-/// SplitMix64 generator: 64 bits of state, period 2^64.
+/// SplitMix64 generator: 64-bit state, period 2^64.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Increment of the state: 2^64 divided by the golden ratio, odd.
+    /// State increment: 2^64 divided by the golden ratio, odd.
     pub const INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
 
-    /// Sequence of `seed`.
+    /// Sequence for `seed`.
     pub fn new(seed: u64) -> SplitMix64 {
         SplitMix64(seed)
     }
 
-    /// Sequence number `stream` of `seed`: one for each independent source of draws in a run.
+    /// Sequence number `stream` for `seed`. Each independent source in a run draws from one.
     pub fn stream(seed: u64, stream: u64) -> SplitMix64 {
         let stream = mix(stream.wrapping_add(Self::INCREMENT));
         SplitMix64::new(mix(seed ^ stream))
@@ -32,13 +32,13 @@ impl SplitMix64 {
         mix(self.0)
     }
 
-    /// Uniform number in [0, 1), a multiple of 2^-53.
+    /// Uniform number in [0, 1), in steps of 2^-53.
     #[inline]
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Uniform integer in [0, `limit`); zero for a `limit` of zero. Bias: at most `limit` / 2^64.
+    /// Uniform integer in [0, `limit`); zero if `limit` is zero. Bias: at most `limit` / 2^64.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(limit)) >> 64) as u64
@@ -50,13 +50,13 @@ impl SplitMix64 {
         -(1.0 - self.unit()).ln()
     }
 
-    /// `true` with `probability`. A probability of zero or less draws no number.
+    /// `true` with `probability`. At zero or less, it draws no number.
     #[inline]
     pub fn chance(&mut self, probability: f64) -> bool {
         probability > 0.0 && self.unit() <= probability
     }
 
-    /// Uniform duration in [0, `limit`], in whole nanoseconds. A `limit` of zero draws no number.
+    /// Uniform duration in [0, `limit`], in whole nanoseconds. A zero `limit` draws no number.
     pub fn duration(&mut self, limit: Duration) -> Duration {
         if limit.is_zero() {
             return limit;
@@ -65,7 +65,7 @@ impl SplitMix64 {
         Duration::from_nanos(self.below(nanoseconds.saturating_add(1)))
     }
 
-    /// Shuffles `list`: Fisher-Yates, from its end.
+    /// Shuffles `list`: Fisher-Yates, from the end.
     pub fn shuffle<T>(&mut self, list: &mut [T]) {
         for end in (1..list.len()).rev() {
             list.swap(end, self.below(end as u64 + 1) as usize);
@@ -80,7 +80,7 @@ impl SplitMix64 {
     }
 }
 
-/// Finaliser of SplitMix64, a bijection: each bit of the result depends on all bits of `word`.
+/// SplitMix64 finaliser, a bijection: each result bit depends on all bits of `word`.
 #[inline]
 pub fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,22 +1,24 @@
-//! Listener of a rendezvous: admits expected ranks only.
+//! Rendezvous listener: admits expected ranks only.
 //!
 //! One loop over non-blocking sockets, so slow, flooding or malformed connections delay no rank: each has
-//! [`HANDSHAKE_TIMEOUT`] and the memory of its own frames.
+//! [`HANDSHAKE_TIMEOUT`] and only its own frame memory.
 
 use crate::deadline::timespec;
+use crate::dial::EXHAUSTED_TIME;
 use crate::fork_guard::{self, Registration};
-use crate::handshake::{Acceptor, AcceptorStep, HandshakeError, Identity, JobId, Refusal};
+use crate::handshake::{
+    Acceptor, AcceptorStep, HANDSHAKE_TIMEOUT, HandshakeError, Identity, JobId, Refusal,
+};
+use crate::neighbour::{self, OTHER_USER, SHORTAGE, Stranger};
 use crate::wire::{FrameParser, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME};
-use crate::{Error, Rank, Result};
+use crate::{Error, Rank, Result, limits};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Time limit of a handshake.
-pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Reason for the rejection of a connection that ended before its handshake.
+/// Reason to reject a connection that ended before the handshake.
 const CLOSED_EARLY: &str = "the connection was closed during the handshake";
 /// Unauthenticated connections kept besides one for each expected rank.
 const SPARE_CONNECTIONS: usize = 128;
@@ -31,7 +33,7 @@ pub(crate) struct AuthenticatedRank {
     pub parser: FrameParser,
 }
 
-/// Listening socket with its pending handshakes.
+/// Listening socket with pending handshakes.
 pub(crate) struct RankListener {
     _guard: Registration,
     listener: TcpListener,
@@ -41,11 +43,13 @@ pub(crate) struct RankListener {
     expected: BTreeSet<Rank>,
     joined: BTreeSet<Rank>,
     pending: VecDeque<PendingConnection>,
+    /// First time at which no connection could be accepted.
+    exhausted_since: Option<Instant>,
     /// Rejected connections, counted by reason.
     rejected: BTreeMap<&'static str, u64>,
 }
 
-/// Accepted connection in its handshake.
+/// Accepted connection in the handshake.
 struct PendingConnection {
     stream: TcpStream,
     parser: FrameParser,
@@ -72,6 +76,7 @@ impl RankListener {
             expected,
             joined: BTreeSet::new(),
             pending: VecDeque::new(),
+            exhausted_since: None,
             rejected: BTreeMap::new(),
         })
     }
@@ -81,12 +86,12 @@ impl RankListener {
         self.expected.difference(&self.joined).copied().collect()
     }
 
-    /// Accepts `rank` again after its connection was lost.
+    /// Accepts `rank` again after the connection was lost.
     pub(crate) fn expect_again(&mut self, rank: Rank) {
         self.joined.remove(&rank);
     }
 
-    /// Serves the sockets until a rank is admitted or `timeout` has passed, whatever the number of connections.
+    /// Serves the sockets until a rank is admitted or `timeout` has passed, whatever the connection count.
     pub(crate) fn serve(&mut self, timeout: Duration) -> Result<Vec<AuthenticatedRank>> {
         let started = Instant::now();
         let mut authenticated = Vec::new();
@@ -96,7 +101,7 @@ impl RankListener {
                 return Ok(authenticated);
             }
             self.wait(left)?;
-            self.accept();
+            self.accept()?;
             for _ in 0..self.pending.len() {
                 let Some(mut connection) = self.pending.pop_front() else { break };
                 match self.advance(&mut connection) {
@@ -123,19 +128,31 @@ impl RankListener {
     }
 
     /// Accepts up to [`MAX_ACCEPTS`] connections; the oldest pending ones make room.
-    fn accept(&mut self) {
+    fn accept(&mut self) -> Result<()> {
         for _ in 0..MAX_ACCEPTS {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.exhausted_since = None;
+                    break;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(_) => {
-                    // Most likely out of descriptors; pending handshakes time out soon.
+                Err(error) if !limits::is_exhausted(&error) => {
+                    self.record_rejection("the connection could not be accepted");
+                    break;
+                }
+                Err(error) => {
+                    // Pending handshakes end soon and free theirs.
+                    let since = *self.exhausted_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= EXHAUSTED_TIME {
+                        return Err(Error::system("accepting the other ranks")(error));
+                    }
                     self.record_rejection("the connection could not be accepted");
                     std::thread::sleep(Duration::from_millis(10));
-                    return;
+                    break;
                 }
             };
+            self.exhausted_since = None;
             if stream.set_nonblocking(true).and(stream.set_nodelay(true)).is_err() {
                 continue;
             }
@@ -150,6 +167,7 @@ impl RankListener {
                 since: Instant::now(),
             });
         }
+        Ok(())
     }
 
     /// Advances a handshake by the bytes received. The error is the reason for the rejection.
@@ -177,7 +195,18 @@ impl RankListener {
                         .map_err(|_| "the response could not be sent")?;
                 }
                 Ok(AcceptorStep::Authenticated { rank, details }) => {
-                    let refusal = if !self.expected.contains(&rank) {
+                    let user = match self.identity.key.is_public() {
+                        true => neighbour::check(&connection.stream),
+                        false => Ok(()),
+                    };
+                    let refusal = if let Err(Stranger::Exhausted(_)) = user {
+                        // The rank tries again.
+                        return Err(SHORTAGE);
+                    } else if let Err(Stranger::Gone(_)) = user {
+                        return Err(CLOSED_EARLY);
+                    } else if user.is_err() {
+                        Refusal::OtherUser(neighbour::own_user())
+                    } else if !self.expected.contains(&rank) {
                         Refusal::NotExpected
                     } else if self.joined.contains(&rank) {
                         Refusal::DuplicateRank
@@ -216,7 +245,7 @@ impl RankListener {
         let count = self.rejected.entry(reason).or_default();
         *count += 1;
         if *count == 1 {
-            // Ranks that split a group probe addresses of rank 0 by connections without bytes.
+            // Ranks that split a group probe rank 0's addresses with empty connections.
             let early = reason == CLOSED_EARLY;
             let level = if early { log::Level::Info } else { log::Level::Warn };
             log::log!(level, "connection rejected: {reason}");
@@ -237,6 +266,7 @@ fn reason(refusal: Refusal) -> &'static str {
         Refusal::Version(_) => "it uses another wire version",
         Refusal::WrongSecret => "it has another secret",
         Refusal::WorldSize(_) => "it was started with another world size",
+        Refusal::OtherUser(_) => OTHER_USER,
         Refusal::DuplicateRank => "its rank has joined already",
         Refusal::NotExpected => "it belongs to another job, or its rank is not expected here",
         Refusal::TlsDemanded => "it does not use TLS",
@@ -266,7 +296,7 @@ mod tests {
         for turn in 1..=4 {
             // More than one turn accepts, fewer than the system queues.
             flood.extend((0..100).map(|_| TcpStream::connect(address).unwrap()));
-            listener.accept();
+            listener.accept().unwrap();
             let kept = (turn * MAX_ACCEPTS).min(1 + SPARE_CONNECTIONS);
             assert_eq!(listener.pending.len(), kept, "turn {turn}");
             // Drop the rest, which would fill the queue.

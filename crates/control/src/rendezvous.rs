@@ -1,19 +1,19 @@
-//! Rendezvous: addresses exchanged through rank 0, then one connection for each pair of ranks.
+//! Rendezvous: addresses exchanged through rank 0, then one connection for each rank pair.
 //!
-//! Every rank dials rank 0 and sends the address at which its peers reach it: the local address of that
-//! connection. If that is loopback, the rank shares rank 0's host and sends no address: its peers use rank
+//! Every rank dials rank 0 and sends the address at which peers reach it: the local end's address on that
+//! connection. If that is loopback, the rank shares rank 0's host and sends no address: peers use rank
 //! 0's address as they see it. Once all ranks have joined, rank 0 sends the roster; each rank then dials
 //! the ranks between rank 0 and itself and accepts those above it. Afterwards all listeners close, and
 //! rank 0 has no further role.
 
 use crate::config::{MIN_SILENCE_TIMEOUT, is_loopback};
 use crate::deadline::Deadline;
-use crate::dial::{self, AuthenticatedConnection, DialTarget, FrameRead, HINT};
+use crate::dial::{self, AuthenticatedConnection, DialTarget, FrameRead};
 use crate::handshake::{Identity, JobId};
 use crate::member::number_members;
 use crate::message::{Message, RankDetails};
 use crate::rank_listener::RankListener;
-use crate::resolve::resolve;
+use crate::resolve::{loopback, resolve};
 use crate::secret::random_bytes;
 use crate::tls::{MaybeTlsStream, Tls};
 use crate::wire::{FrameParser, FrameReader, FrameWriter};
@@ -23,12 +23,12 @@ use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Interval at which rank 0 checks the connections of joined ranks and sends them the missing ranks.
+/// Interval at which rank 0 checks joined ranks' connections and sends them the missing ranks.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 const JOIN_HINT: &str = "check that every rank was started and reaches the address of rank 0";
 
-/// Placeholder for the address of rank 0's host in a rank's details.
+/// Placeholder for rank 0's host address in a rank's details.
 const RANK_0_HOST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// Authenticated connection to a peer.
@@ -38,12 +38,12 @@ pub(crate) struct PeerConnection {
     pub parser: FrameParser,
 }
 
-/// Outcome of a rendezvous: all members, and a connection to each.
+/// Rendezvous outcome: all members, and a connection to each.
 pub(crate) struct JoinedGroup {
     pub members: Vec<Member>,
     pub connections: Vec<PeerConnection>,
     pub job: JobId,
-    /// Shortest silence timeout of all ranks.
+    /// Shortest silence timeout over all ranks.
     pub shortest_silence: Duration,
 }
 
@@ -129,7 +129,7 @@ fn join_as_rank_0(
     Ok(JoinedGroup { members, connections, job, shortest_silence: shortest_silence(&roster) })
 }
 
-/// Address of rank 0's host: the one that ranks of other hosts dialed, if there are such ranks.
+/// Rank 0's host address: the one that ranks on other hosts dialed, if there are such ranks.
 fn address_for_other_hosts(present: &BTreeMap<Rank, (PeerConnection, RankDetails)>) -> IpAddr {
     let addresses =
         present.values().filter_map(|(connection, _)| connection.stream.local_addr().ok());
@@ -138,7 +138,7 @@ fn address_for_other_hosts(present: &BTreeMap<Rank, (PeerConnection, RankDetails
     *outside.or(addresses.first()).unwrap_or(&IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
-/// Sends the roster. Ranks on rank 0's host reach it over loopback, so their roster carries `own`, its
+/// Sends the roster. Ranks on rank 0's host reach it over loopback, so the roster they get carries `own`, its
 /// address for other hosts.
 fn send_rosters(
     present: &mut BTreeMap<Rank, (PeerConnection, RankDetails)>,
@@ -162,7 +162,7 @@ fn is_within_host(stream: &TcpStream) -> bool {
     stream.peer_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback())
 }
 
-/// Rejects a rank of another host at a loopback address, which only its own host reaches.
+/// Rejects a rank on another host at a loopback address, which only its own host reaches.
 fn check_reachable(member: &Member, host_id: &str) -> Result<()> {
     if member.address.is_loopback() && member.host_id != host_id {
         let (rank, address) = (member.rank, member.address);
@@ -181,22 +181,28 @@ fn join_through_rank_0(
     let mut make_details = |stream: &TcpStream| {
         let local = stream.local_addr().map_err(Error::system("querying the local address"))?;
         let local = local.ip().to_canonical();
-        // The name of rank 0's host may resolve to loopback there (Debian's 127.0.1.1); ranks of other
+        // Rank 0's host name may resolve to loopback there (Debian's 127.0.1.1); ranks on other
         // hosts still dial a public address.
         let default = match local {
             _ if !local.is_loopback() || is_loopback(&config.host) => local,
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let listener = listen(SocketAddr::new(config.bind.unwrap_or(default), 0))?;
-        let bound = listener.local_addr().map_err(Error::system("querying the local port"))?;
-        let reachable = match bound.ip() {
+        let bind = config.bind.unwrap_or(default);
+        let mut port = 0;
+        // No rank dials the last one.
+        if config.rank.0 + 1 < config.world_size {
+            let listener = listen(SocketAddr::new(bind, 0))?;
+            let bound = listener.local_addr().map_err(Error::system("querying the local port"))?;
+            port = bound.port();
+            own_listener = Some(listener);
+        }
+        let reachable = match bind {
             bound if !bound.is_unspecified() => bound,
             _ if local.is_loopback() => RANK_0_HOST,
             _ => local,
         };
-        own_listener = Some(listener);
-        let details = own_details(config, config.advertise.unwrap_or(reachable), bound.port());
+        let details = own_details(config, config.advertise.unwrap_or(reachable), port);
         // Body without the frame header.
         Ok(details.write(FrameWriter::new(0)).finish().split_off(5))
     };
@@ -205,7 +211,7 @@ fn join_through_rank_0(
         host: config.host.clone(),
         port: config.port,
         source: None,
-        hint: HINT,
+        is_listener: false,
         tls: Tls::default(),
     };
     let connection = dial::dial(&target, identity, None, &mut make_details, deadline)?;
@@ -221,18 +227,19 @@ fn join_through_rank_0(
     if !rank_0.is_loopback() {
         members.iter().try_for_each(|member| check_reachable(member, &config.host_id))?;
     }
-    let Some(listener) = own_listener else {
-        let problem = "it skipped the handshake".to_string();
-        return Err(Error::Protocol { peer: Rank(0), problem });
-    };
     let above = (config.rank.0 + 1..config.world_size).map(Rank).collect();
-    let listener = RankListener::new(listener, identity.clone(), job, true, above)?;
+    let listener = own_listener
+        .map(|listener| RankListener::new(listener, identity.clone(), job, true, above))
+        .transpose()?;
     let mut connections = vec![PeerConnection { rank: Rank(0), stream: stream.into_tcp(), parser }];
     let (above, below) = std::thread::scope(|scope| {
-        let above = scope.spawn(|| accept_all(listener, deadline));
+        let thread = std::thread::Builder::new().name("weft-accept".into());
+        let above = thread
+            .spawn_scoped(scope, || accept_all(listener, deadline))
+            .map_err(Error::thread("the thread that accepts connections"))?;
         let below = dial_all(config.rank, &members, &roster, identity, job, deadline);
-        (above.join(), below)
-    });
+        Ok::<_, Error>((above.join(), below))
+    })?;
     connections.extend(below?);
     connections.extend(above.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
     Ok(JoinedGroup { members, connections, job, shortest_silence: shortest_silence(&roster) })
@@ -285,7 +292,7 @@ fn dial_all(
                 host: member.address.to_string(),
                 port: details.port,
                 source: None,
-                hint: HINT,
+                is_listener: false,
                 tls: Tls::default(),
             };
             let no_details = &mut |_: &TcpStream| Ok(Vec::new());
@@ -299,8 +306,10 @@ fn dial_all(
         .collect()
 }
 
-fn accept_all(mut listener: RankListener, deadline: &Deadline) -> Result<Vec<PeerConnection>> {
+/// Accepts the ranks above this one; the last one has no listener.
+fn accept_all(listener: Option<RankListener>, deadline: &Deadline) -> Result<Vec<PeerConnection>> {
     let mut connections = Vec::new();
+    let Some(mut listener) = listener else { return Ok(connections) };
     while !listener.missing().is_empty() {
         deadline.check("the other ranks to join")?;
         if deadline.expired() {
@@ -317,7 +326,7 @@ fn accept_all(mut listener: RankListener, deadline: &Deadline) -> Result<Vec<Pee
     Ok(connections)
 }
 
-/// Listening address of rank 0: the configured IP address, or the unspecified address for a host name.
+/// Rank 0's listening address: the configured IP address, or the unspecified address for a host name.
 fn rank_0_address(config: &Config, deadline: &Deadline) -> Result<SocketAddr> {
     if let Some(bind) = config.bind {
         return Ok(SocketAddr::new(bind, config.port));
@@ -326,7 +335,7 @@ fn rank_0_address(config: &Config, deadline: &Deadline) -> Result<SocketAddr> {
         return Ok(SocketAddr::new(address, config.port));
     }
     if is_loopback(&config.host) {
-        return Ok(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), config.port));
+        return Ok(SocketAddr::new(loopback(), config.port));
     }
     let addresses = resolve(&config.host, config.port, deadline, "the name of rank 0's host")?;
     let addresses = addresses.map_err(|error| Error::Resolve {
@@ -342,8 +351,11 @@ fn rank_0_address(config: &Config, deadline: &Deadline) -> Result<SocketAddr> {
 
 fn listen(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).map_err(|source| {
+        let is_any = address.port() == 0;
         let address = address.to_string();
-        if source.kind() == std::io::ErrorKind::AddrInUse {
+        if source.kind() == std::io::ErrorKind::AddrInUse && is_any {
+            Error::Ports { doing: "listening for the other ranks" }
+        } else if source.kind() == std::io::ErrorKind::AddrInUse {
             Error::PortInUse { address }
         } else {
             Error::Listen { address, source }
@@ -356,13 +368,13 @@ fn own_details(config: &Config, address: IpAddr, port: u16) -> RankDetails {
     RankDetails { host_id: config.host_id.clone(), pid: std::process::id(), address, port, silence }
 }
 
-/// Shortest silence timeout of the roster.
+/// Shortest silence timeout in the roster.
 fn shortest_silence(roster: &[RankDetails]) -> Duration {
     let shortest = roster.iter().map(|details| details.silence).min();
     shortest.map_or(Duration::MAX, Duration::from_millis).max(MIN_SILENCE_TIMEOUT)
 }
 
-/// Members of generation 0.
+/// Generation 0 members.
 fn members(roster: &[RankDetails], rank_0: IpAddr) -> Vec<Member> {
     number_members((0..).zip(roster).map(|(rank, details)| Member {
         rank: Rank(rank),

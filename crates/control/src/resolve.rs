@@ -1,14 +1,38 @@
-//! Resolution of a host name, within a deadline.
+//! Host name resolution within a deadline.
 
 use crate::deadline::Deadline;
 use crate::{Error, Result};
 use std::io::{Error as IoError, ErrorKind};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+
+/// Loopback name.
+pub(crate) const LOCALHOST: &str = "localhost";
 
 type Addresses = std::io::Result<Vec<SocketAddr>>;
 
-/// Addresses of a host, in the system's order. The inner error is the system's, or `TimedOut` if the
+/// `host:port`, with an IPv6 address in brackets: for example, `[::1]:29501`.
+pub(crate) fn host_and_port(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// Addresses for `localhost`, which is loopback without a lookup (RFC 6761): a host may have only one.
+pub(crate) fn loopback_addresses(port: u16) -> Vec<SocketAddr> {
+    vec![(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]
+}
+
+/// This host's loopback address: 127.0.0.1, or ::1 on a host with IPv6 only.
+pub(crate) fn loopback() -> IpAddr {
+    if cfg!(miri) {
+        return Ipv4Addr::LOCALHOST.into();
+    }
+    let missing = |error: &IoError| error.kind() == ErrorKind::AddrNotAvailable;
+    let [v4, v6] = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
+    let has = |address: IpAddr| UdpSocket::bind((address, 0));
+    if has(v4).is_err_and(|error| missing(&error)) && has(v6).is_ok() { v6 } else { v4 }
+}
+
+/// A host's addresses, in the system's order. The inner error is the system's, or `TimedOut` if the
 /// deadline passed first.
 pub(crate) fn resolve(
     host: &str,
@@ -18,6 +42,9 @@ pub(crate) fn resolve(
 ) -> Result<Addresses> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(Ok(vec![SocketAddr::new(address, port)]));
+    }
+    if host == LOCALHOST {
+        return Ok(Ok(loopback_addresses(port)));
     }
     let host = host.to_string();
     within(deadline, operation, move || {
@@ -36,7 +63,7 @@ fn within(
     std::thread::Builder::new()
         .name("weft-resolve".into())
         .spawn(move || drop(sender.send(look_up())))
-        .map_err(Error::system("starting a thread that resolves a name"))?;
+        .map_err(Error::thread("a thread that resolves a name"))?;
     loop {
         match result.recv_timeout(deadline.slice()) {
             Ok(addresses) => return Ok(addresses),

@@ -1,7 +1,7 @@
-//! TLS of control connections: certificates, and a stream with or without TLS.
+//! TLS on control connections: certificates, and a stream with or without TLS.
 //!
-//! Pairs alone use it. The dialer verifies the certificate of the listener against its authorities; the shared secret
-//! authenticates both ends inside of the connection, as without TLS. TLS 1.3 only.
+//! Only pairs use it. The dialer verifies the listener's certificate against its authorities; the shared secret
+//! authenticates both ends inside the connection, as without TLS. TLS 1.3 only.
 
 use crate::deadline::Deadline;
 use crate::{Error, Result};
@@ -18,13 +18,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// First byte of a TLS connection: the content type of its first record, a handshake. No first frame of a pair, whose
+/// First byte on a TLS connection: the content type of the first record, a handshake. No first pair frame, whose
 /// length precedes it, begins with it.
 pub(crate) const FIRST_BYTE: u8 = 0x16;
-/// Fatal alert `handshake_failure`, without encryption: the answer of a listener without a certificate.
+/// Fatal alert `handshake_failure`, without encryption: the answer from a listener without a certificate.
 pub(crate) const REFUSAL_ALERT: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 40];
 
-/// TLS of the control connections of pairs. A clone shares the certificates.
+/// Largest PEM file: 4 MiB, twenty times the public authority list.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
+/// TLS on pair control connections. A clone shares the certificates.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
     server: Option<Arc<ServerConfig>>,
@@ -33,15 +36,15 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// TLS of a listener: it refuses dialers without TLS. PEM files: its certificate, followed by those that issued
+    /// Listener TLS: it refuses dialers without TLS. PEM files: its certificate, followed by the ones that issued
     /// it; its private key.
     ///
     /// # Errors
     /// [`Error::TlsFile`].
     pub fn with_certificate(mut self, certificate: &Path, key: &Path) -> Result<Tls> {
         let certificates = certificates(certificate)?;
-        let private =
-            PrivateKeyDer::from_pem_file(key).map_err(|error| file(key, error.to_string()))?;
+        let private = PrivateKeyDer::from_pem_slice(&read(key)?)
+            .map_err(|error| file(key, error.to_string()))?;
         let config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .and_then(|config| {
@@ -54,7 +57,7 @@ impl Tls {
         Ok(self)
     }
 
-    /// TLS of a dialer: it connects by TLS alone, to listeners with a certificate issued by an authority of this PEM
+    /// Dialer TLS: it connects only with TLS, to listeners with a certificate issued by an authority in this PEM
     /// file for the dialed name or address.
     ///
     /// # Errors
@@ -73,13 +76,13 @@ impl Tls {
         Ok(self)
     }
 
-    /// TLS of payloads over tcp, too. Both ends must have it.
+    /// TLS for payloads over tcp, too. Both ends must have it.
     pub fn with_payloads(mut self) -> Tls {
         self.of_payloads = true;
         self
     }
 
-    /// True with TLS of payloads.
+    /// True with payload TLS.
     pub fn is_of_payloads(&self) -> bool {
         self.of_payloads
     }
@@ -99,7 +102,7 @@ impl Tls {
         self.server.is_some()
     }
 
-    /// Stream of a dialer to this host, with TLS if there are authorities.
+    /// A dialer's stream to this host, with TLS if there are authorities.
     pub(crate) fn dial(&self, stream: TcpStream, host: &str) -> Result<MaybeTlsStream> {
         let Some(config) = &self.client else { return Ok(MaybeTlsStream::plain(stream)) };
         let failed = |problem: String| Error::Tls { address: host.into(), problem };
@@ -112,7 +115,7 @@ impl Tls {
         })
     }
 
-    /// Stream of a listener whose dialer began with TLS; `None` without a certificate.
+    /// Stream for a listener whose dialer began with TLS; `None` without a certificate.
     pub(crate) fn accept(&self) -> Option<Box<Connection>> {
         let session = ServerConnection::new(self.server.clone()?).ok()?;
         Some(Box::new(session.into()))
@@ -124,13 +127,17 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let read = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
-    let read = read.map_err(|error| file(path, error.to_string()))?;
-    if read.is_empty() {
+    let text = read(path)?;
+    let found: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let found = found.map_err(|error| file(path, error.to_string()))?;
+    if found.is_empty() {
         return Err(file(path, "it has no certificate in the PEM format".into()));
     }
-    Ok(read)
+    Ok(found)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    weft_environment::read(path, MAX_FILE_BYTES).map_err(|error| file(path, error.to_string()))
 }
 
 fn file(path: &Path, problem: String) -> Error {
@@ -145,7 +152,7 @@ pub struct MaybeTlsStream {
     /// Without a buffer, except in a data connection with TLS.
     stream: BufReader<TcpStream>,
     session: Option<Box<Connection>>,
-    /// Error of TLS that ended the connection.
+    /// TLS error that ended the connection.
     failure: Option<String>,
 }
 
@@ -156,7 +163,7 @@ impl MaybeTlsStream {
         MaybeTlsStream { stream, session: None, failure: None }
     }
 
-    /// Stream with buffers for payloads, of which no byte is unread.
+    /// Stream with buffers for payloads, with no unread byte.
     pub(crate) fn for_data(self) -> MaybeTlsStream {
         let MaybeTlsStream { stream, mut session, failure } = self;
         let stream = stream.into_inner();
@@ -167,7 +174,7 @@ impl MaybeTlsStream {
         MaybeTlsStream { stream: BufReader::with_capacity(bytes, stream), session, failure }
     }
 
-    /// Completes the handshake of TLS on a blocking socket. The inner error is that of the connection, or `TimedOut`.
+    /// Completes the TLS handshake on a blocking socket. The inner error is the connection's, or `TimedOut`.
     pub(crate) fn complete_handshake(
         &mut self,
         deadline: &Deadline,
@@ -193,7 +200,7 @@ impl MaybeTlsStream {
         Ok(self.send())
     }
 
-    /// Begins TLS on a stream of which no byte was read.
+    /// Begins TLS on a stream before any byte is read.
     pub(crate) fn begin(&mut self, session: Box<Connection>) {
         self.session = Some(session);
     }
@@ -208,12 +215,12 @@ impl MaybeTlsStream {
         self.stream.get_ref()
     }
 
-    /// The socket of a stream without TLS.
+    /// The socket in a stream without TLS.
     pub fn into_tcp(self) -> TcpStream {
         self.stream.into_inner()
     }
 
-    /// Error of TLS that ended the connection.
+    /// TLS error that ended the connection.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
@@ -227,12 +234,12 @@ impl MaybeTlsStream {
     pub fn has_unread(&mut self) -> bool {
         let buffered = !self.stream.buffer().is_empty();
         let Some(session) = &mut self.session else { return buffered };
-        // An error is that of the next read.
+        // The next read reports an error.
         let waits = |state: rustls::IoState| state.plaintext_bytes_to_read() > 0;
         buffered || session.process_new_packets().map_or(true, waits)
     }
 
-    /// Announces the end of this direction, and closes it.
+    /// Announces that this direction ends, and closes it.
     pub(crate) fn shut_down(&mut self) {
         if let Some(session) = &mut self.session {
             session.send_close_notify();
@@ -245,7 +252,7 @@ impl MaybeTlsStream {
     /// Receives encrypted bytes, and sends what they demand.
     fn receive(&mut self) -> io::Result<()> {
         let MaybeTlsStream { stream, session: Some(session), .. } = self else { return Ok(()) };
-        // Its end is that of the reader, except in the handshake.
+        // The reader reports an end, except in the handshake.
         if session.read_tls(stream)? == 0 && session.is_handshaking() {
             return Err(ErrorKind::UnexpectedEof.into());
         }
@@ -278,7 +285,7 @@ impl MaybeTlsStream {
     }
 }
 
-/// Socket whose writes raise no signal after the end of the connection: those of the standard library do if they are
+/// Socket whose writes raise no signal after the connection ended: the standard library's do if they are
 /// vectored.
 struct Sender<'a>(&'a TcpStream);
 
@@ -302,7 +309,7 @@ impl Read for MaybeTlsStream {
         loop {
             let Some(session) = &mut self.session else { return self.stream.read(bytes) };
             match session.reader().read(bytes) {
-                // Messages have their own end: a truncated stream lacks it.
+                // Messages have an explicit end: a truncated stream lacks it.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(0),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 read => return read,

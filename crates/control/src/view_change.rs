@@ -1,12 +1,12 @@
-//! View change: the protocol by which the survivors settle on the members of the next generation.
+//! View change: the protocol by which the survivors settle on the next generation's members.
 //!
-//! Each survivor sends the others its view: the ranks that it considers alive, and the generation that it
+//! Each survivor sends the others a view: the ranks that it considers alive, and the generation that it
 //! proposes. A received view shrinks the members to the intersection and raises the generation to the
-//! maximum, so all views converge. A rank finishes once every member of its view has sent an equal view. A
+//! maximum, so all views converge. A rank finishes once every member in its view has sent an equal view. A
 //! loss shrinks the view and repeats the exchange.
 //!
 //! There is no quorum: a partitioned network yields one group for each part. Programs that must prevent
-//! this check the size of the new group.
+//! this check the new group's size.
 
 use crate::Rank;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,25 +18,25 @@ pub(crate) struct View {
     pub members: BTreeSet<Rank>,
 }
 
-/// State of one rank in a view change.
+/// One rank's state in a view change.
 #[derive(Debug)]
 pub(crate) struct ViewChange {
     me: Rank,
     view: View,
-    /// Last view of each peer.
+    /// Last view from each peer.
     views: BTreeMap<Rank, View>,
     excluded_by: Option<Rank>,
     announced: bool,
 }
 
-/// State of a view change.
+/// View change state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ViewOutcome {
     /// Ranks that have not sent an equal view.
     Pending(Vec<Rank>),
-    /// View that all of its members have sent.
+    /// View that all its members have sent.
     Agreed(View),
-    /// Member of the view whose own view excludes this rank.
+    /// Member in the view whose own view excludes this rank.
     Excluded(Rank),
 }
 
@@ -53,7 +53,7 @@ impl ViewChange {
         }
     }
 
-    /// Handles the view of a peer. Views from outside of this rank's view are ignored; an empty view
+    /// Handles a peer's view. Views from outside this rank's view are ignored; an empty view
     /// withdraws the peer's last one.
     pub(crate) fn receive(&mut self, from: Rank, view: View) {
         if !self.view.members.contains(&from) {

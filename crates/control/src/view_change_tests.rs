@@ -1,12 +1,12 @@
 //! View changes among many ranks on a simulated network: links are FIFO, and a seed decides which link delivers
-//! next and when a rank dies or its death is detected.
+//! next and when a rank dies or the death is detected.
 
 use super::*;
 use crate::random::SplitMix64;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-/// Generator: a run is a function of its seed.
+/// Generator: a run is a function of the seed.
 struct Dice(SplitMix64);
 
 impl Dice {
@@ -17,7 +17,7 @@ impl Dice {
 
 enum Packet {
     View(View),
-    /// The other end is dead: the last packet of a link.
+    /// The other end is dead: a link's last packet.
     Closed,
 }
 
@@ -65,7 +65,7 @@ impl Network {
         }
     }
 
-    /// Kills a rank: each link may lose some of its last packets.
+    /// Kills a rank: each link may lose some last packets.
     fn kill(&mut self, rank: usize, dice: &mut Dice) {
         self.ranks[rank] = None;
         for other in (0..self.finished.len()).filter(|other| *other != rank) {
@@ -134,7 +134,7 @@ proptest! {
             let Some(view) = &network.finished[rank] else { continue };
             for &other in &alive {
                 match &network.finished[other] {
-                    // Ranks with different views are never both members of one live group.
+                    // Ranks with different views are never both members in one live group.
                     Some(theirs) if theirs != view => prop_assert!(
                         theirs.generation != view.generation
                             || detected_a_loss(rank, view) || detected_a_loss(other, theirs)

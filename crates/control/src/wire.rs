@@ -1,11 +1,11 @@
 //! Frames: a 32-bit length, then that many bytes; fields are little-endian.
 //!
-//! The parser accepts any cut of the byte stream. Its memory grows with the bytes received, never with a
+//! The parser accepts any cut in the byte stream. The memory grows with the bytes received, never with a
 //! claimed length.
 
 use crate::bytes;
 
-/// Largest payload of one control message: 64 MiB.
+/// Largest payload in one control message: 64 MiB.
 pub const MAX_PAYLOAD: usize = 64 << 20;
 /// Largest frame between authenticated ranks.
 pub(crate) const MAX_FRAME: usize = MAX_PAYLOAD + 1024;
@@ -14,11 +14,11 @@ pub(crate) const MAX_UNAUTHENTICATED_FRAME: usize = 1024;
 
 pub(crate) const LENGTH_BYTES: usize = 4;
 
-/// Protocol violation, with its description.
+/// Protocol violation, with a description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed(pub &'static str);
 
-/// Parser of a byte stream into frames.
+/// Parses a byte stream into frames.
 #[derive(Debug)]
 pub(crate) struct FrameParser {
     buffer: Vec<u8>,
@@ -43,7 +43,7 @@ impl FrameParser {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Missing bytes of the next frame (of its length field first). A reader that reads no more leaves the
+    /// Missing bytes in the next frame (first in the length field). A reader that reads no more leaves the
     /// following bytes in the socket.
     pub(crate) fn missing_bytes(&self) -> usize {
         let rest = self.buffer.get(self.start..).unwrap_or_default();
@@ -53,7 +53,7 @@ impl FrameParser {
         (u32::from_le_bytes(*length) as usize).min(self.limit).saturating_sub(body.len())
     }
 
-    /// Body of the next frame, once complete.
+    /// Next frame body, once complete.
     pub(crate) fn next(&mut self) -> Result<Option<Vec<u8>>, Malformed> {
         let rest = self.buffer.get(self.start..).unwrap_or_default();
         let Some((length, rest)) = rest.split_first_chunk::<LENGTH_BYTES>() else {
@@ -67,7 +67,7 @@ impl FrameParser {
         let body = body.to_vec();
         self.start += LENGTH_BYTES + length;
         if self.start == self.buffer.len() {
-            // A large frame must not hold its memory for the rest of the connection.
+            // A large frame must not hold memory while the connection lives.
             self.start = 0;
             self.buffer.clear();
             self.buffer.shrink_to(64 << 10);
@@ -76,7 +76,7 @@ impl FrameParser {
     }
 }
 
-/// Builder of a frame.
+/// Frame builder.
 pub(crate) struct FrameWriter(Vec<u8>);
 
 impl FrameWriter {
@@ -105,7 +105,7 @@ impl FrameWriter {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Text of at most 64 KiB; the rest is cut off.
+    /// Text up to 64 KiB; the rest is cut off.
     pub(crate) fn text(self, text: &str) -> FrameWriter {
         let mut cut = text.len().min(usize::from(u16::MAX));
         while !text.is_char_boundary(cut) {
@@ -114,7 +114,7 @@ impl FrameWriter {
         self.u16(cut as u16).bytes(&text.as_bytes()[..cut])
     }
 
-    /// Frame with its length filled in. Callers respect [`MAX_FRAME`].
+    /// Frame with the length filled in. Callers respect [`MAX_FRAME`].
     pub(crate) fn finish(mut self) -> Vec<u8> {
         let length = (self.0.len() - LENGTH_BYTES) as u32;
         self.0[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
@@ -122,7 +122,7 @@ impl FrameWriter {
     }
 }
 
-/// FrameReader of a frame's body: [`bytes::Reader`] with an error in place of `None`.
+/// Frame body reader: [`bytes::Reader`] with an error in place of `None`.
 pub(crate) struct FrameReader<'a>(bytes::Reader<'a>);
 
 const CUT_SHORT: Malformed = Malformed("a frame is cut short");

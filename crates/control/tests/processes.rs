@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use weft_control::{Config, Control, Error, Overrides};
 
 const SIZE: u32 = 3;
-/// Time limit for the detection of a loss on a busy machine: before silence, and before the end of a forked child.
+/// Loss detection time limit on a busy machine: shorter than the silence timeout and a forked child's life.
 const IN_TIME: Duration = Duration::from_secs(6);
 
 struct RankProcess {
@@ -17,7 +17,7 @@ struct RankProcess {
 }
 
 impl RankProcess {
-    /// Next line of the rank for the test.
+    /// Next line from the rank to the test.
     fn line(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -44,7 +44,7 @@ fn start(silence: &str) -> Vec<RankProcess> {
     start_with(silence, "")
 }
 
-/// Ranks of which the last has a role, as in `this_is_a_rank`.
+/// Ranks where the last has a role, as in `this_is_a_rank`.
 fn start_with(silence: &str, role: &str) -> Vec<RankProcess> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut ranks: Vec<RankProcess> = (0..SIZE)
@@ -67,7 +67,7 @@ fn start_with(silence: &str, role: &str) -> Vec<RankProcess> {
     ranks
 }
 
-/// Program of each process; not a test.
+/// Program in each process; not a test.
 #[test]
 #[ignore = "started by the other tests of this file"]
 fn this_is_a_rank() {
@@ -133,8 +133,8 @@ fn a_killed_process_is_detected_in_time_and_the_others_continue() {
 
 /// Runs `work` in a child, which is killed after 8 s.
 fn fork(work: impl FnOnce()) -> Pid {
-    // SAFETY: the child has this thread alone. It takes no lock that another thread may have held: the harness
-    // waits for this test, and the locks of the control thread are not used.
+    // SAFETY: the child has only this thread. It takes no lock that another thread may have held: the harness
+    // waits for this test, and the control thread's locks are not used.
     match unsafe { libc::fork() } {
         0 => {
             // SAFETY: no pointers; the default action ends the process.
@@ -146,7 +146,7 @@ fn fork(work: impl FnOnce()) -> Pid {
     }
 }
 
-/// The child has copies of all sockets, so the system does not close them.
+/// The child has all sockets' copies, so the system does not close them.
 #[test]
 fn a_killed_process_whose_child_lives_on_is_detected_in_time() {
     let mut ranks = start_with("15", "lives on");
@@ -171,11 +171,13 @@ fn a_forked_child_ends_at_once_and_disturbs_no_connection() {
 #[test]
 fn a_process_that_stops_during_reform_is_excluded_in_the_same_call() {
     let mut ranks = start_with("0.5", "stops");
+    let start = Instant::now();
     ranks[2].signal(Signal::KILL);
     for survivor in &mut ranks[..2] {
         assert_eq!(survivor.line(), "Lost Some(2)");
     }
     assert_eq!(ranks[0].line(), "1 left");
+    assert!(start.elapsed() < IN_TIME);
     ranks[1].signal(Signal::CONT);
     let excluded = ranks[1].line();
     assert!(excluded.contains("without this rank"), "{excluded}");
@@ -184,11 +186,13 @@ fn a_process_that_stops_during_reform_is_excluded_in_the_same_call() {
 #[test]
 fn a_stopped_process_is_silent_and_excluded_once_it_resumes() {
     let mut ranks = start("0.5");
+    let start = Instant::now();
     ranks[2].signal(Signal::STOP);
     for survivor in &mut ranks[..2] {
         assert_eq!(survivor.line(), "Silent Some(2)");
         assert_eq!(survivor.line(), "2 left");
     }
+    assert!(start.elapsed() < IN_TIME);
     ranks[2].signal(Signal::CONT);
     assert_eq!(ranks[2].line(), "Silent Some(2)");
     let excluded = ranks[2].line();

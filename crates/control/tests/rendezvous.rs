@@ -1,7 +1,7 @@
-//! Rendezvous over real sockets: rejected connections, and the errors of rejected and missing ranks.
+//! Rendezvous over real sockets: rejected connections, and the errors for rejected and missing ranks.
 
 use std::collections::VecDeque;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use weft_control::{Config, Control, Error, Rank, Result, Secret};
 
 const LONG: Duration = Duration::from_secs(20);
+/// Time limit for an early end on a busy machine, before [`LONG`].
+const PROMPT: Duration = Duration::from_secs(10);
 
 fn config(rank: u32, size: u32, port: u16) -> Config {
     let mut config = Config::new(rank, size);
@@ -47,6 +49,32 @@ fn garbage_on_the_port_disturbs_no_rank() {
         let _ = stream.write_all(garbage);
         open.push(stream);
     }
+    // All are closed while rank 0 waits: the last two once a hello has taken too long.
+    open.into_iter().for_each(is_closed);
+    joins(port, zero);
+}
+
+/// Waits until the other end closes a connection.
+fn is_closed(mut stream: TcpStream) {
+    stream.set_read_timeout(Some(PROMPT)).unwrap();
+    let ended = stream.read_to_end(&mut Vec::new()).map_err(|error| error.kind());
+    assert!(matches!(ended, Ok(_) | Err(ErrorKind::ConnectionReset)), "{ended:?}");
+}
+
+/// A frame that is too long by the length field closes the connection at once, not after the 5 s for a hello.
+#[test]
+fn an_endless_frame_is_refused_by_its_length() {
+    let (port, zero) = rank_0(2, |_| {});
+    let closed_after = |_| {
+        let (since, mut stream) =
+            (Instant::now(), TcpStream::connect(("127.0.0.1", port)).unwrap());
+        stream.write_all(&1025u32.to_le_bytes()).unwrap();
+        is_closed(stream);
+        since.elapsed()
+    };
+    // A busy machine may take longer for some of them.
+    let took = (0..3).map(closed_after).min().unwrap();
+    assert!(took < Duration::from_secs(4), "{took:?}");
     joins(port, zero);
 }
 
@@ -65,7 +93,9 @@ fn many_silent_connections_delay_no_rank() {
 fn a_wrong_secret_is_named_to_the_dialer_and_the_real_rank_joins() {
     let (port, zero) = rank_0(2, |_| {});
     for secret in [Some(Secret::new("pear").unwrap()), None] {
+        let since = Instant::now();
         let error = Control::connect(Config { secret, ..config(1, 2, port) }).unwrap_err();
+        assert!(since.elapsed() < PROMPT, "{:?}", since.elapsed());
         assert!(matches!(error, Error::WrongSecret { peer: Rank(0), .. }), "{error}");
         assert!(error.to_string().contains("WEFT_SECRET"));
     }
@@ -85,7 +115,7 @@ fn a_second_process_with_the_same_rank_is_refused() {
     let (port, zero) = rank_0(3, |_| {});
     let first = std::thread::spawn(move || Control::connect(config(1, 3, port)));
     let second = std::thread::spawn(move || Control::connect(config(1, 3, port)));
-    // One of the two is refused while the other waits for rank 2.
+    // One is refused while the other waits for rank 2.
     while !first.is_finished() && !second.is_finished() {
         std::thread::yield_now();
     }
@@ -140,8 +170,10 @@ fn frame(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
 fn the_errors_of_waiting_ranks_name_the_missing_ones() {
     let (port, zero) = rank_0(4, |config| config.connect_timeout = Duration::from_secs(2));
     let one = std::thread::spawn(move || Control::connect(config(1, 4, port)));
+    let since = Instant::now();
     for waiting in [zero, one] {
         let error = waiting.join().unwrap().unwrap_err();
+        assert!(since.elapsed() < PROMPT, "{:?}", since.elapsed());
         let Error::Rendezvous { missing, .. } = &error else { panic!("{error:?}") };
         assert_eq!(missing, &[Rank(2), Rank(3)], "{error}");
     }
@@ -156,7 +188,7 @@ fn a_rank_may_start_before_rank_0() {
     assert_eq!(one.join().unwrap().unwrap().world_size(), zero.world_size());
 }
 
-/// Rank 0 starts shortly before the deadline of rank 1, and rank 2 never does.
+/// Rank 0 starts shortly before rank 1's deadline, and rank 2 never does.
 #[test]
 fn one_deadline_covers_all_phases_of_joining() {
     const TIME: Duration = Duration::from_secs(2);
@@ -165,7 +197,7 @@ fn one_deadline_covers_all_phases_of_joining() {
     let zero = std::thread::spawn(move || {
         std::thread::sleep(TIME - Duration::from_millis(300));
         let mut late = config(0, 3, port);
-        // Later than the deadline of rank 1.
+        // Later than rank 1's deadline.
         late.connect_timeout = TIME + Duration::from_secs(1);
         Control::connect_with_listener(late, listener)
     });
@@ -222,14 +254,17 @@ fn several_hosts_without_a_secret_are_refused() {
 
 /// Connection in progress: a blocking connect would wait for 1 s on a full queue.
 fn connect_without_waiting(port: u16) -> Option<OwnedFd> {
+    use rustix::net::sockopt::set_socket_linger;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).ok()?;
+    // A close resets the connection and frees the port at once, so that a flood does not run out of ports.
+    set_socket_linger(&socket, Some(Duration::ZERO)).ok()?;
     let _ = connect(&socket, &SocketAddr::from(([127, 0, 0, 1], port)));
     Some(socket)
 }
 
-/// Threads that connect as fast as possible, until the end.
+/// Threads that connect continuously, until the end.
 #[test]
 fn a_flood_of_connections_delays_no_deadline() {
     let patience = Duration::from_secs(1);
@@ -244,6 +279,8 @@ fn a_flood_of_connections_delays_no_deadline() {
                     if kept.len() > 100 {
                         kept.pop_front();
                     }
+                    // Rank 0 finds the connections open, and waits for hellos.
+                    std::thread::sleep(Duration::from_micros(200));
                 }
             });
         }
@@ -259,7 +296,7 @@ fn a_flood_of_connections_delays_no_deadline() {
 
 static LINES: AtomicUsize = AtomicUsize::new(0);
 
-/// Counter of log lines about rejected connections.
+/// Log line counter about rejected connections.
 struct Counting;
 
 impl log::Log for Counting {
@@ -278,7 +315,7 @@ impl log::Log for Counting {
     fn flush(&self) {}
 }
 
-/// Resident memory of this process, in bytes.
+/// This process's resident memory, in bytes.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
@@ -354,12 +391,12 @@ fn ten_thousand_connections_delay_no_rank() {
             assert_eq!(zero.all_gather(b"zero", LONG).unwrap(), other.join().unwrap());
         });
     });
-    // Other tests of this file add a few reasons.
+    // Other tests in this file add a few reasons.
     let lines = LINES.load(Ordering::Relaxed);
     assert!((4..=80).contains(&lines), "{lines} lines for ten thousand connections");
 }
 
-/// The refusal of another version carries the supported one.
+/// A refusal for another version carries the supported one, which the dialler's error names.
 #[test]
 fn a_refused_version_comes_with_the_supported_one() {
     let (port, zero) = rank_0(2, |_| {});
@@ -369,4 +406,18 @@ fn a_refused_version_comes_with_the_supported_one() {
     assert_eq!(response[4..6], [0x84, 1], "a refusal: wrong version");
     assert_eq!(response[6..10], u32::from(weft_control::WIRE_VERSIONS.1).to_le_bytes());
     joins(port, zero);
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let newer = std::thread::spawn(move || {
+        let (mut dialer, _) = listener.accept().unwrap();
+        frame(&mut dialer).unwrap();
+        let refusal = [&response[..6], &99u32.to_le_bytes(), &response[10..]].concat();
+        dialer.write_all(&refusal).unwrap();
+    });
+    let since = Instant::now();
+    let error = Control::connect(config(1, 2, port)).unwrap_err();
+    assert!(since.elapsed() < PROMPT, "{:?}", since.elapsed());
+    assert!(matches!(error, Error::WrongVersion { peer: Rank(0), theirs: 99, .. }), "{error}");
+    newer.join().unwrap();
 }

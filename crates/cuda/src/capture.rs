@@ -1,4 +1,4 @@
-//! Relaxed capture mode: calls of a thread during the graph capture of another.
+//! Relaxed capture mode: calls on one thread while another captures a graph.
 
 use crate::driver::{Driver, call, driver};
 use crate::error::Result;
@@ -7,7 +7,7 @@ use std::ops::Deref;
 
 const RELAXED: u32 = 2;
 
-/// Guard of the relaxed capture mode of this thread: it permits calls that a stream capture on another thread
+/// Guard for this thread's relaxed capture mode: it permits calls that a stream capture on another thread
 /// forbids, such as allocations and event queries. For Weft's own threads, whose calls belong to no graph:
 /// PyTorch captures in the mode that forbids such calls to all threads.
 #[must_use = "capture is relaxed only for the lifetime of this value"]
@@ -19,11 +19,11 @@ pub struct RelaxedCapture {
 }
 
 impl RelaxedCapture {
-    /// Relaxes the mode of this thread.
+    /// Relaxes this thread's mode.
     ///
     /// # Errors
     ///
-    /// [`Error::Absent`](crate::Error::Absent) without CUDA, and errors of CUDA.
+    /// [`Error::Absent`](crate::Error::Absent) without CUDA, and CUDA errors.
     pub fn new() -> Result<Self> {
         let driver = driver()?;
         let earlier = exchange(driver, RELAXED)?;
@@ -35,7 +35,7 @@ impl RelaxedCapture {
 pub struct Relaxed<T>(Option<T>);
 
 impl<T> Relaxed<T> {
-    /// Owner of the object.
+    /// Object owner.
     pub fn new(object: T) -> Self {
         Self(Some(object))
     }
@@ -63,7 +63,7 @@ impl Drop for RelaxedCapture {
     }
 }
 
-/// Sets the mode of this thread; returns the earlier one.
+/// Sets this thread's mode; returns the earlier one.
 fn exchange(driver: &Driver, mut mode: u32) -> Result<u32> {
     let address = (&raw mut mode).cast();
     // SAFETY: reads and writes an enumeration, which in C is an unsigned int.

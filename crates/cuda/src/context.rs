@@ -1,15 +1,17 @@
-//! Primary context of a device.
+//! A device's primary context.
 
 use crate::device::Device;
 use crate::driver::{Driver, call, driver};
 use crate::error::{Error, Result};
-use cudarc::driver::sys::CUcontext;
+use cudarc::driver::sys::{
+    CUcontext, CUflushGPUDirectRDMAWritesScope, CUflushGPUDirectRDMAWritesTarget,
+};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 const ALREADY_ENABLED: u32 = 704;
 
-/// Primary context of a device, shared with PyTorch and the CUDA runtime. CUDA keeps it while it is
+/// A device's primary context, shared with PyTorch and the CUDA runtime. CUDA keeps it while it is
 /// retained.
 pub struct Context {
     pub(crate) driver: &'static Driver,
@@ -19,7 +21,7 @@ pub struct Context {
 
 // SAFETY: a context may be made current on any thread, and on several at once.
 unsafe impl Send for Context {}
-// SAFETY: as above; its fields are immutable.
+// SAFETY: as above; the fields are immutable.
 unsafe impl Sync for Context {}
 
 /// Guard that keeps a context current on this thread; restores the earlier one on drop.
@@ -32,11 +34,11 @@ pub struct Bound<'a> {
 }
 
 impl Context {
-    /// Retains the primary context of a device; creates it if necessary.
+    /// Retains a device's primary context; creates it if necessary.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA: the device may be out of memory, or in exclusive use by another process.
+    /// CUDA errors: the device may be out of memory, or in exclusive use by another process.
     pub fn primary(device: Device) -> Result<Arc<Self>> {
         let driver = driver()?;
         let mut handle = std::ptr::null_mut();
@@ -47,17 +49,17 @@ impl Context {
         Ok(Arc::new(Self { driver, device, handle }))
     }
 
-    /// Device of the context.
+    /// The context's device.
     pub fn device(&self) -> Device {
         self.device
     }
 
     /// Makes the context current on this thread permanently; cheap if it is already. This changes the current
-    /// device of the thread: use [`Context::enter`] on threads of the user.
+    /// device on the thread: use [`Context::enter`] on the user's threads.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn bind(&self) -> Result<()> {
         if self.is_current()? {
             return Ok(());
@@ -70,7 +72,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn enter(&self) -> Result<Bound<'_>> {
         let current = self.current()?;
         let earlier = (current != self.handle).then_some(current);
@@ -85,17 +87,17 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn is_current(&self) -> Result<bool> {
         Ok(self.current()? == self.handle)
     }
 
-    /// Enables access of this device to memory of `peer` that [`DeviceMemory`](crate::DeviceMemory) or PyTorch
+    /// Lets this device access memory on `peer` that [`DeviceMemory`](crate::DeviceMemory) or PyTorch
     /// allocated in this process.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA, such as no peer access between the devices.
+    /// CUDA errors, such as no peer access between the devices.
     pub fn enable_peer(&self, peer: &Self) -> Result<()> {
         if self.device == peer.device {
             return Ok(());
@@ -108,12 +110,12 @@ impl Context {
         }
     }
 
-    /// Waits, without a bound, until the device has completed all work of this context. Not for kernels that may
+    /// Waits, without a bound, until the device has completed all work in this context. Not for kernels that may
     /// hang.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA, including those of earlier asynchronous work.
+    /// CUDA errors, including from earlier asynchronous work.
     pub fn synchronize(&self) -> Result<()> {
         let _bound = self.enter()?;
         // SAFETY: the context is current.
@@ -125,6 +127,21 @@ impl Context {
         // SAFETY: writes one handle, or null.
         unsafe { call!(self.driver, cuCtxGetCurrent(&raw mut current)) }?;
         Ok(current)
+    }
+
+    /// Waits until NIC writes into device memory that completed before this call are visible to all
+    /// devices. The driver's call has no deadline.
+    ///
+    /// # Errors
+    ///
+    /// CUDA errors: the device must be [`RdmaWrites::Flushed`](crate::RdmaWrites::Flushed) or
+    /// [`RdmaWrites::Ordered`](crate::RdmaWrites::Ordered).
+    pub fn flush_rdma_writes(&self) -> Result<()> {
+        use CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES as ALL;
+        use CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX as CURRENT;
+        let _bound = self.enter()?;
+        // SAFETY: takes two numbers, and the context is current.
+        unsafe { call!(self.driver, cuFlushGPUDirectRDMAWrites(CURRENT, ALL)) }
     }
 }
 

@@ -1,35 +1,19 @@
-//! Device and its properties.
+//! Device and properties.
 
+use crate::Error;
 use crate::driver::{Driver, call, driver};
 use crate::error::Result;
-use crate::memory::RdmaWrites;
+use crate::memory::{RdmaAttributes, RdmaWrites, Reader};
+use crate::properties::Properties;
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
 use std::ffi::{CStr, c_char};
 use std::fmt;
+use std::sync::PoisonError;
 
-/// Device visible to this process: a GPU, or a MIG slice of one.
+/// Device visible to this process: a GPU, or a MIG slice.
 #[derive(Clone, Copy)]
 pub struct Device {
     pub(crate) properties: &'static Properties,
-}
-
-/// Properties of a device, queried once.
-pub(crate) struct Properties {
-    pub(crate) ordinal: u32,
-    pub(crate) handle: CUdevice,
-    name: String,
-    uuid: [u8; 16],
-    bus_id: String,
-    compute_capability: (u32, u32),
-    has_dependent_launch: bool,
-    sm_count: u32,
-    memory_bytes: usize,
-    max_shared_per_block: u32,
-    is_mig: bool,
-    can_share_fds: bool,
-    pub(crate) can_rdma_virtual: bool,
-    can_export_dma_buf: bool,
-    rdma_writes: RdmaWrites,
 }
 
 impl Device {
@@ -43,7 +27,7 @@ impl Device {
         &self.properties.name
     }
 
-    /// Globally unique id; MIG slices have their own.
+    /// Globally unique id; each MIG slice has one.
     pub fn uuid(self) -> [u8; 16] {
         self.properties.uuid
     }
@@ -58,14 +42,14 @@ impl Device {
         self.properties.compute_capability
     }
 
-    /// True if kernels may start before the previous kernel of their stream has ended
+    /// True if kernels may start before the previous kernel on the stream has ended
     /// ([`Start::Dependent`](crate::Start::Dependent)), eager and under capture: compute capability 9.0, and a
     /// driver for CUDA 12.3.
     pub fn has_dependent_launch(self) -> bool {
         self.properties.has_dependent_launch
     }
 
-    /// Number of streaming multiprocessors.
+    /// SM count.
     pub fn sm_count(self) -> u32 {
         self.properties.sm_count
     }
@@ -75,7 +59,7 @@ impl Device {
         self.properties.memory_bytes
     }
 
-    /// Largest opt-in shared memory of a block, in bytes.
+    /// Largest opt-in shared memory for a block, in bytes.
     pub fn max_shared_per_block(self) -> u32 {
         self.properties.max_shared_per_block
     }
@@ -85,26 +69,26 @@ impl Device {
         self.properties.is_mig
     }
 
-    /// True if its memory can be shared with other processes by file descriptor.
+    /// True if memory can be shared with other processes by file descriptor.
     pub fn can_share_fds(self) -> bool {
         self.properties.can_share_fds
     }
 
-    /// True if its memory can be exported as a dma-buf for NICs.
+    /// True if memory can be exported as a dma-buf for NICs.
     pub fn can_export_dma_buf(self) -> bool {
         self.properties.can_export_dma_buf
     }
 
-    /// Visibility of the writes of NICs into its memory.
-    pub fn rdma_writes(self) -> RdmaWrites {
-        self.properties.rdma_writes
+    /// Visibility to a reader of NIC writes into device memory.
+    pub fn rdma_writes(self, reader: Reader) -> RdmaWrites {
+        self.properties.rdma_writes.writes(reader)
     }
 
-    /// True if the device can load from and store to the memory of `other`; always true for itself.
+    /// True if the device can load from and store to memory on `other`; always true for itself.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn can_access(self, other: Self) -> Result<bool> {
         if self == other {
             return Ok(true);
@@ -138,14 +122,33 @@ impl fmt::Display for Device {
 }
 
 impl Driver {
-    /// Queries all properties of a device.
+    /// Device with this ordinal, among those visible to this process.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDevice`], and CUDA errors.
+    pub fn device(&self, ordinal: u32) -> Result<Device> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(properties) = devices.get(&ordinal) {
+            return Ok(Device { properties });
+        }
+        let count = self.device_count()?;
+        if ordinal >= count {
+            return Err(Error::NoDevice { ordinal, count });
+        }
+        let properties: &'static Properties = Box::leak(Box::new(self.query_properties(ordinal)?));
+        devices.insert(ordinal, properties);
+        Ok(Device { properties })
+    }
+
+    /// Queries all device properties.
     pub(crate) fn query_properties(&self, ordinal: u32) -> Result<Properties> {
         let mut handle = 0;
         // SAFETY: writes one integer.
         unsafe { call!(self, cuDeviceGet(&raw mut handle, ordinal.cast_signed())) }?;
 
         let mut name = [0; 256];
-        // SAFETY: writes at most 255 characters, the last of them NUL.
+        // SAFETY: writes at most 255 characters, ending with NUL.
         unsafe { call!(self, cuDeviceGetName(name.as_mut_ptr(), 255, handle)) }?;
         let mut bus_id = [0; 32];
         // SAFETY: as above.
@@ -165,12 +168,14 @@ impl Driver {
         };
         // An attribute unknown to an older driver counts as unsupported.
         let can = |attribute| number(attribute).is_ok_and(|value| value != 0);
-        let rdma_writes = RdmaWrites::of_attributes(
-            number(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)
+        let rdma_writes = RdmaAttributes {
+            ordering: number(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)
                 .unwrap_or_default(),
-            number(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)
-                .unwrap_or_default(),
-        );
+            flush_options: number(
+                Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS,
+            )
+            .unwrap_or_default(),
+        };
         let name = text(&name);
         let major = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
@@ -201,7 +206,7 @@ impl Driver {
         })
     }
 
-    /// True if the UUID of the device differs from that of its GPU, which the older call returns.
+    /// True if the device's UUID differs from its GPU's, which the older call returns.
     fn is_slice(&self, handle: CUdevice, own: &CUuuid) -> bool {
         let Some(function) = self.physical_uuid else { return false };
         let mut physical = CUuuid { bytes: [0; 16] };
@@ -211,7 +216,7 @@ impl Driver {
     }
 }
 
-/// Text of a NUL-terminated field.
+/// Text in a NUL-terminated field.
 fn text(field: &[c_char]) -> String {
     let bytes: Vec<u8> = field.iter().map(|&c| c as u8).collect();
     CStr::from_bytes_until_nul(&bytes).unwrap_or_default().to_string_lossy().into_owned()

@@ -1,12 +1,12 @@
 //! CUDA driver (libcuda), loaded once.
 
-use crate::device::{Device, Properties};
 use crate::error::{Error, Result};
 use crate::library::{functions, open, too_old};
+use crate::properties::Properties;
 use cudarc::driver::sys;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use sys::{
     CUDA_MEMCPY2D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
     CUflushGPUDirectRDMAWritesScope, CUflushGPUDirectRDMAWritesTarget, CUfunction,
@@ -21,7 +21,7 @@ const NEEDS: &str = "a driver for CUDA 12.0 or newer";
 const SUCCESS: u32 = 0;
 
 functions! {
-    /// Functions of libcuda.
+    /// libcuda functions.
     Api, declared in sys as CUresult;
     cuInit(c_uint);
     cuDriverGetVersion(*mut c_int);
@@ -106,7 +106,7 @@ functions! {
 
 // Not in `Api`: they take a result, which cudarc declares as an enumeration.
 type Describe = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
-// Not in `Api`: the headers of CUDA 13 map this name to the newer one; the library has both.
+// Not in `Api`: CUDA 13's headers map this name to the newer one; the library has both.
 type GetUuid = unsafe extern "C" fn(*mut CUuuid, CUdevice) -> u32;
 // Not in `Api`: optional.
 pub(crate) type GetRangeHandle =
@@ -122,21 +122,21 @@ pub struct Driver {
     error_name: Describe,
     error_text: Describe,
     version: u32,
-    devices: Mutex<BTreeMap<u32, &'static Properties>>,
+    pub(crate) devices: Mutex<BTreeMap<u32, &'static Properties>>,
 }
 
-/// Driver of this process, loaded and initialised at the first call.
+/// This process's driver, loaded and initialised at the first call.
 ///
 /// # Errors
 ///
-/// [`Error::Absent`] without a driver, [`Error::TooOld`], and errors of `cuInit`, such as no visible GPU. The
+/// [`Error::Absent`] without a driver, [`Error::TooOld`], and errors from `cuInit`, such as no visible GPU. The
 /// outcome is cached.
 pub fn driver() -> Result<&'static Driver> {
     static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
     DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)
 }
 
-/// Calls a function of the driver; errors name it.
+/// Calls a driver function; errors name it.
 macro_rules! call {
     ($driver:expr, $name:ident($($argument:expr),* $(,)?)) => {{
         let driver: &$crate::driver::Driver = $driver;
@@ -152,7 +152,7 @@ impl Driver {
             why,
             remedy: "install NVIDIA's driver, or start the container with its GPUs (--gpus all)",
         })?;
-        // Its threads and exit handlers outlive this library: it is never unloaded.
+        // Driver threads and exit handlers outlive this library: it is never unloaded.
         let library = Box::leak(Box::new(library));
         let missing = too_old(LIBRARY, NEEDS);
         // SAFETY: the library is libcuda, and never unloaded.
@@ -161,7 +161,7 @@ impl Driver {
         let error_name = unsafe { library.get("cuGetErrorName") };
         // SAFETY: as above.
         let error_text = unsafe { library.get("cuGetErrorString") };
-        // SAFETY: as above; it has the signature of the newer one, which is in `Api`.
+        // SAFETY: as above; it has the newer one's signature, which is in `Api`.
         let physical_uuid = unsafe { library.get::<GetUuid>("cuDeviceGetUuid") };
         // SAFETY: as above; cuda.h declares this signature, which the constant above checks.
         let range_handle = unsafe { library.get("cuMemGetHandleForAddressRange") };
@@ -188,35 +188,16 @@ impl Driver {
         self.version
     }
 
-    /// Number of devices visible to this process.
+    /// Device count visible to this process.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn device_count(&self) -> Result<u32> {
         let mut count = 0;
         // SAFETY: writes one integer.
         unsafe { call!(self, cuDeviceGetCount(&raw mut count)) }?;
         Ok(count.unsigned_abs())
-    }
-
-    /// Device of this ordinal, among those visible to this process.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoDevice`], and errors of CUDA.
-    pub fn device(&self, ordinal: u32) -> Result<Device> {
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(properties) = devices.get(&ordinal) {
-            return Ok(Device { properties });
-        }
-        let count = self.device_count()?;
-        if ordinal >= count {
-            return Err(Error::NoDevice { ordinal, count });
-        }
-        let properties: &'static Properties = Box::leak(Box::new(self.query_properties(ordinal)?));
-        devices.insert(ordinal, properties);
-        Ok(Device { properties })
     }
 
     /// Converts a result code.
@@ -235,11 +216,11 @@ impl Driver {
 
     fn describe(&self, function: Describe, code: u32, otherwise: &str) -> String {
         let mut text = std::ptr::null();
-        // SAFETY: valid for any number; it writes the address of a string, or null.
+        // SAFETY: valid for any number; it writes a string's address, or null.
         if unsafe { function(code, &raw mut text) } != SUCCESS || text.is_null() {
             return otherwise.to_owned();
         }
-        // SAFETY: strings of the driver are NUL-terminated and never freed.
+        // SAFETY: driver strings are NUL-terminated and never freed.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 }

@@ -1,11 +1,11 @@
-//! Errors of CUDA and of its libraries, worded for the user.
+//! CUDA and CUDA library errors, worded for the user.
 
 use std::fmt::Display;
 
-/// Result of this crate.
+/// This crate's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Error of CUDA, with its remedy.
+/// CUDA error, with a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -14,7 +14,7 @@ pub enum Error {
     Absent {
         /// Library.
         library: &'static str,
-        /// Messages of the loader for each attempted name.
+        /// Loader messages for each attempted name.
         why: String,
         /// Remedy.
         remedy: &'static str,
@@ -36,7 +36,7 @@ pub enum Error {
         call: &'static str,
         /// Result code.
         code: u32,
-        /// Name of the result.
+        /// Result name.
         name: String,
         /// Description by CUDA.
         text: String,
@@ -50,10 +50,10 @@ pub enum Error {
     NoDevice {
         /// Requested ordinal.
         ordinal: u32,
-        /// Number of visible devices.
+        /// Visible device count.
         count: u32,
     },
-    /// Address outside of device memory.
+    /// Address outside device memory.
     #[error(
         "address {address:#x}: expected memory of a CUDA device; pass memory of the CPU as a numpy array"
     )]
@@ -61,10 +61,10 @@ pub enum Error {
         /// Address.
         address: u64,
     },
-    /// Unsupported operation of a device.
+    /// Unsupported device operation.
     #[error("{device} cannot {what}: {remedy}")]
     Unsupported {
-        /// Name of the device.
+        /// Device name.
         device: String,
         /// Unsupported operation.
         what: &'static str,
@@ -74,9 +74,9 @@ pub enum Error {
     /// Invalid size.
     #[error("{bytes} bytes of {what}: {problem}")]
     Size {
-        /// Kind of memory.
+        /// Memory kind.
         what: &'static str,
-        /// Number of bytes.
+        /// Byte count.
         bytes: usize,
         /// Problem.
         problem: &'static str,
@@ -84,7 +84,7 @@ pub enum Error {
     /// Text with a NUL byte: a name, an option or a source.
     #[error("{what} {text:?}: expected text without NUL bytes")]
     Text {
-        /// Kind of text.
+        /// Text kind.
         what: &'static str,
         /// First characters.
         text: String,
@@ -92,7 +92,7 @@ pub enum Error {
     /// Invalid cubin.
     #[error("{bytes} bytes are not a cubin ({problem}): compile the kernel again")]
     Cubin {
-        /// Number of bytes.
+        /// Byte count.
         bytes: usize,
         /// Problem.
         problem: &'static str,
@@ -100,13 +100,13 @@ pub enum Error {
     /// Compilation error.
     #[error("{name} does not compile with {}: {text}\n{log}", .options.join(" "))]
     Compile {
-        /// Name of the source.
+        /// Source name.
         name: String,
-        /// Options of the compiler.
+        /// Compiler options.
         options: Vec<String>,
-        /// Result of NVRTC.
+        /// NVRTC result.
         text: String,
-        /// Log of NVRTC.
+        /// NVRTC log.
         log: String,
     },
     /// Failed operation on a file descriptor of device memory.
@@ -114,13 +114,13 @@ pub enum Error {
     Descriptor(String),
 }
 
-/// Suffix of a message: the remedy, if any.
+/// Message suffix: the remedy, if any.
 fn then(remedy: &&'static str) -> impl Display {
     if remedy.is_empty() { String::new() } else { format!("; {remedy}") }
 }
 
 impl Error {
-    /// Result code of a failed call.
+    /// Result code from a failed call.
     pub fn code(&self) -> Option<u32> {
         match self {
             Self::Call { code, .. } => Some(*code),
@@ -129,7 +129,7 @@ impl Error {
     }
 }
 
-/// Remedy of a result code of the driver; empty if unknown.
+/// Remedy for a driver result code; empty if unknown.
 pub(crate) fn remedy(code: u32) -> &'static str {
     match code {
         2 => {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 const WITHOUT_TIME: u32 = 2;
 const NOT_READY: u32 = 600;
 
-/// Event: complete once all earlier work of its stream is complete. Timing is disabled.
+/// Event: complete once all earlier work on its stream is complete. Timing is disabled.
 pub struct Event {
     context: Arc<Context>,
     handle: CUevent,
@@ -22,11 +22,11 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Event for streams of this context. An event that was never recorded is complete.
+    /// Event for streams in this context. An event that was never recorded is complete.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         let mut handle = std::ptr::null_mut();
         let _bound = context.enter()?;
@@ -35,14 +35,14 @@ impl Event {
         Ok(Self { context: context.clone(), handle })
     }
 
-    /// Records the event on a stream; replaces its earlier record.
+    /// Records the event on a stream; replaces the earlier record.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn record(&self, stream: Stream) -> Result<()> {
         let _bound = self.context.enter()?;
-        // SAFETY: this value owns the event; the creator of the stream guarantees that it lives.
+        // SAFETY: this value owns the event; the stream's creator guarantees that it lives.
         unsafe { call!(self.context.driver, cuEventRecord(self.handle, stream.raw())) }
     }
 
@@ -50,7 +50,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// Errors of CUDA, including those of earlier asynchronous work.
+    /// CUDA errors, including from earlier asynchronous work.
     pub fn done(&self) -> Result<bool> {
         let _bound = self.context.enter()?;
         // SAFETY: this value owns the event.
@@ -65,7 +65,7 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// Errors of CUDA, including those of earlier asynchronous work.
+    /// CUDA errors, including from earlier asynchronous work.
     pub fn synchronize(&self) -> Result<()> {
         let _bound = self.context.enter()?;
         // SAFETY: this value owns the event.
@@ -81,12 +81,12 @@ impl Drop for Event {
     }
 }
 
-/// Makes later work of a stream wait for an event, of any device.
+/// Makes later work on a stream wait for an event, on any device.
 ///
 /// # Errors
 ///
-/// Errors of CUDA.
+/// CUDA errors.
 pub fn stream_wait(stream: Stream, event: &Event) -> Result<()> {
-    // SAFETY: the event lives; the creator of the stream guarantees that it lives.
+    // SAFETY: the event lives; the stream's creator guarantees that it lives.
     unsafe { call!(driver()?, cuStreamWaitEvent(stream.raw(), event.handle, 0)) }
 }

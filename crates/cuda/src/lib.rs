@@ -3,20 +3,20 @@
 //! No library is linked. On a machine without CUDA the crate compiles and loads, and [`driver`] returns an error
 //! that names the missing library; all other types need a driver.
 //!
-//! - [`driver`], [`Driver`], [`Device`]: driver and devices of this machine
-//! - [`Context`]: primary context of a device, shared with PyTorch
+//! - [`driver`], [`Driver`], [`Device`]: driver and devices on this machine
+//! - [`Context`]: a device's primary context, shared with PyTorch
 //! - [`DeviceMemory`] and [`PeerMemory`] (by IPC handle), [`VirtualMemory`] (by file descriptor),
-//!   [`PinnedMemory`] and [`RegisteredMemory`] (of the host): memory, and its sharing between processes
-//! - [`DmaBuf`]: device memory for NICs; [`RdmaWrites`]: visibility of what they write there; [`device_of`]:
-//!   device of an address
+//!   [`PinnedMemory`] and [`RegisteredMemory`] (on the host): memory, and sharing between processes
+//! - [`DmaBuf`]: device memory for NICs; [`RdmaWrites`]: visibility to a [`Reader`] of what they write there;
+//!   [`device_of`]: the device for an address
 //! - [`Stream`], [`OwnedStream`], [`Event`], [`copy_async`], [`copy_rows_async`], [`set_bytes_async`],
 //!   [`stream_write_value32`]: ordered work
 //! - [`Module`], [`Function`]: kernels
-//! - [`RelaxedCapture`], [`Relaxed`]: calls of Weft's threads while PyTorch captures a graph
-//! - [`nvrtc`]: compilation of source to cubin; [`nvml`]: MIG mode and NVLink
+//! - [`RelaxedCapture`], [`Relaxed`]: calls on Weft's threads while PyTorch captures a graph
+//! - [`nvrtc`]: compiles source to cubin; [`nvml`]: MIG mode and NVLink
 //! - [`report`]: summary for `weft doctor`
 //!
-//! Methods make their context current and restore the caller's, so that the caller's current device is unchanged.
+//! Methods make a context current and restore the caller's, so that the caller's current device is unchanged.
 //! Functions on streams use the current context: see [`Context::bind`] and [`Context::enter`].
 
 mod capture;
@@ -30,6 +30,7 @@ mod memory;
 mod module;
 pub mod nvml;
 pub mod nvrtc;
+mod properties;
 pub mod report;
 mod rows;
 mod stream;
@@ -41,8 +42,8 @@ pub use driver::{Driver, driver};
 pub use error::{Error, Result};
 pub use event::{Event, stream_wait};
 pub use memory::{
-    DeviceMemory, DmaBuf, IpcHandle, PeerMemory, PinnedMemory, RdmaWrites, RegisteredMemory,
-    VirtualMemory, device_of, is_ipc_capable,
+    DeviceMemory, DmaBuf, IpcHandle, PeerMemory, PinnedMemory, RdmaWrites, Reader,
+    RegisteredMemory, VirtualMemory, device_of, is_ipc_capable,
 };
 pub use module::{Function, Module, Start};
 pub use rows::{Direction, Rows, copy_rows_async};

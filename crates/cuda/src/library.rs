@@ -1,17 +1,17 @@
-//! Loading of libraries, and tables of their functions.
+//! Library loading, and function tables.
 //!
-//! cudarc's loader panics on a missing function, prefers the toolkit's stub of libcuda, and declares results as
-//! Rust enumerations, for which a new code of a newer driver is undefined behaviour. So only its declarations are
-//! used: the compiler checks the function tables of this crate against them.
+//! cudarc's loader panics on a missing function, prefers the toolkit's libcuda stub, and declares results as
+//! Rust enumerations, for which a newer driver's new code is undefined behaviour. So only its declarations are
+//! used: the compiler checks this crate's function tables against them.
 
 use crate::error::{Error, Result};
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::path::Path;
 
-/// Declares a table of functions of a library, by C name and arguments. All return an `int` or an enumeration, read
+/// Declares a library's function table, by C name and arguments. All return an `int` or an enumeration, read
 /// as `u32`.
 ///
-/// With `declared in M as R`, the signatures are checked against those of module `M`, which return `R`.
+/// With `declared in M as R`, the signatures are checked against module `M`, which return `R`.
 macro_rules! functions {
     ($(#[$attribute:meta])* $table:ident, declared in $sys:ident as $result:ty;
      $($name:ident($($argument:ty),* $(,)?);)*) => {
@@ -26,7 +26,7 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// Looks up all functions; the error is the name of a missing one.
+            /// Looks up all functions; the error is the missing one's name.
             ///
             /// # Safety
             ///
@@ -48,7 +48,7 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// Opens the first available library, by name or path; the error joins the messages of all attempts.
+/// Opens the first available library, by name or path; the error joins all attempts' messages.
 pub(crate) fn open<P: AsRef<Path>>(names: impl IntoIterator<Item = P>) -> Result<Library, String> {
     let mut problems = Vec::new();
     for name in names {
@@ -62,7 +62,7 @@ pub(crate) fn open<P: AsRef<Path>>(names: impl IntoIterator<Item = P>) -> Result
 
 /// Opens one library.
 pub(crate) fn open_with(name: &Path, flags: i32) -> Result<Library, String> {
-    // SAFETY: loading runs the initialisers of NVIDIA's libraries, which any program may load at any time; no
+    // SAFETY: loading runs the initialisers in NVIDIA's libraries, which any program may load at any time; no
     // other library is loaded here.
     unsafe { Library::open(Some(name), flags) }.map_err(|error| match error {
         libloading::Error::DlOpen { source } => source.to_string(),
@@ -70,7 +70,7 @@ pub(crate) fn open_with(name: &Path, flags: i32) -> Result<Library, String> {
     })
 }
 
-/// Constructor of the error of a missing function.
+/// Builds the error for a missing function.
 pub(crate) fn too_old(
     library: &'static str,
     needs: &'static str,
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn a_function_that_is_missing_is_named() {
         let own = Library::this();
-        // SAFETY: no function of it is called.
+        // SAFETY: none of its functions is called.
         let missing = unsafe { Partial::look_up(&own) }.err();
         assert_eq!(missing, Some("weft_has_no_such_function"));
         let error = too_old("libold", "one from this century")(missing.unwrap_or_default());

@@ -14,7 +14,7 @@ use std::sync::Arc;
 const ELF: &[u8] = b"\x7fELF";
 const ELF_HEADER_BYTES: usize = 64;
 
-/// Cubin loaded into a context; unloaded with the last of its functions.
+/// Cubin loaded into a context; unloaded with the last function.
 pub struct Module {
     context: Arc<Context>,
     handle: CUmodule,
@@ -26,12 +26,12 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads a cubin of [`nvrtc::compile`](crate::nvrtc::compile). It must be complete, since the driver reads no
+    /// Loads a cubin from [`nvrtc::compile`](crate::nvrtc::compile). It must be complete, since the driver reads no
     /// length.
     ///
     /// # Errors
     ///
-    /// [`Error::Cubin`] for an invalid cubin, and errors of CUDA, such as one for another device.
+    /// [`Error::Cubin`] for an invalid cubin, and CUDA errors, such as one for another device.
     pub fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Arc<Self>> {
         check_cubin(cubin)?;
         let mut handle = std::ptr::null_mut();
@@ -41,11 +41,11 @@ impl Module {
         Ok(Arc::new(Self { context: context.clone(), handle }))
     }
 
-    /// Kernel of this name (declared `extern "C"`).
+    /// Kernel with this name (declared `extern "C"`).
     ///
     /// # Errors
     ///
-    /// Errors of CUDA, such as an unknown name.
+    /// CUDA errors, such as an unknown name.
     pub fn function(self: &Arc<Self>, name: &str) -> Result<Function> {
         let c_name = CString::new(name)
             .map_err(|_| Error::Text { what: "the kernel's name", text: name.to_owned() })?;
@@ -61,12 +61,12 @@ impl Module {
         Ok(Function { module: self.clone(), handle })
     }
 
-    /// Address and size in bytes of a variable (`__device__` or `__constant__`, declared `extern "C"`), valid for
-    /// the lifetime of the module.
+    /// A variable's address and size in bytes (`__device__` or `__constant__`, declared `extern "C"`), valid for
+    /// the module's lifetime.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA, such as an unknown name.
+    /// CUDA errors, such as an unknown name.
     pub fn variable(&self, name: &str) -> Result<(u64, usize)> {
         let c_name = CString::new(name)
             .map_err(|_| Error::Text { what: "the variable's name", text: name.to_owned() })?;
@@ -91,17 +91,17 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         let Ok(_bound) = self.context.enter() else { return };
-        // SAFETY: this value owns it, and no function of it is left. An error means that CUDA is shut down already.
+        // SAFETY: this value owns it, and no function is left. An error means that CUDA is shut down already.
         let _ = unsafe { call!(self.context.driver, cuModuleUnload(self.handle)) };
     }
 }
 
-/// Begin of a kernel relative to the previous one of its stream.
+/// Kernel start relative to the previous kernel on the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// After its end.
+    /// After it ends.
     AfterPrevious,
-    /// Once all of its blocks have ended, or have executed `griddepcontrol.launch_dependents`: programmatic dependent
+    /// Once all its blocks have ended, or have executed `griddepcontrol.launch_dependents`: programmatic dependent
     /// launch. A device without it ([`Device::has_dependent_launch`](crate::Device::has_dependent_launch)) rejects it.
     Dependent,
 }
@@ -119,16 +119,16 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Function {
-    /// Permits launches with up to `bytes` bytes of dynamic shared memory; 48 KiB need no call.
+    /// Permits launches with up to `bytes` bytes dynamic shared memory; 48 KiB need no call.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA, such as a size beyond the limit of the device.
+    /// CUDA errors, such as a size beyond the device's limit.
     pub fn set_dynamic_shared(&self, bytes: u32) -> Result<()> {
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
         let _bound = self.module.context.enter()?;
-        // SAFETY: the function lives as long as its module, which this value holds.
+        // SAFETY: the function lives as long as the module, which this value holds.
         unsafe {
             call!(self.module.context.driver, cuFuncSetAttribute(self.handle, attribute, bytes))
         }
@@ -138,7 +138,7 @@ impl Function {
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn registers(&self) -> Result<u32> {
         self.attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)
     }
@@ -147,7 +147,7 @@ impl Function {
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn local_bytes(&self) -> Result<u32> {
         self.attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
     }
@@ -156,22 +156,22 @@ impl Function {
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn shared_bytes(&self) -> Result<u32> {
         self.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
     }
 
-    /// Occupancy: resident blocks per streaming multiprocessor, for `block` threads and `shared` bytes of dynamic
+    /// Occupancy: resident blocks per SM, for `block` threads and `shared` bytes dynamic
     /// shared memory.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn blocks_per_sm(&self, block: u32, shared: u32) -> Result<u32> {
         let mut blocks: c_int = 0;
         let block = i32::try_from(block).unwrap_or(i32::MAX);
         let _bound = self.module.context.enter()?;
-        // SAFETY: writes one integer; the function lives as long as its module, which this value holds.
+        // SAFETY: writes one integer; the function lives as long as the module, which this value holds.
         unsafe {
             call!(
                 self.module.context.driver,
@@ -186,19 +186,19 @@ impl Function {
         Ok(blocks.unsigned_abs())
     }
 
-    /// Launches the kernel on a stream: `grid` blocks of `block` threads, with `shared` bytes of dynamic shared
-    /// memory. Its only argument is passed by value and read from `argument` before this returns.
+    /// Launches the kernel on a stream: `grid` blocks with `block` threads each, and `shared` bytes dynamic shared
+    /// memory. The only argument is passed by value and read from `argument` before this returns.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA, including those of earlier asynchronous work.
+    /// CUDA errors, including from earlier asynchronous work.
     ///
     /// # Safety
     ///
-    /// The kernel takes one argument, and `argument` points to a value of exactly its layout; addresses in it are
+    /// The kernel takes one argument, and `argument` points to a value with exactly that layout; addresses in it are
     /// valid on the device until the kernel has ended. The stream is 0 or lives. A kernel that starts as
     /// [`Start::Dependent`] executes `griddepcontrol.wait` in all threads before it accesses memory that
-    /// earlier work of the stream accesses.
+    /// earlier work on the stream accesses.
     pub unsafe fn launch(
         &self,
         [grid, block, shared]: [u32; 3],
@@ -226,7 +226,7 @@ impl Function {
             numAttrs: u32::from(start == Start::Dependent),
         };
         let _bound = context.enter()?;
-        // SAFETY: the function lives as long as its module, which this holds; configuration and attribute are
+        // SAFETY: the function lives as long as the module, which this holds; configuration and attribute are
         // local; it reads the only argument, for which the caller is responsible.
         unsafe {
             call!(
@@ -244,7 +244,7 @@ impl Function {
     fn attribute(&self, attribute: Attribute) -> Result<u32> {
         let mut value: c_int = 0;
         let _bound = self.module.context.enter()?;
-        // SAFETY: writes one integer; the function lives as long as its module, which this value holds.
+        // SAFETY: writes one integer; the function lives as long as the module, which this value holds.
         unsafe {
             call!(
                 self.module.context.driver,
@@ -255,7 +255,7 @@ impl Function {
     }
 }
 
-/// Checks that bytes are a complete ELF file, as cubins are: its header tables, of which one ends last, must lie
+/// Checks that bytes are a complete ELF file, as cubins are: the header tables, the last part in such a file, must lie
 /// within them.
 pub(crate) fn check_cubin(cubin: &[u8]) -> Result<()> {
     let refuse = |problem| Error::Cubin { bytes: cubin.len(), problem };

@@ -13,7 +13,7 @@ const P2P_OK: u32 = 0;
 type Handle = *mut c_void;
 
 functions! {
-    /// Functions of NVML.
+    /// NVML functions.
     Api;
     nvmlInit_v2();
     nvmlShutdown();
@@ -32,7 +32,7 @@ pub struct Nvml {
     error_text: Describe,
 }
 
-/// Calls a function of NVML; errors name it.
+/// Calls an NVML function; errors name it.
 macro_rules! call {
     ($nvml:expr, $name:ident($($argument:expr),* $(,)?)) => {
         $nvml.check(stringify!($name), ($nvml.api.$name)($($argument),*))
@@ -44,7 +44,7 @@ impl Nvml {
     ///
     /// # Errors
     ///
-    /// [`Error::Absent`] without NVML, [`Error::TooOld`], and errors of NVML.
+    /// [`Error::Absent`] without NVML, [`Error::TooOld`], and NVML errors.
     pub fn open() -> Result<Self> {
         let library = library::open(["libnvidia-ml.so.1"]).map_err(|why| Error::Absent {
             library: LIBRARY,
@@ -59,7 +59,7 @@ impl Nvml {
         // SAFETY: as above; nvml.h declares this signature, with an enumeration as the argument.
         let error_text = *unsafe { library.get::<Describe>("nvmlErrorString") }
             .map_err(|_| missing("nvmlErrorString"))?;
-        // SAFETY: any thread may initialise NVML, any number of times.
+        // SAFETY: any thread may initialise NVML, repeatedly.
         let code = unsafe { (api.nvmlInit_v2)() };
         if code != 0 {
             return Err(failure("nvmlInit_v2", code, error_text));
@@ -67,24 +67,24 @@ impl Nvml {
         Ok(Self { api, error_text })
     }
 
-    /// Version of NVIDIA's driver, as `580.95.05`.
+    /// NVIDIA driver version, for example `580.95.05`.
     ///
     /// # Errors
     ///
-    /// Errors of NVML.
+    /// NVML errors.
     pub fn driver_version(&self) -> Result<String> {
         let mut version: [c_char; 96] = [0; 96];
-        // SAFETY: writes at most 95 characters, the last of them NUL.
+        // SAFETY: writes at most 95 characters, ending with NUL.
         unsafe { call!(self, nvmlSystemGetDriverVersion(version.as_mut_ptr(), 95)) }?;
         // SAFETY: NUL-terminated, since the last character was not written.
         Ok(unsafe { CStr::from_ptr(version.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// MIG mode of the GPU of a device; `None` without MIG support.
+    /// MIG mode on a device's GPU; `None` without MIG support.
     ///
     /// # Errors
     ///
-    /// Errors of NVML: a container may have slices without the GPU.
+    /// NVML errors: a container may have slices without the GPU.
     pub fn mig_mode(&self, device: Device) -> Result<Option<bool>> {
         let handle = self.handle(device)?;
         let (mut now, mut pending) = (0, 0);
@@ -100,7 +100,7 @@ impl Nvml {
     ///
     /// # Errors
     ///
-    /// Errors of NVML.
+    /// NVML errors.
     pub fn over_nvlink(&self, one: Device, other: Device) -> Result<bool> {
         let (one, other) = (self.handle(one)?, self.handle(other)?);
         let mut status = P2P_OK;
@@ -140,13 +140,13 @@ fn failure(call: &'static str, code: u32, describe: Describe) -> Error {
     let text = if text.is_null() {
         "no text".to_owned()
     } else {
-        // SAFETY: strings of NVML are NUL-terminated and never freed.
+        // SAFETY: NVML strings are NUL-terminated and never freed.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
     Error::Call { call, code, name: "NVML".to_owned(), text, remedy: remedy(code) }
 }
 
-/// Remedy of a result code of NVML; empty if unknown.
+/// Remedy for an NVML result code; empty if unknown.
 fn remedy(code: u32) -> &'static str {
     match code {
         4 => "the container or the system forbids it: check its permissions",

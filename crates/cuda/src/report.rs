@@ -1,4 +1,4 @@
-//! CUDA report of this machine, for `weft doctor`.
+//! CUDA report for this machine, for `weft doctor`.
 
 use crate::device::Device;
 use crate::driver::driver;
@@ -10,29 +10,29 @@ use std::path::PathBuf;
 /// Loader message for a missing library.
 const NO_FILE: &str = "cannot open shared object file: No such file or directory";
 
-/// CUDA libraries and devices of this machine. Failed queries are errors in their place, or omitted.
+/// CUDA libraries and devices on this machine. Failed queries leave an error in place, or are omitted.
 #[derive(Debug)]
 pub struct CudaReport {
-    /// [Version](crate::Driver::version) of the driver.
+    /// [Version](crate::Driver::version) reported by the driver.
     pub driver: Result<u32>,
     /// Devices visible to this process; empty without a driver.
     pub devices: Result<Vec<DeviceReport>>,
-    /// Version of NVIDIA's driver, from NVML.
+    /// NVIDIA driver version, from NVML.
     pub nvml: Result<String>,
-    /// Version and path of NVRTC.
+    /// NVRTC version and path.
     pub nvrtc: Result<((u32, u32), PathBuf)>,
 }
 
-/// Device with its MIG mode and its peers.
+/// Device with MIG mode and peers.
 #[derive(Debug)]
 pub struct DeviceReport {
     /// Device.
     pub device: Device,
-    /// MIG mode of the GPU, if NVML reports it.
+    /// The GPU's MIG mode, if NVML reports it.
     pub mig_mode: Option<bool>,
-    /// Ordinals of other devices to which it has peer access.
+    /// Ordinals for other devices to which it has peer access.
     pub reaches: Vec<u32>,
-    /// Ordinals of devices with NVLink, if NVML reports it.
+    /// Ordinals for devices with NVLink, if NVML reports it.
     pub nvlink: Option<Vec<u32>>,
 }
 
@@ -51,7 +51,7 @@ pub fn query() -> CudaReport {
     }
 }
 
-/// Short form of an error for tables: a missing library becomes "not installed".
+/// Short error text for tables: for example, a missing library becomes "not installed".
 pub fn brief(error: &Error) -> String {
     match error {
         Error::Absent { why, .. } if why.split("; ").all(|why| why.ends_with(NO_FILE)) => {

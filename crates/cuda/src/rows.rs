@@ -1,14 +1,14 @@
-//! Copies of rows between host and device memory: one call for rows at equal distances.
+//! Row copies between host and device memory: one call for rows at equal distances.
 
 use crate::driver::{call, driver};
 use crate::error::Result;
 use crate::stream::{Stream, copy_async};
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype};
 
-/// Longest distance of rows for which every device has one copy; longer ones are copied row by row.
+/// Longest row distance for which every device has one copy; longer ones are copied row by row.
 const MAX_PITCH: u64 = i32::MAX as u64;
 
-/// Rows of equal length, at equal distances in host memory and in device memory.
+/// Rows with equal length, at equal distances in host memory and in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// First row in host memory.
@@ -19,13 +19,13 @@ pub struct Rows {
     pub device: u64,
     /// Bytes from one row to the next in device memory.
     pub device_pitch: u64,
-    /// Bytes of a row; at most both distances if there are several rows.
+    /// Row bytes; at most both distances if there are several rows.
     pub length: u64,
-    /// Number of rows.
+    /// Row count.
     pub count: u64,
 }
 
-/// Direction of a copy.
+/// Copy direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the host to the device.
@@ -39,7 +39,7 @@ pub enum Direction {
 ///
 /// # Errors
 ///
-/// Errors of CUDA, including those of earlier asynchronous work.
+/// CUDA errors, including from earlier asynchronous work.
 pub fn copy_rows_async(rows: Rows, direction: Direction, stream: Stream) -> Result<()> {
     let Rows { host, host_pitch, device, device_pitch, length, count } = rows;
     if length == 0 || count == 0 {
@@ -56,7 +56,7 @@ pub fn copy_rows_async(rows: Rows, direction: Direction, stream: Stream) -> Resu
         });
     }
     let pointer = std::ptr::with_exposed_provenance_mut(host as usize);
-    // Of each end one address counts, by its type.
+    // One address counts at each end, by memory type.
     let mut copy = CUDA_MEMCPY2D {
         srcXInBytes: 0,
         srcY: 0,
@@ -79,6 +79,6 @@ pub fn copy_rows_async(rows: Rows, direction: Direction, stream: Stream) -> Resu
         std::mem::swap(&mut copy.srcMemoryType, &mut copy.dstMemoryType);
         std::mem::swap(&mut copy.srcPitch, &mut copy.dstPitch);
     }
-    // SAFETY: the creators of the stream and the addresses are responsible for them: see `stream.rs`.
+    // SAFETY: the code that created the stream and the addresses is responsible for them: see `stream.rs`.
     unsafe { call!(driver()?, cuMemcpy2DAsync_v2(&raw const copy, stream.raw())) }
 }

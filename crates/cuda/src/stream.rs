@@ -1,8 +1,8 @@
 //! Streams, and copies and writes on them.
 //!
 //! The functions take streams and addresses as numbers, the form in which peers and PyTorch supply them. The
-//! creator of such a number is responsible for it: the stream is 0 or lives, and the addresses are of device memory,
-//! or of pinned memory that outlives the work. A wrong device address is an error of a later call; a wrong host
+//! creator of such a number is responsible for it: the stream is 0 or lives, and the addresses point to device memory,
+//! or to pinned memory that outlives the work. A wrong device address is an error in a later call; a wrong host
 //! address is equivalent to a wrong pointer. A context must be current on the thread: [`Context::bind`].
 
 use crate::context::Context;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 const NON_BLOCKING: u32 = 1;
 const NOT_CAPTURING: u32 = 0;
 
-/// Borrowed stream: a raw `CUstream`, which must outlive its uses; 0 is the default stream.
+/// Borrowed stream: a raw `CUstream`, which must outlive all uses; 0 is the default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream(pub u64);
 
@@ -24,7 +24,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn create(context: &Arc<Context>) -> Result<OwnedStream> {
         let mut handle = std::ptr::null_mut();
         let _bound = context.enter()?;
@@ -36,12 +36,12 @@ impl Stream {
         })
     }
 
-    /// Creates a stream as [`Stream::create`] does, of the highest priority: pending blocks of its kernels are
-    /// scheduled before those of other streams.
+    /// Creates a stream as [`Stream::create`] does, with the highest priority: pending blocks in its kernels are
+    /// scheduled before blocks from other streams.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn create_first(context: &Arc<Context>) -> Result<OwnedStream> {
         let (mut handle, mut least, mut greatest) = (std::ptr::null_mut(), 0, 0);
         let _bound = context.enter()?;
@@ -79,16 +79,16 @@ impl OwnedStream {
         self.handle
     }
 
-    /// Context of the stream.
+    /// The stream's context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Waits until all work of the stream is complete.
+    /// Waits until all work on the stream is complete.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA, including those of earlier asynchronous work.
+    /// CUDA errors, including from earlier asynchronous work.
     pub fn synchronize(&self) -> Result<()> {
         let _bound = self.context.enter()?;
         synchronize(self.context.driver, self.handle)
@@ -104,22 +104,22 @@ impl fmt::Debug for OwnedStream {
 impl Drop for OwnedStream {
     fn drop(&mut self) {
         let Ok(_bound) = self.context.enter() else { return };
-        // SAFETY: this value owns it and uses it last here; its work still completes. An error means that CUDA
+        // SAFETY: this value owns it and uses it last here; the work still completes. An error means that CUDA
         // is shut down already.
         let _ = unsafe { call!(self.context.driver, cuStreamDestroy_v2(self.handle.raw())) };
     }
 }
 
-/// Copies bytes between addresses of device or pinned memory, of any context.
+/// Copies bytes between addresses in device or pinned memory, in any context.
 ///
 /// # Errors
 ///
-/// Errors of CUDA, including those of earlier asynchronous work.
+/// CUDA errors, including from earlier asynchronous work.
 pub fn copy_async(dst: u64, src: u64, bytes: usize, stream: Stream) -> Result<()> {
     if bytes == 0 {
         return driver().map(drop);
     }
-    // SAFETY: the creators of the stream and the addresses are responsible for them: see the module.
+    // SAFETY: the code that created the stream and the addresses is responsible for them: see the module.
     unsafe { call!(driver()?, cuMemcpyAsync(dst, src, bytes, stream.raw())) }
 }
 
@@ -127,49 +127,49 @@ pub fn copy_async(dst: u64, src: u64, bytes: usize, stream: Stream) -> Result<()
 ///
 /// # Errors
 ///
-/// Errors of CUDA, including those of earlier asynchronous work.
+/// CUDA errors, including from earlier asynchronous work.
 pub fn set_bytes_async(dst: u64, value: u8, bytes: usize, stream: Stream) -> Result<()> {
     if bytes == 0 {
         return driver().map(drop);
     }
-    // SAFETY: the creators of the stream and the addresses are responsible for them: see the module.
+    // SAFETY: the code that created the stream and the addresses is responsible for them: see the module.
     unsafe { call!(driver()?, cuMemsetD8Async(dst, value, bytes, stream.raw())) }
 }
 
-/// Writes a 32-bit word after all earlier work of the stream, which is visible before the word.
+/// Writes a 32-bit word after all earlier work on the stream, which is visible before the word.
 ///
 /// # Errors
 ///
-/// Errors of CUDA: the address must be a multiple of 4.
+/// CUDA errors: the address must be a multiple of 4.
 pub fn stream_write_value32(stream: Stream, address: u64, value: u32) -> Result<()> {
     // SAFETY: as above. Without flags, a memory fence precedes the write.
     unsafe { call!(driver()?, cuStreamWriteValue32_v2(stream.raw(), address, value, 0)) }
 }
 
-/// Waits until all work of the stream is complete, without a bound.
+/// Waits until all work on the stream is complete, without a bound.
 ///
 /// # Errors
 ///
-/// Errors of CUDA, including those of earlier asynchronous work.
+/// CUDA errors, including from earlier asynchronous work.
 pub fn stream_synchronize(stream: Stream) -> Result<()> {
     synchronize(driver()?, stream)
 }
 
-/// True if work of the stream is being captured into a CUDA graph.
+/// True if work on the stream is being captured into a CUDA graph.
 ///
 /// # Errors
 ///
-/// Errors of CUDA, such as for the default stream while another is being captured.
+/// CUDA errors, such as for the default stream while another is being captured.
 pub fn is_capturing(stream: Stream) -> Result<bool> {
     let mut status = NOT_CAPTURING;
     let address = (&raw mut status).cast();
-    // SAFETY: writes an enumeration, in C an unsigned int, so that values of newer drivers are valid; the creator
-    // of the stream is responsible for it.
+    // SAFETY: writes an enumeration, in C an unsigned int, so that values from newer drivers are valid; the code that
+    // created the stream is responsible for it.
     unsafe { call!(driver()?, cuStreamIsCapturing(stream.raw(), address)) }?;
     Ok(status != NOT_CAPTURING)
 }
 
 fn synchronize(driver: &Driver, stream: Stream) -> Result<()> {
-    // SAFETY: the creator of the stream is responsible for it: see the module.
+    // SAFETY: the code that created the stream is responsible for it: see the module.
     unsafe { call!(driver, cuStreamSynchronize(stream.raw())) }
 }

@@ -4,13 +4,14 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use weft_cuda::{
     Context, Device, DeviceMemory, DmaBuf, Error, Event, Module, PeerMemory, PinnedMemory,
-    RdmaWrites, RelaxedCapture, Start, Stream, VirtualMemory, copy_async, device_of, driver,
-    is_capturing, nvrtc, set_bytes_async, stream_synchronize, stream_wait, stream_write_value32,
+    RdmaWrites, Reader, RelaxedCapture, Start, Stream, VirtualMemory, copy_async, device_of,
+    driver, is_capturing, nvrtc, set_bytes_async, stream_synchronize, stream_wait,
+    stream_write_value32,
 };
 
 const MIB: usize = 1 << 20;
 
-/// Devices of this machine; without any, reports the skip.
+/// Devices on this machine; without any, reports the skip.
 fn devices() -> Vec<Device> {
     let found = driver().and_then(|driver| {
         (0..driver.device_count()?).map(|ordinal| driver.device(ordinal)).collect()
@@ -24,7 +25,7 @@ fn devices() -> Vec<Device> {
     }
 }
 
-/// Context of the first device, current on this thread.
+/// The first device's context, current on this thread.
 fn context() -> Option<Arc<Context>> {
     let device = *devices().first()?;
     let context = Context::primary(device).expect("a context");
@@ -32,7 +33,7 @@ fn context() -> Option<Arc<Context>> {
     Some(context)
 }
 
-/// Bytes of pinned memory, as the host sees them.
+/// Pinned memory bytes, as the host sees them.
 fn bytes(memory: &PinnedMemory) -> &[u8] {
     // SAFETY: the memory has this length, and the tests synchronise before they read it.
     unsafe { std::slice::from_raw_parts(memory.host(), memory.len()) }
@@ -174,7 +175,7 @@ fn memory_is_exported_as_a_dma_buf_of_whole_pages() {
     }
     let whole = DmaBuf::of(&context, memory.address(), memory.len()).expect("a dma-buf");
     assert_eq!((whole.offset, whole.bytes), (0, 4 * MIB as u64));
-    // Tensors of PyTorch start anywhere in an allocation.
+    // PyTorch tensors start anywhere in an allocation.
     let part = DmaBuf::of(&context, memory.address() + 512, 16).expect("a dma-buf");
     assert_eq!((part.offset, part.bytes), (512, 16));
     assert!(matches!(DmaBuf::of(&context, memory.address(), 0), Err(Error::Size { .. })));
@@ -184,7 +185,7 @@ fn memory_is_exported_as_a_dma_buf_of_whole_pages() {
 #[test]
 fn writes_of_nics_are_flushed_where_the_platform_does_not_order_them() {
     let Some(context) = context() else { return };
-    let visible = context.device().rdma_writes();
+    let visible = context.device().rdma_writes(Reader::All);
     eprintln!("writes of NICs into memory of {}: {visible:?}", context.device());
     let flushed = context.flush_rdma_writes();
     assert!(flushed.is_ok() || visible == RdmaWrites::Unordered, "{visible:?}: {flushed:?}");
@@ -243,7 +244,7 @@ fn a_kernel_takes_one_argument_by_value() {
     let pinned = PinnedMemory::alloc(&context, 400).expect("pinned memory");
     let arguments = Arguments { out: pinned.device_address(), count: 99, value: 1000 };
     let argument = (&raw const arguments).cast::<c_void>();
-    // SAFETY: the structure has the layout of the kernel, and the memory outlives the launch.
+    // SAFETY: the structure has the kernel's layout, and the memory outlives the launch.
     unsafe { fill.launch([4, 32, shared], Start::AfterPrevious, Stream(0), argument) }
         .expect("launched");
     context.synchronize().expect("done");

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 
-/// Raises of one slot, in total.
+/// Raise totals for one slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotArrivals {
     headers: u64,
@@ -11,11 +11,11 @@ struct SlotArrivals {
     payloads_taken: u64,
 }
 
-/// Arrivals in all slots of one direction.
+/// Arrivals in all slots in one direction.
 #[derive(Debug)]
 pub(crate) struct Arrivals {
     slots: Box<[SlotArrivals]>,
-    /// Parts of a header, and of a header with its tensors where these are one write.
+    /// Parts in a header, and in a header with tensors where these are one write.
     header_parts: u64,
 }
 
@@ -25,14 +25,14 @@ impl Arrivals {
         Arrivals { slots: vec![SlotArrivals::default(); slots as usize].into(), header_parts }
     }
 
-    /// Enters the total of raises for headers. A total may be reported twice.
+    /// Enters the header raise total. A total may be reported twice.
     #[inline]
     pub fn headers(&mut self, slot: u32, count: u64) {
         let slot = &mut self.slots[slot as usize];
         slot.headers = slot.headers.max(count);
     }
 
-    /// Enters the total of raises for tensors without their header.
+    /// Enters the raise total for tensors without a header.
     #[inline]
     pub fn payloads(&mut self, slot: u32, count: u64) {
         let slot = &mut self.slots[slot as usize];
@@ -42,7 +42,7 @@ impl Arrivals {
     /// True if a header has arrived that was not taken.
     ///
     /// # Errors
-    /// [`Error::Malformed`] after more raises than one use of the slot makes.
+    /// [`Error::Malformed`] after more raises than one slot use makes.
     #[inline]
     pub fn has_header(&self, slot: u32) -> Result<bool> {
         let SlotArrivals { headers, headers_taken, .. } = self.slots[slot as usize];
@@ -54,7 +54,7 @@ impl Arrivals {
         Ok(seen == expected)
     }
 
-    /// Takes a header and this many parts of tensors; false if these have not all arrived.
+    /// Takes a header and this many tensor parts; false if these have not all arrived.
     #[inline]
     pub fn take(&mut self, slot: u32, payload_parts: u64) -> bool {
         let slot = &mut self.slots[slot as usize];

@@ -10,19 +10,19 @@ use weft_fabric::{
     Rank, RegionKey, RemoteRegion, Requests, Time,
 };
 
-/// Tag of all requests: completions are no events, since the answer confirms the arrival of a query.
+/// Tag for all requests: completions are no events, since the answer confirms that a query arrived.
 const TAG: u64 = Requests::NO_EVENT;
-/// Round of the announcement that a node wants to leave, on the counter of cancels.
+/// Round that announces that a node wants to leave, on the cancel counter.
 const LEAVING: u64 = 0;
 /// Bytes behind a header that are prefetched with it.
 const PREFETCH: u64 = 64;
 
-/// Memory of the slots of one end of a connection.
+/// Slot memory at one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotConfig {
     /// Most bytes.
     pub max_bytes: u64,
-    /// NUMA node of the pages; `None`: that of the thread that uses a page first.
+    /// NUMA node for the pages; `None`: first touch decides.
     pub numa_node: Option<u32>,
 }
 
@@ -32,21 +32,21 @@ impl Default for SlotConfig {
     }
 }
 
-/// One end of a connection. Both ends make it from the same [`Agreement`].
+/// One connection end. Both ends make it from the same [`Agreement`].
 #[derive(Debug)]
 pub struct Connection {
     pub(crate) peer: Peer,
     agreement: Agreement,
-    /// Headers with or without tensors; tensors alone; cancels and confirmations of parts.
+    /// Headers with or without tensors; tensors only; cancels and part confirmations.
     counters: [CounterId; 3],
     parts: PartRule,
     /// Each write is one part, by that rule.
     is_whole: bool,
-    /// Layouts of what arrives here, and of what leaves.
+    /// Layouts for what arrives here, and for what leaves.
     pub(crate) incoming_layout: Layout,
     pub(crate) outgoing_layout: Layout,
     pub(crate) incoming: SlotMemory,
-    /// Headers of queries, or whole answers.
+    /// Query headers, or whole answers.
     pub(crate) outgoing: SlotMemory,
     pub(crate) arrivals: Arrivals,
     /// The last header that arrived.
@@ -58,7 +58,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Configuration of an engine with room for a connection of this many slots.
+    /// Configuration for an engine with room for a connection with this many slots.
     pub fn engine_config(slots: u32) -> EngineConfig {
         let slots = slots as usize;
         EngineConfig {
@@ -69,17 +69,17 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::engine_config`], for a schema with an output of tokens.
+    /// Same as [`Connection::engine_config`], for a schema with a token output.
     pub fn streaming_engine_config(slots: u32) -> EngineConfig {
         let plain = Connection::engine_config(slots);
         EngineConfig { lanes: plain.lanes + slots as usize, ..plain }
     }
 
-    /// Allocates memory and counters of one end. Afterwards both ends exchange grants ([`Connection::grant`],
+    /// Allocates memory and counters at one end. Afterwards both ends exchange grants ([`Connection::grant`],
     /// [`Connection::link`]).
     ///
     /// # Errors
-    /// Those of the fabric, such as too few lanes: see [`Connection::engine_config`].
+    /// Fabric errors, such as too few lanes: see [`Connection::engine_config`].
     pub fn allocate(
         engine: &mut Engine,
         peer: Rank,
@@ -103,9 +103,10 @@ impl Connection {
             Role::Accelerator => (queries, answers.clone(), answers.stride()),
         };
         let (slots, remote_bytes) = (agreement.slots, outgoing_layout.stride());
-        let shape = CounterConfig { window: slots, peers: Some(&[peer]), ..Default::default() };
+        let peers = [peer];
+        let shape = CounterConfig { window: slots, peers: Some(&peers), ..Default::default() };
         let mut counters = [CounterId::from_number(0); 3];
-        // The second half of the rounds of the third one confirms parts of answers.
+        // The second half of the third counter's rounds confirms answer parts.
         let streaming = CounterConfig { window: 2 * slots, ..shape };
         let shapes = [shape, shape, if agreement.has_stream() { streaming } else { shape }];
         for (counter, shape) in counters.iter_mut().zip(shapes) {
@@ -135,17 +136,17 @@ impl Connection {
     /// Grant for the other end.
     ///
     /// # Errors
-    /// Those of [`Engine::grant`].
+    /// Errors from [`Engine::grant`].
     pub fn grant(&self, engine: &mut Engine) -> Result<Grant> {
         let region = self.incoming.region();
         let whole = 0..region.memory().len() as u64;
         Ok(engine.grant(self.peer.rank, &[(region, whole)], &self.counters)?)
     }
 
-    /// Imports the grant of the other end.
+    /// Imports the other end's grant.
     ///
     /// # Errors
-    /// Those of [`Engine::import`]; [`Error::Disagreement`] for memory of another size.
+    /// Errors from [`Engine::import`]; [`Error::Disagreement`] if the memory has another size.
     pub fn link(&mut self, engine: &mut Engine, grant: &Grant, deadline: Time) -> Result<()> {
         let remotes = engine.import(self.peer.rank, grant, &self.counters, deadline)?;
         self.linked(&remotes)
@@ -165,17 +166,17 @@ impl Connection {
         Ok(())
     }
 
-    /// Makes the connection over a pair, at both of its ends: exchanges hellos, allocates, shares. A progress thread of
-    /// the pair, which would take events, ends: the caller polls the engine from now on.
+    /// Makes the connection over a pair, at both ends: exchanges hellos, allocates, shares. The pair's progress thread,
+    /// which would take events, ends: the caller polls the engine from now on.
     ///
     /// # Errors
-    /// Those of [`Hello::decode`] and [`Agreement::of`], at both ends; those of the fabric; [`Error::Disagreement`] for
-    /// an engine with too few lanes.
+    /// Errors from [`Hello::decode`] and [`Agreement::of`], at both ends; fabric errors; [`Error::Disagreement`] for an
+    /// engine with too few lanes.
     pub fn over(pair: &Communicator, hello: &Hello, deadline: Time) -> Result<Connection> {
         Connection::over_with(pair, hello, SlotConfig::default(), deadline)
     }
 
-    /// As [`Connection::over`], with slots of this configuration at this end.
+    /// Same as [`Connection::over`], with this slot configuration at this end.
     ///
     /// # Errors
     /// As [`Connection::over`]; [`Error::SlotMemory`] beyond the most bytes.
@@ -218,7 +219,7 @@ impl Connection {
         self.peer.rank
     }
 
-    /// Result of the handshake.
+    /// Handshake result.
     pub fn agreement(&self) -> &Agreement {
         &self.agreement
     }
@@ -247,8 +248,8 @@ impl Connection {
         }
     }
 
-    /// Prefetches what has arrived, as far as these events report whole queries or answers: their headers and the first
-    /// bytes of their tensors.
+    /// Prefetches what has arrived, as far as these events report whole queries or answers: headers and the first
+    /// tensor bytes.
     #[inline]
     pub(crate) fn prefetch(&self, events: &[Event]) {
         let slots = self.agreement.slots;
@@ -263,7 +264,7 @@ impl Connection {
         }
     }
 
-    /// Prefetches what is in the slot of the last arrival, which with few queries in flight is that of the next one.
+    /// Prefetches the slot of the last arrival; with few queries in flight the next one uses it too.
     #[inline]
     pub(crate) fn prefetch_next(&self) {
         let bytes = self.incoming_layout.header_bytes() + PREFETCH;
@@ -271,7 +272,7 @@ impl Connection {
     }
 
     /// Takes the header in a slot whose write has arrived entirely, to [`Connection::header`]; false before.
-    /// `streamed`: bytes of tokens that arrived in earlier parts.
+    /// `streamed`: token bytes that arrived in earlier parts.
     ///
     /// # Errors
     /// [`Error::Malformed`], [`Error::Checksum`]: the peer violates the protocol.
@@ -305,7 +306,7 @@ impl Connection {
         }
         self.last_slot = slot;
         if self.agreement.checksum {
-            // An answer is checked as a whole, a part of it by itself.
+            // An answer is checked as a whole, each part by itself.
             let streamed = if header.is_part { streamed } else { 0 };
             let mut sum = Checksum::default();
             for Carried { tensor, first, length } in carried(&header, layout, streamed) {
@@ -316,9 +317,9 @@ impl Connection {
         Ok(true)
     }
 
-    /// Writes a header and tensors into the peer's slot. `source` returns the source of a tensor by its index and its
-    /// position in the slot; [`Connection::outgoing_source`] is that of the outgoing slot. `streamed`: bytes of tokens
-    /// that were written in earlier parts.
+    /// Writes a header and tensors into the peer's slot. `source` returns a tensor's source by index and position in
+    /// the slot; [`Connection::outgoing_source`] does so for the outgoing slot. `streamed`: token bytes that were
+    /// written in earlier parts.
     #[inline]
     pub(crate) fn send(
         &mut self,
@@ -364,7 +365,7 @@ impl Connection {
         }
     }
 
-    /// Sources of tensors in an outgoing slot, for [`Connection::send`].
+    /// Tensor sources in an outgoing slot, for [`Connection::send`].
     #[inline]
     pub(crate) fn outgoing_source(
         &self,
@@ -374,7 +375,7 @@ impl Connection {
         move |_, offset| (key, begin + offset)
     }
 
-    /// Confirms the part of an answer in a slot: the node may write the next one.
+    /// Confirms the answer part in a slot: the node may write the next one.
     pub(crate) fn confirm_part(&self, slot: u32, requests: &mut Requests) {
         let round = u64::from(self.agreement.slots) + u64::from(slot);
         requests.write(self.peer.rank, self.counters[2], round, [], TAG);
@@ -390,7 +391,7 @@ impl Connection {
         requests.write(self.peer.rank, self.counters[2], LEAVING, [], TAG);
     }
 
-    /// Releases memory and counters of a poisoned or idle connection.
+    /// Releases memory and counters after the connection was poisoned or is idle.
     ///
     /// # Errors
     /// [`Error::Fabric`] if the counters were released before.
@@ -404,7 +405,7 @@ impl Connection {
     }
 }
 
-/// Bytes of all slots at one end.
+/// Bytes in all slots at one end.
 fn slot_bytes(agreement: &Agreement, role: Role) -> u64 {
     let (queries, answers) = (agreement.queries(), agreement.answers());
     let slot = match role {
@@ -414,7 +415,7 @@ fn slot_bytes(agreement: &Agreement, role: Role) -> u64 {
     slot.saturating_mul(agreement.slots.into())
 }
 
-/// Error of a counter, which names the configuration with enough lanes.
+/// Counter error, which names the configuration with enough lanes.
 fn name_lanes(error: weft_fabric::Error, agreement: &Agreement) -> Error {
     let weft_fabric::Error::Limit { limit, .. } = error else { return error.into() };
     let (name, slots) = (&agreement.name, agreement.slots);
@@ -429,7 +430,7 @@ fn name_lanes(error: weft_fabric::Error, agreement: &Agreement) -> Error {
     Error::Disagreement { detail }
 }
 
-/// Bytes of a tensor that a write carries beside its header.
+/// Tensor bytes that a write carries beside the header.
 #[derive(Clone, Copy, Debug)]
 struct Carried {
     tensor: usize,
@@ -437,7 +438,7 @@ struct Carried {
     length: u64,
 }
 
-/// Bytes that the write of a header carries, where `streamed` bytes of tokens were written before.
+/// Bytes that a header write carries, where `streamed` token bytes were written before.
 #[inline]
 fn carried<'a>(
     header: &Fields<'a>,
@@ -452,7 +453,7 @@ fn carried<'a>(
     })
 }
 
-/// Checks the tokens of a part or an answer after `streamed` bytes of them.
+/// Checks the tokens in a part or an answer after `streamed` bytes.
 #[inline]
 fn check_tokens(header: &Fields<'_>, layout: &Layout, streamed: u64) -> Result<()> {
     let Some(stream) = layout.stream() else { return Ok(()) };
@@ -466,7 +467,7 @@ fn check_tokens(header: &Fields<'_>, layout: &Layout, streamed: u64) -> Result<(
     Ok(())
 }
 
-/// True if header and tensors are one write, because they have as many parts as the header alone.
+/// True if header and tensors are one write, because the header by itself has as many parts.
 fn fit_beside(
     parts: PartRule,
     layout: &Layout,
@@ -492,7 +493,7 @@ pub(crate) enum Raise {
         slot: u32,
         count: u64,
     },
-    /// Part of an answer that the front end has taken.
+    /// Answer part that the front end has taken.
     Confirmation {
         slot: u32,
         count: u64,

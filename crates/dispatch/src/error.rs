@@ -1,33 +1,33 @@
-//! Errors of query dispatch, one variant per cause.
+//! Query dispatch errors, one variant per cause.
 
 use crate::ledger::{NodeId, QueryId};
 
-/// Failure of a call on a ledger, a front end or an accelerator node.
+/// A call on a ledger, a front end or an accelerator node failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A table of fixed size is full: back-pressure.
+    /// A fixed-size table is full: back-pressure.
     #[error("{what}: all {limit} are in use; submit again after the next answer")]
     Full {
-        /// Entries of the table.
+        /// Table entries.
         what: &'static str,
-        /// Their number.
+        /// Entry limit.
         limit: u32,
     },
-    /// Value outside of its range.
+    /// Value out of range.
     #[error("{what} {value}: expected {expected}")]
     Invalid {
         /// Argument.
         what: &'static str,
-        /// Its value.
+        /// Value.
         value: u64,
         /// The accepted values.
         expected: String,
     },
-    /// Id of a query that has ended, or that the ledger never issued.
+    /// Id for a query that has ended, or that the ledger never issued.
     #[error("query {0}: expected a query under way; it has ended, or belongs to another front end")]
     UnknownQuery(QueryId),
-    /// Id of a node that has left, or that the ledger never issued.
+    /// Id for a node that has left, or that the ledger never issued.
     #[error("node {0}: expected a present node; it has left, or belongs to another front end")]
     UnknownNode(NodeId),
     /// Answer in a slot without a query.
@@ -40,15 +40,15 @@ pub enum Error {
         /// Slot.
         slot: u32,
     },
-    /// Bytes of a peer that violate the wire format.
+    /// Bytes from a peer that violate the wire format.
     #[error("{what}: {detail}")]
     Malformed {
         /// Message.
         what: &'static str,
-        /// Field, its value, and the expected one.
+        /// Field, value, and expected value.
         detail: String,
     },
-    /// Peer with another version of the protocol.
+    /// Peer with another protocol version.
     #[error(
         "version {theirs} of the query protocol: expected {ours}; install the same version of Weft on both hosts"
     )]
@@ -58,7 +58,7 @@ pub enum Error {
         /// Version there.
         theirs: u16,
     },
-    /// Schema beyond its limits.
+    /// Schema beyond the limits.
     #[error("schema: {detail}")]
     Schema {
         /// Tensor or side, and the limit.
@@ -76,32 +76,32 @@ pub enum Error {
          smaller schema, or raise ServiceConfig::max_slot_bytes"
     )]
     SlotMemory {
-        /// Node, from its handshake.
+        /// Node name, from the handshake.
         name: String,
-        /// Slots of the connection.
+        /// Connection slots.
         slots: u32,
-        /// Their bytes.
+        /// Slot bytes.
         bytes: u64,
         /// The limit.
         limit: u64,
     },
-    /// Payload that changed on its way.
+    /// Payload that changed in transit.
     #[error(
-        "checksum {seen:#018x} of a payload: expected {expected:#018x}; memory or network corrupted it"
+        "payload checksum {seen:#018x}: expected {expected:#018x}; memory or network corrupted it"
     )]
     Checksum {
-        /// Checksum of the sender.
+        /// Sender's checksum.
         expected: u64,
-        /// Checksum of the bytes that arrived.
+        /// Checksum over the bytes that arrived.
         seen: u64,
     },
-    /// Tensors that the schema excludes, or outside of their memory.
+    /// Tensors that the schema excludes, or that lie outside the memory.
     #[error("query: {detail}")]
     Query {
-        /// Tensor and its expected bytes.
+        /// Tensor and expected bytes.
         detail: String,
     },
-    /// Error of the fabric.
+    /// Fabric error.
     #[error(transparent)]
     Fabric(#[from] weft_fabric::Error),
     /// Call on a service whose thread has ended, or is about to.
@@ -110,15 +110,15 @@ pub enum Error {
         /// Service.
         what: &'static str,
     },
-    /// Panic of a handler or of a backend on the thread of a service.
+    /// Handler or backend panic on a service thread.
     #[error("{what}: its thread panicked: {message}")]
     Panicked {
         /// Service.
         what: &'static str,
-        /// Message of the panic.
+        /// Panic message.
         message: String,
     },
-    /// Call that did not end by its deadline.
+    /// Call that did not end by the deadline.
     #[error("{what}: deadline passed; {detail}")]
     Timeout {
         /// Call.
@@ -126,7 +126,7 @@ pub enum Error {
         /// State at the deadline.
         detail: String,
     },
-    /// Error of the operating system.
+    /// Operating system error.
     #[error("{what}: {error}")]
     System {
         /// Operation.
@@ -134,7 +134,7 @@ pub enum Error {
         /// Cause.
         error: std::io::Error,
     },
-    /// Departure of a node with queries in flight.
+    /// A node departs with queries in flight.
     #[error("node {node}: {in_flight} slots are in use; drain the node before it leaves")]
     NotIdle {
         /// Node.
@@ -144,5 +144,5 @@ pub enum Error {
     },
 }
 
-/// Result of this crate.
+/// Result in this crate.
 pub type Result<T> = std::result::Result<T, Error>;

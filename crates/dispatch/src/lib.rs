@@ -1,28 +1,28 @@
 //! Query dispatch: inference queries over counted writes.
 //!
-//! A front end takes queries and sends each to one of several accelerator nodes; every query is answered
-//! exactly once, or failed with its cause. These types carry this:
+//! A front end takes queries and sends each to one of several accelerator nodes; every query is answered exactly
+//! once, or failed with its cause. These types carry this:
 //!
-//! - [`FrontEndService`], [`AcceleratorService`]: threads that drive a front end or an accelerator node; the start of
-//!   most programs
-//! - [`FrontEnd`]: the driver of a front end over all of its connections
-//! - [`Accelerator`]: the driver of an accelerator node, with a [`Backend`] that runs batches
+//! - [`FrontEndService`], [`AcceleratorService`]: threads that drive a front end or an accelerator node; most
+//!   programs start here
+//! - [`FrontEnd`]: the driver for a front end over all connections
+//! - [`Accelerator`]: the driver for an accelerator node, with a [`Backend`] that runs batches
 //! - [`Connection`]: one end of a connection between the two, over a pair
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`ledger`] | queries in flight, slots, deadlines, policies: the pure part of a front end |
-//! | [`wire`] | handshake, schema of tensors, layout of slots, headers |
-//! | [`front_end`] | driver of a front end |
-//! | [`accelerator`] | driver of an accelerator node, batches, backends |
+//! | [`ledger`] | queries in flight, slots, deadlines, policies: a front end without I/O |
+//! | [`wire`] | handshake, tensor schema, slot layout, headers |
+//! | [`front_end`] | front end driver |
+//! | [`accelerator`] | accelerator node driver, batches, backends |
 //! | [`service`] | threads that drive both, submissions by several threads |
 //!
 //! Private modules:
 //!
 //! - `connection.rs`: [`Connection`]
-//! - `peer.rs`: peer of a connection, and its departure
+//! - `peer.rs`: connection peer and departure
 //! - `arrivals.rs`: arrivals in slots
-//! - `memory.rs`: memory of slots
+//! - `memory.rs`: slot memory
 //! - `error.rs`: [`Error`]
 
 pub mod accelerator;

@@ -1,13 +1,13 @@
-//! Memory of slots: the only file of this crate that accesses memory by address.
+//! Slot memory: only this file in the crate accesses memory by address.
 //!
-//! Soundness rests on the protocol. An incoming slot is read from the arrival of its write until the write that
-//! answers it is submitted (queries; by the thread that runs its batch, too), or until its query is released (answers); no peer writes it meanwhile. An
-//! outgoing slot is written while no write from it is in flight, by the node or by the one job that has its query. Memory of queries is unchanged from their submission
-//! until it returns, by the contract of the front end.
+//! Soundness rests on the protocol. An incoming slot is read from when its write arrives until the write that answers
+//! it is submitted (queries; by the thread that runs the batch, too), or until the query is released (answers); no peer
+//! writes it meanwhile. An outgoing slot is written while no write from it is in flight, by the node or by the one job
+//! that has its query. By the front end's contract, query memory is unchanged from submission until it returns.
 
 use weft_fabric::{Engine, Error, Memory, Placement, Region, RegionKey};
 
-/// Slots of equal length in one region.
+/// Equally long slots in one region.
 #[derive(Clone, Debug)]
 pub(crate) struct SlotMemory {
     region: Region,
@@ -15,8 +15,8 @@ pub(crate) struct SlotMemory {
 }
 
 impl SlotMemory {
-    /// Allocates `slots` slots of `stride` bytes, on a NUMA node unless it has no memory or the system refuses to bind
-    /// pages.
+    /// Allocates `slots` slots with `stride` bytes, on a NUMA node unless it has no memory or the system refuses to
+    /// bind pages.
     pub fn allocate(
         engine: &mut Engine,
         slots: u32,
@@ -28,12 +28,12 @@ impl SlotMemory {
         Ok(SlotMemory { region: engine.register(shared(length, numa_node)?)?, stride })
     }
 
-    /// Its region.
+    /// Slot region.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Its key.
+    /// Region key.
     pub fn key(&self) -> RegionKey {
         self.region.key()
     }
@@ -43,26 +43,26 @@ impl SlotMemory {
         u64::from(slot) * self.stride + offset
     }
 
-    /// Bytes of a slot that no peer writes now.
+    /// Bytes in a slot that no peer writes now.
     pub fn read(&self, slot: u32, offset: u64, length: u64) -> &[u8] {
         debug_assert!(offset + length <= self.stride);
         // SAFETY: stable by the protocol, see the module's page; `Memory::bytes` checks the range.
         unsafe { self.region.memory().bytes(self.offset(slot, offset) as usize, length as usize) }
     }
 
-    /// Prefetches the first `length` bytes of a slot.
+    /// Prefetches a slot's first `length` bytes.
     #[inline]
     pub fn prefetch(&self, slot: u32, length: u64) {
         self.region.memory().prefetch(self.offset(slot, 0), length.min(self.stride));
     }
 
-    /// Bytes from `offset` of a slot over the next ones, all of which no peer writes now.
+    /// Bytes from `offset` in a slot over the next ones, all of which no peer writes now.
     pub fn read_across(&self, slot: u32, offset: u64, length: u64) -> &[u8] {
         // SAFETY: stable by the protocol, see the module's page; `Memory::bytes` checks the range.
         unsafe { self.region.memory().bytes(self.offset(slot, offset) as usize, length as usize) }
     }
 
-    /// Bytes of the answer to a query under way, for the job that has it.
+    /// Bytes in the answer to a query in progress, for the job that has it.
     #[expect(clippy::mut_from_ref, reason = "exclusive by the protocol")]
     pub fn write_in_job(&self, slot: u32, offset: u64, length: u64) -> &mut [u8] {
         debug_assert!(offset + length <= self.stride);
@@ -72,16 +72,16 @@ impl SlotMemory {
         unsafe { self.region.memory().bytes_mut(begin, length as usize) }
     }
 
-    /// Bytes from `offset` of the answer to a query under way over the next slots, whose queries are in the same job.
+    /// Bytes from `offset` in the answer to a query in progress over the next slots, whose queries are in the same job.
     #[expect(clippy::mut_from_ref, reason = "exclusive by the protocol")]
     pub fn write_across_in_job(&self, slot: u32, offset: u64, length: u64) -> &mut [u8] {
         let begin = self.offset(slot, offset) as usize;
-        // SAFETY: as in `write_in_job`, for all of these queries; what is between their outputs belongs to the same
-        // slots. `Memory::bytes_mut` checks the range.
+        // SAFETY: as in `write_in_job`, for all these queries; what is between the outputs belongs to the same slots.
+        // `Memory::bytes_mut` checks the range.
         unsafe { self.region.memory().bytes_mut(begin, length as usize) }
     }
 
-    /// Bytes of an outgoing slot, which no write in flight reads.
+    /// Bytes in an outgoing slot, which no write in flight reads.
     pub fn write(&mut self, slot: u32, offset: u64, length: u64) -> &mut [u8] {
         debug_assert!(offset + length <= self.stride);
         let begin = self.offset(slot, offset) as usize;
@@ -102,12 +102,12 @@ fn shared(length: usize, numa_node: Option<u32>) -> weft_fabric::Result<Memory> 
     })
 }
 
-/// Bytes of a query in memory of the caller.
+/// Query bytes in the caller's memory.
 ///
 /// # Panics
-/// If the range is outside, or the memory is that of a device; `submit` has checked both.
+/// If the range is outside, or the memory is on a device; `submit` has checked both.
 pub(crate) fn query_bytes(memory: &Memory, offset: u64, length: u64) -> &[u8] {
-    // SAFETY: unchanged until the query's memory returns, by the contract of the front end.
+    // SAFETY: by the front end's contract, unchanged until the query's memory returns.
     unsafe { memory.bytes(offset as usize, length as usize) }
 }
 

@@ -1,4 +1,4 @@
-//! Peer of a connection: its rank, and its departure.
+//! Connection peer: rank, and departure.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Peer of this engine's group.
+    /// Peer in this engine's group.
     pub fn of(engine: &Engine, rank: Rank) -> Peer {
         Peer { rank, flag: engine.poison_flag().clone() }
     }

@@ -1,7 +1,7 @@
 //! Faults over real pairs: refused handshakes, peers that violate the protocol, departures, slow readers, late answers,
 //! front ends that vanish. The others go on.
 //!
-//! `WEFT_TEST_DISPATCH_LOSSES` is the number of front ends that vanish over each provider (default 2).
+//! `WEFT_TEST_DISPATCH_LOSSES` says how many front ends vanish over each provider (default 2).
 #![cfg(not(miri))]
 
 #[path = "faults/handshake.rs"]

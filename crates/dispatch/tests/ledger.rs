@@ -1,4 +1,4 @@
-//! The ledger against a model: every sequence of steps in small cases, random ones in larger cases. Each accepted
+//! The ledger against a model: every step sequence in small cases, random ones in larger cases. Each accepted
 //! query ends exactly once, its memory returns exactly once, and no slot is lost.
 
 #[path = "ledger/machine.rs"]
@@ -25,7 +25,7 @@ fn config(queries: u32, nodes: u32, slots: u32) -> LedgerConfig {
     }
 }
 
-/// Breadth-first search of all states within `depth` steps. Returns the number of distinct states.
+/// Breadth-first search over all states within `depth` steps. Returns the distinct state count.
 fn exhaust(config: LedgerConfig, depth: usize) -> usize {
     let start = Machine::new(config);
     let (mut seen, mut frontier) = (HashSet::from([start.clone()]), vec![start]);

@@ -27,7 +27,7 @@ use world::*;
 
 const QUERIES: u64 = 2000;
 
-/// Queries of four threads, two nodes of which one leaves under load, and another that stops.
+/// Queries from four threads, two nodes, one of which leaves under load, and another that stops.
 fn every_query_is_answered_once(provider: ProviderKind) {
     every_query_is_answered_once_in(World::new(provider, QUERIES));
 }
@@ -86,7 +86,7 @@ fn every_query_of_four_threads_is_answered_once_over_ofi() {
     }
 }
 
-/// With more than eight connections a turn visits those alone of which epoll reports events.
+/// With more than eight connections a turn visits only those for which epoll reports events.
 #[test]
 fn every_query_is_answered_once_by_twelve_nodes_of_which_some_leave_and_one_is_lost() {
     let world = World::new(ProviderKind::Tcp, QUERIES);
@@ -242,7 +242,7 @@ fn a_node_returns_why_it_lost_a_front_end() {
         assert!(clock::now() < until);
         std::thread::yield_now();
     }
-    // Its queries are with the node.
+    // The queries are with the node.
     world.front_end.stop(Time(0)).unwrap();
     world.gate.store(true, Ordering::Release);
     let mut losses = Vec::new();

@@ -8,24 +8,17 @@ mod program;
 #[path = "sim/scenario.rs"]
 mod scenario;
 
-#[path = "../../fabric/tests/common/injected_fault.rs"]
-#[expect(dead_code, reason = "other tests use the rest")]
-mod injected_fault;
-#[path = "../../fabric/tests/common/seeds.rs"]
-mod seeds;
-
-use injected_fault::InjectedFault;
 use scenario::{Scenario, run, run_counted};
 use std::sync::atomic::{AtomicU64, Ordering};
 use weft_fabric::Rank;
-use weft_fabric::random::SplitMix64;
+use weft_scenarios::{before_each_event, seeds};
 
 #[test]
 fn every_query_ends_once_with_its_answer_or_its_cause() {
     seeds::each("every_query", 3_000, |seed| run(&Scenario::random(seed)).map(drop));
 }
 
-/// Nodes drain and join, and none is lost: no query fails but by its deadline, a cancel or its backend.
+/// Nodes drain and join, and none is lost: no query fails but by the deadline, a cancel or the backend.
 #[test]
 fn no_query_fails_without_a_loss() {
     seeds::each("no_query_fails", 500, |seed| run(&Scenario::well(seed)).map(drop));
@@ -52,25 +45,18 @@ fn tokens_arrive_in_parts_and_begin_anew_after_a_loss() {
 fn any_step_may_be_the_last_of_a_node() {
     seeds::each("any_step", 3, |seed| {
         let scenario = Scenario::small(seed);
-        let (moments, mut random) = (run(&scenario)?, SplitMix64::new(!seed));
-        for (step, at) in moments.into_iter().enumerate() {
-            let node = Rank(scenario.front_ends + step as u32 % scenario.nodes);
-            for fault in [
-                InjectedFault::Killed(node),
-                InjectedFault::Cut(Rank(0), node),
-                InjectedFault::Paused,
-                InjectedFault::Silent(node),
-            ] {
-                run(&Scenario::small(seed).with_fault(fault, at, &mut random))
-                    .map_err(|wrong| format!("{fault:?} at {} ns: {wrong}", at.0))?;
-            }
-        }
-        Ok(())
+        let ends = |event| {
+            let node = Rank(scenario.front_ends + event % scenario.nodes);
+            (node, [Rank(0), node])
+        };
+        before_each_event(seed, run(&scenario)?, ends, |fault, at, random| {
+            run(&Scenario::small(seed).with_fault(fault, at, random)).map(drop)
+        })
     });
 }
 
-/// A node leaves without a drain just before an event, at each event: its queries are answered by the other node, or fail
-/// with the loss; none waits for its deadline. A front end that leaves is removed by the nodes.
+/// A node leaves without a drain just before an event, at each event: its queries are answered by the other node, or
+/// fail with the loss; none waits for the deadline. A front end that leaves is removed by the nodes.
 #[test]
 #[cfg_attr(miri, ignore = "it is hundreds of runs")]
 fn any_step_may_be_followed_by_a_departure() {
@@ -86,7 +72,7 @@ fn any_step_may_be_followed_by_a_departure() {
     });
 }
 
-/// A query is cancelled just before an event, at each event: before its send, in flight, in a batch, answered.
+/// A query is cancelled just before an event, at each event: before it is sent, in flight, in a batch, answered.
 #[test]
 fn a_cancel_may_meet_an_answer_at_any_step() {
     seeds::each("a_cancel", 20, |seed| {

@@ -21,9 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const SLOTS: u32 = 64;
 const BYTES: u64 = 4096;
 const SAMPLES: u64 = 64;
-/// Time between two changes of nodes.
+/// Time between two node changes.
 const CHANGE: Duration = Duration::from_millis(100);
-/// Growth of resident memory that is no leak: stacks and arenas of the allocator.
+/// Resident memory growth that is no leak: stacks and allocator arenas.
 const GROWTH: u64 = 4 << 20;
 
 fn by() -> Time {
@@ -77,7 +77,7 @@ impl Handler for Recorder {
     }
 }
 
-/// Bytes of resident memory, and open descriptors.
+/// Resident memory in bytes, and open descriptors.
 fn usage() -> (u64, usize) {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();

@@ -1,4 +1,4 @@
-//! Backends on threads of their own: the node polls, cancels and drains while they run; the answers are right.
+//! Backends on separate threads: the node polls, cancels and drains while they run; the answers are right.
 #![cfg(not(miri))]
 
 #[path = "faults/setup.rs"]
@@ -49,7 +49,7 @@ fn connect(node: &mut Node<Threaded>) -> Front {
     front.join().unwrap()
 }
 
-/// Node with one gated thread and batches of one query.
+/// Node with one gated thread and single-query batches.
 fn world() -> World {
     let ((begun, begins), (gate, gated)) = (channel(), channel());
     let wakes = Arc::new(AtomicU64::new(0));
@@ -149,7 +149,7 @@ fn a_batch_outlives_its_front_end() {
         world.node.poll().unwrap();
         world.node.accelerator.front_ends() == 0
     });
-    // The next front end has the index of the one before.
+    // The next front end has the same index as the one before.
     world.front = connect(&mut world.node);
     world.front.submit(PATIENCE).unwrap();
     (0..3).for_each(|_| world.gate.send(()).unwrap());

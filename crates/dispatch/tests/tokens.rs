@@ -1,4 +1,4 @@
-//! Answers in parts over real pairs: tokens and their times, and violations by either end.
+//! Answers in parts over real pairs: tokens and arrival times, and violations by either end.
 #![cfg(not(miri))]
 
 #[path = "faults/rogue.rs"]
@@ -25,7 +25,7 @@ fn soon() -> Time {
     clock::now().after(PATIENCE)
 }
 
-/// Queries of 1,000 bytes, answers of up to 8 tokens of 4 bytes.
+/// 1,000-byte queries, answers with up to 8 tokens at 4 bytes.
 fn schema() -> Schema {
     let tokens = Tensor::new("tokens", DataType::I32, &[Dimension::Tokens(8)]);
     Schema { inputs: vec![Tensor::bytes("input", 1000)], outputs: vec![tokens] }
@@ -34,7 +34,7 @@ fn schema() -> Schema {
 /// Backend that appends tokens 0 to 5, one every 2 ms.
 #[derive(Default)]
 struct Generator {
-    /// Queries of its batches so far.
+    /// Queries in batches so far.
     begun: u32,
     /// Queries whose first token has been reported: the last three tokens wait for it, if given.
     reported: Option<Arc<AtomicU32>>,

@@ -45,7 +45,7 @@ fn hello() -> impl Strategy<Value = Hello> {
         })
 }
 
-/// Lengths of each tensor that its type admits.
+/// Tensor lengths that each type admits.
 fn lengths(tensors: &[Tensor], draws: &[u64]) -> Vec<u64> {
     let length = |(tensor, draw): (&Tensor, &u64)| {
         let variable = tensor.shape.iter().find_map(|size| match size {
@@ -77,7 +77,7 @@ proptest! {
         prop_assert!(error.contains("behind the last field"), "{error}");
     }
 
-    /// Any change of bytes gives another hello or an error, never a panic.
+    /// Any byte change gives another hello or an error, never a panic.
     #[test]
     fn a_hello_with_changed_bytes_is_another_one_or_refused(
         hello in hello(),
@@ -118,7 +118,7 @@ proptest! {
         prop_assert!(Header::decode(&bytes[..header.lengths().len() * 8 + 31], &layout, turn, false).is_err());
     }
 
-    /// A part of an answer is decoded as it was encoded; for queries and without tokens it is refused.
+    /// An answer part is decoded as it was encoded; for queries and without tokens it is refused.
     #[test]
     fn a_part_belongs_to_an_answer_with_tokens(schema in schema(), turn in any::<u32>(), tokens in 0u64..12) {
         let layout = Layout::new(&schema.outputs);
@@ -134,7 +134,7 @@ proptest! {
         prop_assert!(Header::decode(&bytes, &layout, turn, false).is_err());
     }
 
-    /// A header of random bytes is refused, or its lengths are inside of the slot.
+    /// A header with random bytes is refused, or its lengths are inside the slot.
     #[test]
     fn lengths_of_any_header_are_inside_of_the_slot(
         schema in schema(),

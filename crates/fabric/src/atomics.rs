@@ -40,18 +40,19 @@ pub trait Word64: Send + Sync {
     fn swap(&self, value: u64) -> u64;
     /// Acquire-release bitwise or; returns the previous value.
     fn fetch_or(&self, bits: u64) -> u64;
-    /// Acquire-release compare-exchange of `expected` for `value`; true if it succeeded.
+    /// Acquire-release compare-exchange from `expected` to `value`; true if it succeeded.
     fn replace(&self, expected: u64, value: u64) -> bool;
-    /// Sequentially consistent fence: of two threads that each store, fence and load, one sees the other's store.
+    /// Sequentially consistent fence: if two threads each store, fence and load, one sees the other's
+    /// store.
     fn fence();
 }
 
-/// A value on a cache line of its own, against false sharing.
+/// Value on a separate cache line, against false sharing.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct CacheLine<T>(pub T);
 
-/// Cell that two threads hand to each other; loom checks that their accesses never overlap.
+/// Cell that two threads hand to each other; loom checks that accesses never overlap.
 #[cfg(loom)]
 pub(crate) use loom::cell::UnsafeCell as SharedCell;
 

@@ -1,8 +1,8 @@
-//! Sets of cores on which ranks may run, and their assignment to ranks.
+//! Sets of cores on which ranks may run, and how they are assigned to ranks.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// Most cores of a set. The numbers are those of the host's kernel, the same in all containers.
+/// Maximum cores in a set. Core numbers come from the host's kernel and are the same in all containers.
 const MAX_CORES: usize = 8192;
 
 /// Cores on which a rank may run, a bit each. Empty where the kernel does not return them.
@@ -10,7 +10,7 @@ const MAX_CORES: usize = 8192;
 pub struct CoreSet(Vec<u8>);
 
 impl CoreSet {
-    /// Cores of the calling thread, and of the threads that it starts.
+    /// Cores on which the calling thread, and threads that it starts, may run.
     pub fn of_thread() -> CoreSet {
         let Ok(allowed) = sched_getaffinity(None) else { return CoreSet::default() };
         CoreSet::new((0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)))
@@ -45,13 +45,13 @@ impl CoreSet {
         self.cores().next().is_none()
     }
 
-    /// True if each of these ranks can have a core of its own.
+    /// True if each rank can have a separate core.
     pub(crate) fn suffice(ranks: &[&CoreSet]) -> bool {
         Assignment::is_possible(ranks)
     }
 
-    /// Share of this set among `ranks` that have these, itself included: each core counts by the ranks that may run on
-    /// it.
+    /// Share of this set among `ranks` that have these, itself included: each core is divided by the
+    /// ranks that may run on it. For example, two ranks on the same two cores get 1.0 each.
     pub(crate) fn share_among(&self, ranks: &[&CoreSet]) -> f64 {
         let users = |core| ranks.iter().filter(|set| set.contains(core)).count();
         self.cores().map(|core| 1.0 / users(core).max(1) as f64).sum()
@@ -62,15 +62,15 @@ impl CoreSet {
     }
 }
 
-/// Assignment of cores to ranks: a bipartite matching by augmenting paths (Kuhn's algorithm).
+/// Assigns cores to ranks: a bipartite matching by augmenting paths (Kuhn's algorithm).
 struct Assignment {
     cores_of: Vec<Vec<usize>>,
-    /// Rank of each core.
+    /// Rank on each core.
     ranks: Vec<Option<usize>>,
 }
 
 impl Assignment {
-    /// True if each of the sets can have a core of its own.
+    /// True if each set can have a separate core.
     fn is_possible(sets: &[&CoreSet]) -> bool {
         let cores_of: Vec<Vec<usize>> = sets.iter().map(|set| set.cores().collect()).collect();
         let cores = cores_of.iter().flatten().max().map_or(0, |core| core + 1);

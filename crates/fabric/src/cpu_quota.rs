@@ -1,24 +1,24 @@
-//! Quotas of processor time: limits of the control groups in which a process runs.
+//! Processor time quotas: limits on the control groups in which a process runs.
 //!
-//! Sets of cores do not show them. Processes of one control group share its quota, so a quota has the identity of its
-//! group.
+//! Sets of cores do not show them. All processes in a control group share one quota, so a quota carries
+//! the group's identity.
 
 use crate::bytes::Reader;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Most quotas of a process: levels of nested control groups.
+/// Maximum quotas for a process: levels of nested control groups.
 const MAX_QUOTAS: usize = 16;
-/// Mount of control groups.
+/// Mount point for control groups.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Quota of a control group.
+/// Control group quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuQuota {
-    /// Inode of the group's directory: the same in all containers of a host.
+    /// Inode number of the group's directory: the same in all containers on a host.
     pub group: u64,
-    /// Processor time, in thousandths of a core.
+    /// Processor time, in thousandths of a core; for example, 1500 is a core and a half.
     pub millicores: u32,
 }
 
@@ -29,7 +29,7 @@ impl CpuQuota {
         CpuQuota::in_groups(Path::new(CGROUPS), &groups)
     }
 
-    /// Quotas of the groups that `/proc/self/cgroup` lists, and of those around them, below this mount.
+    /// Quotas on the groups that `/proc/self/cgroup` lists, and on enclosing groups, below this mount.
     fn in_groups(mount: &Path, groups: &str) -> Vec<CpuQuota> {
         let mut quotas = Vec::new();
         for line in groups.lines() {
@@ -40,7 +40,7 @@ impl CpuQuota {
                 _ if controllers.split(',').any(|name| name == "cpu") => mount.join("cpu"),
                 _ => continue,
             };
-            // A container may see the path of another mount: then only its mount exists here.
+            // A container may see a path in another mount: then only the container's mount exists here.
             let group = mount.join(path.trim_start_matches('/'));
             let around = group.ancestors().take_while(|each| each.starts_with(&mount));
             quotas.extend(around.filter_map(CpuQuota::of_group));
@@ -49,7 +49,7 @@ impl CpuQuota {
         quotas
     }
 
-    /// Quota of the group with this directory, if it has one.
+    /// Quota on the group with this directory, if it has one.
     fn of_group(directory: &Path) -> Option<CpuQuota> {
         let read = |name: &str| -> Option<String> { fs::read_to_string(directory.join(name)).ok() };
         let (quota, period) = match read("cpu.max") {
@@ -59,14 +59,14 @@ impl CpuQuota {
             }
             None => (read("cpu.cfs_quota_us")?, read("cpu.cfs_period_us")?),
         };
-        // "max", and -1 of the older interface, are no numbers.
+        // "max", and -1 in the older interface, are no numbers.
         let (quota, period) = (quota.trim().parse::<u64>().ok()?, period.trim().parse().ok()?);
         let millicores = quota.saturating_mul(1000).checked_div(period)?;
         let group = fs::metadata(PathBuf::from(directory)).ok()?.ino();
         Some(CpuQuota { group, millicores: u32::try_from(millicores).unwrap_or(u32::MAX) })
     }
 
-    /// Encoded bytes of quotas.
+    /// Encodes quotas as bytes.
     pub(crate) fn encode_all(quotas: &[CpuQuota]) -> Vec<u8> {
         let bytes = |quota: &CpuQuota| {
             let group = quota.group.to_le_bytes().into_iter();
@@ -87,7 +87,7 @@ impl CpuQuota {
 mod tests {
     use super::*;
 
-    /// Empty directory of a test; its drop removes it.
+    /// Empty directory for a test, removed on drop.
     struct Mount(PathBuf);
 
     impl Mount {
@@ -120,7 +120,7 @@ mod tests {
         let found = CpuQuota::in_groups(mount.path(), "0::/job/step\n");
         let group = fs::metadata(mount.path().join("job")).unwrap().ino();
         assert_eq!(found, [CpuQuota { group, millicores: 1500 }]);
-        // The path of another namespace: only the mount itself is visible.
+        // A path in another namespace: only the mount itself is visible.
         fs::write(mount.path().join("cpu.max"), "50000 100000\n").unwrap();
         let found = CpuQuota::in_groups(mount.path(), "0::/elsewhere/pod\n");
         assert_eq!(found.iter().map(|quota| quota.millicores).collect::<Vec<_>>(), [500]);

@@ -1,4 +1,4 @@
-//! Descriptors that ranks exchange: addresses of engines, and grants of regions and counters.
+//! Descriptors that ranks exchange: engine addresses, and grants for regions and counters.
 
 use crate::bytes::{Reader, put_block};
 use crate::cores::CoreSet;
@@ -6,26 +6,26 @@ use crate::cpu_quota::CpuQuota;
 use crate::processors::Processors;
 use crate::types::{Generation, Lane, LaneId, ProviderKind, RegionKey};
 
-/// Address of an engine: an entry for each of its providers, and its processors.
+/// Engine address: an entry for each provider, and the rank's processors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineAddress {
-    /// In the order of [`ProviderKind`].
+    /// In [`ProviderKind`] order.
     pub providers: Vec<(ProviderKind, Vec<u8>)>,
-    /// Cores and quotas of the rank.
+    /// Cores and quotas that the rank has.
     pub processors: Processors,
 }
 
 const ADDRESS: u8 = b'A';
-/// Codes of the cores and of the quotas among the entries of providers.
+/// Codes that mark cores and quotas among the provider entries.
 const CORES: u8 = u8::MAX;
 const QUOTAS: u8 = CORES - 1;
 const GRANT: u8 = b'G';
 const REFUSAL: u8 = b'R';
-/// Longest text of a refusal, sent or received, in characters.
+/// Longest refusal text, sent or received, in characters.
 const MAX_DETAIL: usize = 2000;
 
 impl EngineAddress {
-    /// The entry of one provider.
+    /// One provider's entry.
     pub fn of(&self, kind: ProviderKind) -> Option<&[u8]> {
         let entry = self.providers.iter().find(|(of, _)| *of == kind)?;
         Some(&entry.1)
@@ -33,7 +33,7 @@ impl EngineAddress {
 
     /// Encoded bytes.
     pub fn encode(&self) -> Vec<u8> {
-        // An engine has one link of a kind, so the count fits.
+        // An engine has at most one link per kind, so the count fits.
         let mut out = vec![ADDRESS, self.providers.len() as u8 + 2];
         for (kind, entry) in &self.providers {
             out.push(*kind as u8);
@@ -78,23 +78,23 @@ impl EngineAddress {
     }
 }
 
-/// Grant of a region to one peer.
+/// Region grant for one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionGrant {
     /// The owner's key.
     pub key: RegionKey,
-    /// The region's length; offsets count from its first byte.
+    /// Region length; offsets count from the first byte.
     pub length: u64,
-    /// For the provider of the route between the two.
+    /// For the provider on the route between the two.
     pub entry: Vec<u8>,
 }
 
-/// Grant of a counter to one peer.
+/// Counter grant for one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterGrant {
     /// The first lane that the peer raises.
     pub data: Lane,
-    /// The lane on which the peer returns credits for its own counter of the same position.
+    /// Lane on which the peer returns credits for the counter that it has at the same position.
     pub credit: Lane,
     /// Rounds that may be open at a time.
     pub window: u32,
@@ -156,7 +156,7 @@ impl Grant {
     }
 }
 
-/// Refusal in place of a grant: the text of the rank's error.
+/// Refusal in place of a grant: the rank's error text.
 pub(crate) struct Refusal(pub String);
 
 impl Refusal {
@@ -184,7 +184,7 @@ mod tests {
             .prop_map(|(id, g)| Lane::new(LaneId::new(id).unwrap(), Generation(g)))
     }
 
-    /// An address with this number of entries of one provider.
+    /// Address with `count` entries from one provider.
     fn repeated(count: u8) -> Vec<u8> {
         let mut bytes = vec![ADDRESS, count];
         for _ in 0..count {

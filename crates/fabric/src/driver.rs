@@ -1,7 +1,7 @@
 //! Driver: a polled state machine over an engine. Events in, requests out; no I/O and no clock.
 //!
-//! A driver is `poll(now, &[Event], &mut Requests)`. It is free of allocation after construction if
-//! [`Requests::with_capacity`] covers its largest poll.
+//! A driver is `poll(now, &[Event], &mut Requests)`. It allocates nothing after construction if
+//! [`Requests::with_capacity`] covers the largest poll.
 
 use crate::types::{CounterId, Page, Time};
 use std::ops::Range;
@@ -10,7 +10,7 @@ use weft_control::{Poison, Rank};
 /// Event for a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A peer raised its lane of one of our counters.
+    /// A peer raised a lane of one of our counters.
     Raised {
         /// Our counter.
         counter: CounterId,
@@ -18,21 +18,21 @@ pub enum Event {
         peer: Rank,
         /// The round that the lane counts, open and without a credit.
         round: u64,
-        /// Raises in that round, all of which are visible now.
+        /// Raises in that round, all visible now.
         count: u64,
     },
-    /// A peer gave credit: its bytes may be written in one more round.
+    /// A peer gave credit: one more round may be written to it.
     Credited {
         /// Our counter in the same position as the peer's.
         counter: CounterId,
         /// The peer.
         peer: Rank,
-        /// Its credits so far. Round r may start when this is at least r.
+        /// Credits so far. Round r may start when this is at least r.
         credits: u64,
     },
-    /// The source of a request may be reused.
+    /// A request's source may be reused.
     Completed {
-        /// The tag of the request.
+        /// Request tag.
         tag: u64,
     },
     /// The group is poisoned: the last event.
@@ -40,18 +40,18 @@ pub enum Event {
 }
 
 impl Event {
-    /// Position of the namespace within a tag, see [`Driver::namespace`].
+    /// Bit position of the namespace within a tag, see [`Driver::namespace`].
     pub const NAMESPACE_SHIFT: u32 = 48;
 }
 
-/// Request of a driver to the engine.
+/// Driver request to the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DriverRequest {
     Write { peer: Rank, counter: CounterId, round: u64, pages: Range<usize>, tag: u64 },
     Credit { peer: Rank, counter: CounterId },
 }
 
-/// Requests of a driver from one poll; the engine drains them.
+/// Requests from one driver poll; the engine drains them.
 #[derive(Debug, Default)]
 pub struct Requests {
     pub(crate) entries: Vec<DriverRequest>,
@@ -59,7 +59,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Tag of a write whose completion is no event.
+    /// Tag for a write whose completion is no event.
     pub const NO_EVENT: u64 = u64::MAX;
 
     /// Capacity for this many requests and pages.
@@ -67,9 +67,9 @@ impl Requests {
         Requests { entries: Vec::with_capacity(requests), pages: Vec::with_capacity(pages) }
     }
 
-    /// Writes `pages` to `peer` and raises its `counter` by the parts of that write. A signal if
-    /// there are none. [`Event::Completed`] with `tag` follows when the sources may be reused and
-    /// the bytes have left this process, unless `tag` is [`Requests::NO_EVENT`].
+    /// Writes `pages` to `peer` and raises `counter` there by the write's part count. Without pages it is
+    /// a signal. [`Event::Completed`] with `tag` follows when the sources may be reused and the bytes
+    /// have left this process, unless `tag` is [`Requests::NO_EVENT`].
     pub fn write(
         &mut self,
         peer: Rank,
@@ -84,7 +84,7 @@ impl Requests {
         self.entries.push(DriverRequest::Write { peer, counter, round, pages, tag });
     }
 
-    /// As [`Requests::write`], with pages that `add` appends one by one.
+    /// Same as [`Requests::write`], with pages that `add` appends one by one.
     #[inline]
     pub fn write_with(
         &mut self,
@@ -100,7 +100,7 @@ impl Requests {
         self.entries.push(DriverRequest::Write { peer, counter, round, pages, tag });
     }
 
-    /// Sends `peer` a credit for our `counter`: its round has been read, and it may start one more.
+    /// Sends `peer` a credit for our `counter`: the round has been read, and the peer may start one more.
     pub fn credit(&mut self, peer: Rank, counter: CounterId) {
         self.entries.push(DriverRequest::Credit { peer, counter });
     }
@@ -111,17 +111,18 @@ impl Requests {
     }
 }
 
-/// Pages of one write of a driver. See [`Requests::write_with`].
+/// Pages for one driver write. See [`Requests::write_with`].
 #[derive(Debug)]
 pub struct PageList<'a> {
     pages: &'a mut Vec<Page>,
-    /// Number of pages of earlier writes.
+    /// Pages in earlier writes.
     begin: usize,
 }
 
 impl PageList<'_> {
-    /// Appends a page; one that continues the last page of this write, at its source and at its destination, extends
-    /// it. A write over a route of [`crate::PartRule::WHOLE`] has one part with either, others may have fewer.
+    /// Appends a page; one that continues this write's last page, at the source and at the destination,
+    /// extends it. A write over a [`crate::PartRule::WHOLE`] route has one part with either, others may
+    /// have fewer.
     #[inline]
     pub fn push_merged(&mut self, page: Page) {
         match self.pages[self.begin..].last_mut() {
@@ -131,12 +132,12 @@ impl PageList<'_> {
     }
 }
 
-/// State machine that polls an engine.
+/// State machine that polls an engine, such as an MoE dispatch.
 pub trait Driver {
-    /// Its error type.
+    /// Driver error type.
     type Error;
 
-    /// The number from [`crate::Engine::namespace`]: the high bits of its tags.
+    /// Number from [`crate::Engine::namespace`]: the high bits in this driver's tags.
     fn namespace(&self) -> u16;
 
     /// The counters whose events it receives.

@@ -1,16 +1,17 @@
-//! Errors of the fabric, one variant per cause, each with its remedy.
+//! Fabric errors, one variant per cause, each with a remedy.
 
 use crate::types::{CounterId, ProviderKind, RegionKey, Time};
+use std::net::SocketAddr;
 use std::time::Duration;
-use weft_control::{Poison, Rank};
+use weft_control::{Poison, Rank, Rounded, limits};
 
-/// The result of a fabric call.
+/// Result from a fabric call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Raises that a wait lacked from one peer at its deadline.
+/// Raises that a wait lacked from one peer at the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissingPeer {
-    /// The peer that has not raised its lane far enough.
+    /// Peer that has not raised the lane far enough.
     pub rank: Rank,
     /// Raises expected in this round.
     pub expected: u64,
@@ -18,12 +19,12 @@ pub struct MissingPeer {
     pub seen: u64,
 }
 
-/// An error of the fabric.
+/// Fabric error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Shareable memory could not be allocated.
-    #[error("cannot allocate {length} bytes of shareable memory: {source}")]
+    #[error("cannot allocate {length} bytes of shareable memory: {}", limits::described(.source))]
     Allocate {
         /// Bytes requested.
         length: usize,
@@ -63,12 +64,12 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
-    /// Memory of a device could not be exported as a dma-buf.
+    /// Device memory could not be exported as a dma-buf.
     #[error("memory of device {device} as a dma-buf: {source}")]
     DmaBuf {
         /// The device's ordinal.
         device: u32,
-        /// The driver's error, with its remedy.
+        /// Driver error, with a remedy.
         source: Box<weft_cuda::Error>,
     },
     /// No common provider reaches the peer.
@@ -78,9 +79,9 @@ pub enum Error {
     NoRoute {
         /// The peer.
         peer: Rank,
-        /// Kinds of provider here.
+        /// Provider kinds here.
         here: String,
-        /// Kinds of provider there.
+        /// Provider kinds there.
         there: String,
     },
     /// A peer's address, descriptor or frame is malformed.
@@ -98,7 +99,7 @@ pub enum Error {
     Connect {
         /// The peer.
         peer: Rank,
-        /// The provider of the attempt.
+        /// Provider that was tried.
         provider: ProviderKind,
         /// The cause.
         detail: String,
@@ -109,7 +110,7 @@ pub enum Error {
          (weft.connect) in place of this one"
     )]
     ReformOfPair {
-        /// The rank of the call.
+        /// Calling rank.
         rank: Rank,
     },
     /// A provider cannot be opened on this machine.
@@ -122,23 +123,41 @@ pub enum Error {
     },
     /// Device memory was requested without a provider that has any.
     #[error(
-        "no provider has memory of device {device}: add copy to the providers (WEFT_PROVIDERS=copy,tcp)"
+        "no provider has memory of device {device}: add copy to the providers (WEFT_PROVIDERS=copy,tcp), or set WEFT_STAGED=1 on all ranks"
     )]
     NoDevices {
         /// The device's ordinal.
         device: u32,
     },
-    /// A wait passed its deadline. The write stays in flight, and the wait may be repeated.
-    #[error("{what} did not finish within {waited:?}: {}", missing_text(.missing))]
+    /// A wait passed the deadline. The write stays in flight, and the wait may be repeated.
+    #[error("{what} did not finish within {}: {}", Rounded(*waited), missing_text(.missing))]
     Timeout {
         /// The operation.
         what: &'static str,
-        /// Duration of the wait.
+        /// Time waited.
         waited: Duration,
         /// Peers that the wait lacks, as far as the engine can name them.
         missing: Vec<MissingPeer>,
     },
-    /// The group is poisoned: each of its operations fails.
+    /// No pair was formed before an accept deadline.
+    #[error(
+        "accept at {address}: no pair was formed within {}; check that the other process connects to this address, \
+         with the same secret and a provider of this listener",
+        Rounded(*waited)
+    )]
+    NoDialer {
+        /// Listener address.
+        address: SocketAddr,
+        /// Time waited.
+        waited: Duration,
+    },
+    /// Call on a pair listener that was closed.
+    #[error("the listener at {address} was closed: listen again")]
+    ListenerClosed {
+        /// Former listener address.
+        address: SocketAddr,
+    },
+    /// The group is poisoned: every operation fails.
     #[error("{0}")]
     Poisoned(Poison),
     /// A write in a round without credit.
@@ -148,7 +167,7 @@ pub enum Error {
         peer: Rank,
         /// The counter.
         counter: CounterId,
-        /// The round of the write.
+        /// Round that the write named.
         round: u64,
         /// Credits received.
         credits: u64,
@@ -165,13 +184,13 @@ pub enum Error {
         /// The current round.
         current: u64,
     },
-    /// A counter was used before its grants were exchanged.
+    /// A counter was used before grants were exchanged.
     #[error("counter {} is not shared: share it with the peers first", .counter.number())]
     NotLinked {
         /// The counter.
         counter: CounterId,
     },
-    /// A second share of a counter.
+    /// A counter was shared twice.
     #[error("counter {} is shared already: share each counter once", .counter.number())]
     AlreadyLinked {
         /// The counter.
@@ -187,7 +206,7 @@ pub enum Error {
         /// The oldest round without a credit.
         round: u64,
     },
-    /// A slice outside of its region.
+    /// A slice outside the region.
     #[error("bytes {offset}..{end} are outside of {side} region {}, which has {length}", .key.0, end = .offset.saturating_add(*.wanted))]
     OutOfRange {
         /// `local` or `remote`.
@@ -196,20 +215,20 @@ pub enum Error {
         key: RegionKey,
         /// First byte.
         offset: u64,
-        /// Length of the slice.
+        /// Slice length.
         wanted: u64,
-        /// Length of the region.
+        /// Region length.
         length: u64,
     },
-    /// An id of a region, counter or rank that this engine lacks.
-    #[error("{what} {number}: not part of this engine")]
+    /// A region, counter or rank id that this engine lacks.
+    #[error("{what} {number}: {}", expected_in_place_of(what))]
     Unknown {
         /// `region`, `counter`, `rank`, `request`.
         what: &'static str,
-        /// Its number.
+        /// Id number.
         number: u64,
     },
-    /// A limit of the configuration or the protocol was reached.
+    /// A configuration or protocol limit was reached.
     #[error("{what}: {wanted} wanted, the limit is {limit}")]
     Limit {
         /// The limited quantity.
@@ -228,17 +247,17 @@ pub enum Error {
         /// The call.
         call: &'static str,
     },
-    /// A peer rejected its own arguments of a collective call.
+    /// A peer rejected the arguments that it passed to a collective call.
     #[error("{call}: {peer} rejected its arguments: {detail}; no rank has granted anything")]
     PeerRefused {
         /// The call.
         call: &'static str,
         /// The rank that refused.
         peer: Rank,
-        /// Its error.
+        /// The peer's error.
         detail: String,
     },
-    /// A provider cannot use memory of this kind.
+    /// A provider cannot use this kind of memory.
     #[error("{provider} cannot use region {}: {detail}", .key.0)]
     Unusable {
         /// The provider.
@@ -255,7 +274,7 @@ pub enum Error {
     #[error(transparent)]
     Control(#[from] weft_control::Error),
     /// A system call failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", limits::described(.source))]
     System {
         /// The operation that failed.
         what: &'static str,
@@ -265,12 +284,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// Error of a failed system call.
+    /// Error from a failed system call.
     pub fn system(what: &'static str, source: impl Into<std::io::Error>) -> Error {
         Error::System { what, source: source.into() }
     }
 
-    /// Timeout of an operation that lacked `missing` at `now`, after a wait since `since`.
+    /// Timeout for an operation that lacked `missing` at `now`, after a wait since `since`.
     pub fn timeout(what: &'static str, since: Time, now: Time, missing: Vec<MissingPeer>) -> Error {
         Error::Timeout { what, waited: now.since(since), missing }
     }
@@ -282,10 +301,18 @@ fn numbers(list: &[u32]) -> String {
     list.join(", ")
 }
 
-/// Text of the peers that a wait lacks.
+/// Expectation to print for an unknown rank, region, counter or request.
+fn expected_in_place_of(what: &str) -> &'static str {
+    match what {
+        "rank" => "expected a peer, another rank of this group",
+        _ => "expected one of this communicator; it was released, or belongs to another",
+    }
+}
+
+/// Text that names the peers a wait lacks.
 pub fn missing_text(missing: &[MissingPeer]) -> String {
     if missing.is_empty() {
-        return "the missing peers are unknown".into();
+        return "no peer is known to block it".into();
     }
     let list: Vec<String> =
         missing.iter().map(|m| format!("{} raised {} of {}", m.rank, m.seen, m.expected)).collect();

@@ -1,27 +1,29 @@
-//! Fuzz targets: each parser of external bytes as a function of arbitrary bytes, for the fuzzer (`fuzz/`)
-//! and the tests. A function panics on a violated invariant.
+//! Fuzz targets: each parser for external bytes as a function that takes arbitrary bytes, for the fuzzer
+//! (`fuzz/`) and the tests. A function panics on a violated invariant.
 
 use crate::bytes::{Reader, put_block};
 use crate::descriptor::{EngineAddress, Grant};
 
 pub use crate::local::fuzz_address as shm_address;
 pub use crate::pair::fuzz as pair;
+pub use crate::providers::staged::fuzz_wire as staged_wire;
 pub use crate::providers::tcp::{fuzz_stream as tcp_stream, fuzz_wire as tcp_wire};
 
-/// Name of a corpus, and its target.
+/// Corpus name and target.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target of this crate.
-pub const TARGETS: [Target; 6] = [
+/// Every target in this crate.
+pub const TARGETS: [Target; 7] = [
     ("fabric_bytes", bytes),
     ("fabric_descriptor", descriptor),
     ("fabric_shm_address", shm_address),
     ("fabric_pair", pair),
+    ("fabric_staged_wire", staged_wire),
     ("fabric_tcp_wire", tcp_wire),
     ("fabric_tcp_stream", tcp_stream),
 ];
 
-/// Reads of fields in the order of the first bytes stay inside the input.
+/// Field reads in the order that the first bytes give stay inside the input.
 pub fn bytes(data: &[u8]) {
     let (orders, fields) = data.split_at(data.len().min(8));
     let mut reader = Reader::new(fields);
@@ -44,7 +46,7 @@ pub fn bytes(data: &[u8]) {
     assert_eq!(Reader::new(&block).block(), Some(fields));
 }
 
-/// Addresses and grants round-trip through their encodings.
+/// Addresses and grants round-trip through encoding and decoding.
 pub fn descriptor(data: &[u8]) {
     if let Ok(address) = EngineAddress::decode(data) {
         assert_eq!(EngineAddress::decode(&address.encode()), Ok(address));

@@ -1,11 +1,11 @@
-//! Control of a group: the full control plane, or the control connection of a pair.
+//! Group control: the full control plane, or a pair's control connection.
 
 use std::sync::Arc;
 use std::time::Duration;
 use weft_control::pair::PairControl;
 use weft_control::{Control, Error, Member, Operation, PeerStatus, Poison, Rank, Result};
 
-/// Control of a group, with the calls of [`Control`] for both ways of forming one.
+/// Group control, with the [`Control`] calls for both ways to form a group.
 #[derive(Clone)]
 pub enum GroupControl {
     /// Group formed by a rendezvous, or re-formed.
@@ -14,7 +14,7 @@ pub enum GroupControl {
     Pair(PairMembers),
 }
 
-/// A pair's control connection and its two members.
+/// A pair's control connection and two members.
 #[derive(Clone)]
 pub struct PairMembers {
     pub(crate) control: Arc<PairControl>,
@@ -43,7 +43,7 @@ impl GroupControl {
         self.members().len() as u32
     }
 
-    /// Generation of the group; 0 for a pair.
+    /// Group generation; 0 for a pair.
     pub fn generation(&self) -> u32 {
         self.mesh().map_or(0, Control::generation)
     }
@@ -100,7 +100,7 @@ impl GroupControl {
         }
     }
 
-    /// State of a rank; an unknown rank is lost.
+    /// Rank status; an unknown rank is lost.
     pub fn peer_status(&self, rank: Rank) -> PeerStatus {
         match self {
             GroupControl::Mesh(control) => control.peer_status(rank),
@@ -110,13 +110,13 @@ impl GroupControl {
         }
     }
 
-    /// The monotonic clock of `rank` minus that of rank 0, in nanoseconds. Zero for pairs, which do not
+    /// Monotonic clock at `rank` minus the clock at rank 0, in nanoseconds. Zero for pairs, which do not
     /// measure it.
     pub fn clock_offset(&self, rank: Rank) -> i64 {
         self.mesh().map_or(0, |control| control.clock_offset(rank))
     }
 
-    /// The error of [`GroupControl::clock_offset`] in nanoseconds; for a pair across hosts it is
+    /// Error bound for [`GroupControl::clock_offset`] in nanoseconds; for a pair across hosts it is
     /// unknown, `u64::MAX`.
     pub fn clock_error(&self, rank: Rank) -> u64 {
         match self {
@@ -131,7 +131,7 @@ impl GroupControl {
     /// [`Control::all_gather`].
     ///
     /// # Errors
-    /// Those of [`Control::all_gather`].
+    /// Same as [`Control::all_gather`].
     pub fn all_gather(&self, payload: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         self.all_gather_as(Operation::AllGather, payload, timeout)
     }
@@ -139,7 +139,7 @@ impl GroupControl {
     /// [`Control::all_gather_as`].
     ///
     /// # Errors
-    /// Those of [`Control::all_gather`].
+    /// Same as [`Control::all_gather`].
     pub fn all_gather_as(
         &self,
         operation: Operation,
@@ -155,7 +155,7 @@ impl GroupControl {
     /// [`Control::exchange_as`].
     ///
     /// # Errors
-    /// Those of [`Control::exchange`].
+    /// Same as [`Control::exchange`].
     pub fn exchange_as(
         &self,
         operation: Operation,
@@ -176,7 +176,7 @@ impl GroupControl {
         }
     }
 
-    /// Leaves the group: the peers see a departure in place of a loss.
+    /// Leaves the group: the peers see a departure instead of a loss.
     pub fn leave(&self) {
         match self {
             GroupControl::Mesh(control) => control.leave(),
@@ -184,7 +184,7 @@ impl GroupControl {
         }
     }
 
-    /// Ends the connections without a departure message, as a crash does, for tests of losses.
+    /// Ends the connections without a departure message, as a crash does, for loss tests.
     pub fn abandon(&self) {
         match self {
             GroupControl::Mesh(control) => control.abandon(),

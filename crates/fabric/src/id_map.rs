@@ -4,10 +4,10 @@ use crate::types::RegionKey;
 use std::marker::PhantomData;
 use weft_control::Rank;
 
-/// Values of peers, by rank.
+/// Values for peers, by rank.
 pub(crate) type PeerMap<T> = IdMap<Rank, T>;
 
-/// Values of regions, by key.
+/// Values for regions, by key.
 pub(crate) type RegionMap<T> = IdMap<RegionKey, T>;
 
 /// An id that counts from zero without large gaps.
@@ -58,19 +58,19 @@ impl<I: DenseId, T> IdMap<I, T> {
         self.slots.is_empty()
     }
 
-    /// The value of an id.
+    /// Value for an id.
     #[inline(always)]
     pub fn get(&self, id: I) -> Option<&T> {
         self.slots.get(id.index()).and_then(Option::as_ref)
     }
 
-    /// The value of an id, to change.
+    /// Value for an id, to change.
     #[inline(always)]
     pub fn get_mut(&mut self, id: I) -> Option<&mut T> {
         self.slots.get_mut(id.index()).and_then(Option::as_mut)
     }
 
-    /// Sets the value of an id; allocates slots up to it. Callers bound ids from outside before.
+    /// Sets the value for an id; allocates slots up to it. Callers bound external ids before.
     pub fn insert(&mut self, id: I, value: T) {
         let index = id.index();
         if self.slots.len() <= index {
@@ -79,29 +79,23 @@ impl<I: DenseId, T> IdMap<I, T> {
         self.slots[index] = Some(value);
     }
 
-    /// Removes the value of an id.
+    /// Removes the value for an id.
     pub fn remove(&mut self, id: I) -> Option<T> {
         self.slots.get_mut(id.index()).and_then(Option::take)
     }
 
-    /// Ids with their values, in order.
-    pub fn iter(&self) -> impl Iterator<Item = (I, &T)> {
-        let slots = self.slots.iter().enumerate();
-        slots.filter_map(|(index, slot)| Some((I::from_index(index), slot.as_ref()?)))
-    }
-
-    /// Ids with their values, in order, to change.
+    /// Ids with values, in order, to change.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (I, &mut T)> {
         let slots = self.slots.iter_mut().enumerate();
         slots.filter_map(|(index, slot)| Some((I::from_index(index), slot.as_mut()?)))
     }
 
-    /// Values in the order of their ids.
+    /// Values in id order.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().flatten()
     }
 
-    /// Values in the order of their ids, to change.
+    /// Values in id order, to change.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().flatten()
     }
@@ -120,7 +114,7 @@ mod tests {
             [0, 1, 2, 3, 4].map(|rank| map.get(Rank(rank)).copied()),
             [None, Some('a'), None, Some('c'), None]
         );
-        assert_eq!(map.iter().map(|(rank, _)| rank.0).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(map.iter_mut().map(|(rank, _)| rank.0).collect::<Vec<_>>(), [1, 3]);
         assert_eq!(
             (map.remove(Rank(3)), map.remove(Rank(3)), map.remove(Rank(9))),
             (Some('c'), None, None)

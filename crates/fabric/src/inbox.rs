@@ -1,30 +1,31 @@
-//! Inbox: submissions of threads that must not block on an engine's lock.
+//! Inbox: submissions from threads that must not block on an engine's lock.
 //!
-//! A bounded lock-free queue of fixed-size descriptors, from many producers to the thread that holds the
-//! engine. The proxy of a GPU and a query dispatcher push the same format.
+//! A bounded lock-free queue that carries fixed-size descriptors, from many producers to the thread that
+//! holds the engine. A GPU proxy and a query dispatcher push the same format.
 //!
-//! Each slot of the ring carries a sequence number (D. Vyukov's bounded MPMC queue). A producer claims the
-//! slot at the tail when its sequence equals the tail, writes, and increments the sequence; the consumer
-//! takes the slot at the head when its sequence is head + 1, and advances it by the capacity.
+//! Each ring slot carries a sequence number (D. Vyukov's [bounded MPMC
+//! queue](https://www.1024cores.net/home/lock-free-algorithms/queues/bounded-mpmc-queue)). A producer
+//! claims the slot at the tail when the slot's sequence equals the tail, writes, and increments the
+//! sequence; the consumer takes the slot at the head when the sequence is head + 1, and advances it by
+//! the capacity.
 
 use crate::atomics::{CacheLine, SharedCell, Word64};
 use crate::error::{Error, Result};
-use crate::shared_engine::SharedEngine;
 use crate::types::{CounterId, Page, RegionKey};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use weft_control::Rank;
 
-/// Capacity of an inbox.
-const DEPTH: usize = 1024;
+/// Inbox capacity.
+pub(super) const DEPTH: usize = 1024;
 
-/// One request in a fixed number of bytes: a write of `count` slices of `length` bytes at regular
-/// distances, a signal if the length is zero, or a credit.
+/// One request in a fixed number of bytes: a write of `count` slices with `length` bytes each, at regular
+/// distances, such as the rows of a matrix tile; a signal if the length is zero; or a credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SubmissionDescriptor {
-    /// Kind of the request.
+    /// Request kind.
     pub operation: SubmissionOperation,
     /// The peer written to.
     pub peer: Rank,
@@ -32,7 +33,7 @@ pub struct SubmissionDescriptor {
     pub counter: CounterId,
     /// Slices; at least 1.
     pub count: u32,
-    /// The round of the write.
+    /// Round that the write belongs to.
     pub round: u64,
     /// The local region that is read.
     pub source: RegionKey,
@@ -46,19 +47,19 @@ pub struct SubmissionDescriptor {
     pub destination_offset: u64,
     /// Bytes from one slice written to the next.
     pub destination_stride: u64,
-    /// Bytes of each slice.
+    /// Bytes in each slice.
     pub length: u64,
     /// Tag returned with the outcome.
     pub tag: u64,
 }
 
-/// Operation of a [`SubmissionDescriptor`].
+/// Operation that a [`SubmissionDescriptor`] requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum SubmissionOperation {
-    /// Write slices and raise the peer's counter by their parts.
+    /// Write slices and raise the peer's counter by the part count.
     Write = 1,
-    /// Send the peer a credit for its oldest open round.
+    /// Send the peer a credit for the oldest open round.
     Credit = 2,
 }
 
@@ -76,7 +77,7 @@ pub struct StridedPages {
 }
 
 impl StridedPages {
-    /// Limit of slices.
+    /// Slice limit.
     pub const MAX: u32 = 1 << 20;
 
     /// Appends a page for each slice. Offsets saturate at 64 bits, which is out of range.
@@ -101,7 +102,7 @@ impl StridedPages {
 }
 
 impl SubmissionDescriptor {
-    /// The slices of a write.
+    /// Slices to write.
     pub(crate) fn slices(&self) -> StridedPages {
         let first = Page {
             source: self.source,
@@ -114,7 +115,7 @@ impl SubmissionDescriptor {
         StridedPages { first, count: self.count, source_stride, destination_stride }
     }
 
-    /// A write of `length` bytes.
+    /// Writes `length` bytes.
     pub fn write(
         peer: Rank,
         counter: CounterId,
@@ -160,21 +161,21 @@ impl SubmissionDescriptor {
     }
 }
 
-/// Callback for the outcome of each submission, on the thread that makes progress: its tag, and the error
-/// if it was rejected or failed. The engine is locked during the call; the callback may push to the inbox
+/// Callback for each submission's outcome, on the thread that makes progress: the tag, and the error if
+/// it was rejected or failed. The engine is locked during the call; the callback may push to the inbox
 /// and makes no other call.
 pub type OutcomeCallback = dyn Fn(u64, Result<(), String>) + Send + Sync;
 
-/// Descriptor and its pending outcome.
+/// Descriptor with a pending outcome.
 pub(crate) struct Submission {
     pub descriptor: SubmissionDescriptor,
     pub outcome: PendingOutcome,
 }
 
-/// Outcome of a submission, delivered once; by its drop if the engine ends first.
+/// Submission outcome, delivered once; on drop if the engine ends first.
 pub(crate) struct PendingOutcome {
-    tag: u64,
-    outcomes: Option<Arc<OutcomeCallback>>,
+    pub(super) tag: u64,
+    pub(super) outcomes: Option<Arc<OutcomeCallback>>,
 }
 
 impl PendingOutcome {
@@ -191,42 +192,7 @@ impl Drop for PendingOutcome {
     }
 }
 
-/// Producer of submissions; clones push to the same engine.
-#[derive(Clone)]
-pub struct Submitter {
-    shared: Arc<SharedEngine>,
-}
-
-impl Submitter {
-    pub(crate) fn new(shared: Arc<SharedEngine>) -> Submitter {
-        Submitter { shared }
-    }
-
-    /// Submits a descriptor. `outcomes` is called once with its tag: when its source may be reused, or with
-    /// the error if it was rejected or failed.
-    ///
-    /// # Errors
-    /// [`Error::Limit`] if the queue is full: retry after progress;
-    /// [`weft_control::Error::Closed`]. `outcomes` is not called then.
-    pub fn push(
-        &self,
-        descriptor: SubmissionDescriptor,
-        outcomes: &Arc<OutcomeCallback>,
-    ) -> Result<()> {
-        self.shared.check_open()?;
-        let outcome = PendingOutcome { tag: descriptor.tag, outcomes: Some(outcomes.clone()) };
-        let submission = Submission { descriptor, outcome };
-        if let Err(mut submission) = self.shared.inbox().ring().put(submission) {
-            submission.outcome.outcomes = None;
-            let (wanted, limit) = (DEPTH as u64 + 1, DEPTH as u64);
-            return Err(Error::Limit { what: "submissions in an inbox", wanted, limit });
-        }
-        self.shared.drain_inbox();
-        Ok(())
-    }
-}
-
-/// Submission queue of a [`SharedEngine`].
+/// Submission queue in front of a [`SharedEngine`].
 #[derive(Default)]
 pub(crate) struct Inbox {
     /// Allocated for the first [`Submitter`]: about 90 KiB, and a process may have thousands of pairs.
@@ -241,7 +207,7 @@ impl Inbox {
         self.used.store(true, Ordering::SeqCst);
     }
 
-    fn ring(&self) -> &Ring<Submission, AtomicU64> {
+    pub(super) fn ring(&self) -> &Ring<Submission, AtomicU64> {
         self.ring.get_or_init(|| Ring::new(DEPTH))
     }
 
@@ -266,7 +232,7 @@ impl Inbox {
     }
 }
 
-/// Bit of the tail of a closed ring. No slot has such a sequence number, so that every claim fails.
+/// Tail bit that closes the ring. No slot has such a sequence number, so every claim fails.
 const CLOSED: u64 = 1 << 63;
 
 /// Bounded multi-producer queue with one consumer at a time.
@@ -283,14 +249,14 @@ struct RingSlot<T, W> {
     item: SharedCell<MaybeUninit<T>>,
 }
 
-// SAFETY: an item is moved in by the thread that claimed its slot and out by the consumer, each while the
-// sequence number gives the slot to it alone.
+// SAFETY: an item is moved in by the thread that claimed the slot and out by the consumer, each while the
+// sequence number gives that thread exclusive access to the slot.
 unsafe impl<T: Send, W: Word64> Send for Ring<T, W> {}
 // SAFETY: as above.
 unsafe impl<T: Send, W: Word64> Sync for Ring<T, W> {}
 
 impl<T, W: Word64> Ring<T, W> {
-    /// A ring for `capacity` items, rounded up to a power of two, at least two.
+    /// Makes a ring for `capacity` items, rounded up to a power of two, at least two.
     pub fn new(capacity: usize) -> Ring<T, W> {
         let capacity = capacity.next_power_of_two().max(2) as u64;
         let slot = |sequence| RingSlot {
@@ -316,8 +282,7 @@ impl<T, W: Word64> Ring<T, W> {
             match slot.sequence.load() {
                 sequence if sequence == tail => {
                     if self.tail.0.replace(tail, tail + 1) {
-                        // SAFETY: the slot's sequence was the tail, and this thread won the claim of the
-                        // tail.
+                        // SAFETY: the slot's sequence was the tail, and this thread won the tail claim.
                         slot.item.with_mut(|slot| unsafe { (*slot).write(item) });
                         slot.sequence.store(tail + 1);
                         return Ok(());

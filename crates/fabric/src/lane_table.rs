@@ -1,4 +1,4 @@
-//! Lane table of one engine: the shared words of its lanes, and the peers to which they are issued.
+//! Engine lane table: the shared lane words, and the peers to which lanes are issued.
 
 use crate::atomics::CacheLine;
 use crate::error::{Error, Result};
@@ -14,15 +14,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Shared words of a lane table, this engine's own or a mapped peer's.
+/// Shared words in a lane table, this engine's own or a mapped peer's.
 #[derive(Debug)]
 pub struct LaneWords {
     memory: Arc<Memory>,
-    /// Its first byte.
+    /// First byte.
     base: NonNull<u8>,
     capacity: usize,
     leaves: usize,
-    /// Cache lines of two words.
+    /// Cache lines, two words each.
     pairs: usize,
 }
 
@@ -34,13 +34,13 @@ unsafe impl Sync for LaneWords {}
 const LINE: usize = size_of::<CacheLine<AtomicU64>>();
 
 impl LaneWords {
-    /// Bytes of a table of `capacity` lanes: a cache line for the doorbell, one for each leaf, one for each
-    /// two words.
+    /// Byte size for a table with `capacity` lanes: a cache line for the doorbell, one for each leaf, one
+    /// for each two words.
     pub fn bytes_for(capacity: usize) -> usize {
         LINE * (1 + capacity.div_ceil(64) + capacity.div_ceil(2))
     }
 
-    /// View of `memory` as a table of `capacity` lanes; `None` if the memory is too small or misaligned.
+    /// Views `memory` as a table with `capacity` lanes; `None` if the memory is too small or misaligned.
     pub fn new(memory: Arc<Memory>, capacity: usize) -> Option<LaneWords> {
         let base = memory.host()?;
         let aligned = base.as_ptr().addr().is_multiple_of(align_of::<CacheLine<AtomicU64>>());
@@ -81,19 +81,19 @@ impl LaneWords {
         word.load(Ordering::Acquire)
     }
 
-    /// Prefetches the cache line of a lane.
+    /// Prefetches a lane's cache line.
     #[inline(always)]
     pub fn prefetch(&self, lane: usize) {
         prefetch::for_load(self.base.as_ptr().wrapping_add((1 + self.leaves + lane / 2) * LINE));
     }
 
-    /// Prefetches the cache line of a leaf, to change it.
+    /// Prefetches a leaf's cache line, to change it.
     #[inline(always)]
     pub fn prefetch_leaf(&self, leaf: usize) {
         prefetch::for_store(self.base.as_ptr().wrapping_add((1 + leaf) * LINE));
     }
 
-    /// Number of lanes.
+    /// Lane count.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -104,31 +104,34 @@ impl LaneWords {
     }
 }
 
-/// Performs the wake-up that a raise returned.
-pub fn wake(lanes: Lanes<'_, AtomicU32, AtomicU64>, wake: Wake, descriptor: BorrowedFd<'_>) {
+/// Performs the wake-up that a raise returned; false if it lacks the descriptor for it.
+pub fn wake(
+    lanes: Lanes<'_, AtomicU32, AtomicU64>,
+    wake: Wake,
+    descriptor: Option<&OwnedFd>,
+) -> bool {
     use crate::atomics::Word32;
-    match wake {
-        Wake::No => {}
-        Wake::Word => lanes.doorbell.0.wake(),
-        Wake::Descriptor => signal(descriptor),
-        Wake::WordAndDescriptor => {
-            lanes.doorbell.0.wake();
-            signal(descriptor);
-        }
+    if matches!(wake, Wake::Word | Wake::WordAndDescriptor) {
+        lanes.doorbell.0.wake();
     }
+    if matches!(wake, Wake::Descriptor | Wake::WordAndDescriptor) {
+        let Some(descriptor) = descriptor else { return false };
+        signal(descriptor.as_fd());
+    }
+    true
 }
 
 fn signal(descriptor: BorrowedFd<'_>) {
-    // Increments by one cannot overflow the counter of an eventfd.
+    // Increments by one cannot overflow an eventfd counter.
     let _ = rustix::io::write(descriptor, &1u64.to_ne_bytes());
 }
 
-/// Counts of dropped arrivals, by reason.
+/// Dropped arrivals, by reason.
 #[derive(Debug, Default)]
 pub struct DroppedArrivals {
     /// Free lane, or lane issued to another peer.
     pub ungranted: AtomicU64,
-    /// Lane of another generation.
+    /// Lane from another generation.
     pub stale: AtomicU64,
 }
 
@@ -137,16 +140,17 @@ pub struct DroppedArrivals {
 pub struct LaneTable {
     words: LaneWords,
     generation: Generation,
-    /// Holder and generation of each lane: see [`LaneHolder`].
+    /// Holder and generation for each lane: see [`LaneHolder`].
     holders: Box<[AtomicU64]>,
     blocks: Mutex<LaneBlocks>,
-    /// Lane that was taken last: a hint. On a line of its own, since other threads read those beside it.
+    /// Lane that was taken last: a hint. It has a separate cache line, since other threads read the
+    /// fields beside it.
     last_taken: CacheLine<AtomicU32>,
     wake: OwnedFd,
     dropped: DroppedArrivals,
 }
 
-/// Encoding of a lane's holder: bits 0 to 7 generation, above them the rank plus one; zero for a lane that
+/// Encodes a lane's holder: bits 0 to 7 generation, above them the rank plus one; zero for a lane that
 /// was never issued. The top bit marks a released lane.
 struct LaneHolder;
 
@@ -161,7 +165,7 @@ impl LaneHolder {
         if word & LaneHolder::FREE == 0 { LaneHolder::last_peer(word) } else { None }
     }
 
-    /// Holder, also of a released lane.
+    /// Holder, also for a released lane.
     fn last_peer(word: u64) -> Option<Rank> {
         ((word & !LaneHolder::FREE) >> 8).checked_sub(1).map(|rank| Rank(rank as u32))
     }
@@ -179,12 +183,12 @@ struct LaneBlocks {
 }
 
 impl LaneBlocks {
-    /// A released block of the same holder, so that late arrivals on it are attributed to this peer.
+    /// A released block from the same holder, so that late arrivals on it are attributed to this peer.
     fn take_own(&mut self, peer: Rank, count: u32) -> Option<Lane> {
         self.free.get_mut(&(count, peer))?.pop()
     }
 
-    /// A released block of any peer, for a full table.
+    /// A released block from any peer, for a full table.
     fn take_any(&mut self, count: u32) -> Option<Lane> {
         let mut fitting = self.free.iter_mut().filter(|((length, _), _)| *length == count);
         fitting.find_map(|(_, blocks)| blocks.pop())
@@ -263,7 +267,7 @@ impl LaneTable {
         }
     }
 
-    /// Raises a lane by one. The caller is the agent of the lane's holder, one thread at a time. Returns
+    /// Raises a lane by one. The caller is the agent for the lane's holder, one thread at a time. Returns
     /// the holder. An arrival for a free lane or another generation is dropped and counted.
     pub fn arrive(&self, lane: Lane) -> Option<Rank> {
         let peer = self.arrive_in_poll(lane)?;
@@ -271,7 +275,7 @@ impl LaneTable {
         Some(peer)
     }
 
-    /// [`LaneTable::arrive`] inside of [`crate::Link::poll`]: the link reports the lane in its
+    /// [`LaneTable::arrive`] inside [`crate::Link::poll`]: the link reports the lane in the
     /// [`crate::link::Sink`] in place of a dirty bit. The engine takes the lane next and wakes sleeping
     /// threads and the event loop.
     #[inline]
@@ -289,13 +293,13 @@ impl LaneTable {
         holder
     }
 
-    /// Sets the dirty bit of a lane raised by [`LaneTable::arrive_in_poll`], and wakes the owner.
+    /// Sets the dirty bit for a lane raised by [`LaneTable::arrive_in_poll`], and wakes the owner.
     pub fn set_dirty(&self, lane: LaneId) {
         let lanes = self.words.lanes();
-        wake(lanes, lanes.set_dirty(lane.get() as usize), self.wake.as_fd());
+        wake(lanes, lanes.set_dirty(lane.get() as usize), Some(&self.wake));
     }
 
-    /// Counts a dropped arrival; `word` is its lane's holder.
+    /// Counts a dropped arrival; `word` is the lane's holder word.
     #[cold]
     #[inline(never)]
     fn refuse(&self, lane: Lane, word: u64) {
@@ -313,7 +317,7 @@ impl LaneTable {
         }
     }
 
-    /// The last holder of a lane, for a transport that counts arrivals by peer. `None` for a lane that was
+    /// A lane's last holder, for a transport that counts arrivals by peer. `None` for a lane that was
     /// never issued.
     pub fn last_holder(&self, lane: Lane) -> Option<Rank> {
         let word = self.holders.get(lane.id().get() as usize)?.load(Ordering::Acquire);
@@ -347,7 +351,7 @@ impl LaneTable {
     /// Wakes the owner without a raise.
     pub fn notify(&self) {
         let lanes = self.words.lanes();
-        wake(lanes, lanes.notify(), self.wake.as_fd());
+        wake(lanes, lanes.notify(), Some(&self.wake));
     }
 
     /// The lane's value.
@@ -381,8 +385,8 @@ impl LaneTable {
         found
     }
 
-    /// Owner, with dirty bits: prefetches the lane that was taken last and its dirty bits. With few writes in flight the next
-    /// one is likely to raise it again.
+    /// Owner, with dirty bits: prefetches the lane that was taken last, and the dirty bits for it. With
+    /// few writes in flight the next one is likely to raise it again.
     #[inline]
     pub fn prefetch_dirty(&self) {
         let last = self.last_taken.0.load(Ordering::Relaxed) as usize;
@@ -406,7 +410,7 @@ impl LaneTable {
         self.words.lanes().sleep_on_word(timeout);
     }
 
-    /// Owner: withdraws the announcement of [`LaneTable::prepare_sleep`]. Clears the descriptor unless
+    /// Owner: withdraws the announcement from [`LaneTable::prepare_sleep`]. Clears the descriptor unless
     /// another sleeper uses it.
     pub fn finish_sleep(&self, mode: SleepMode) {
         if self.words.lanes().finish_sleep(mode) && mode != SleepMode::Word {
@@ -426,12 +430,12 @@ impl LaneTable {
         &self.words
     }
 
-    /// Generation of the first issue of each lane.
+    /// Generation in which lanes are first issued.
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// Counts of dropped arrivals.
+    /// Dropped arrivals, by reason.
     pub fn dropped(&self) -> &DroppedArrivals {
         &self.dropped
     }
@@ -440,11 +444,12 @@ impl LaneTable {
 /// Zeroed words, whose pages take no memory before the first write.
 fn zeroed(length: usize) -> Box<[AtomicU64]> {
     let words = Box::into_raw(vec![0u64; length].into_boxed_slice());
-    // SAFETY: an AtomicU64 has the size, alignment and bit validity of a u64; the box is owned here.
+    // SAFETY: an AtomicU64 has the same size, alignment and bit validity as a u64; the box is owned here.
     unsafe { Box::from_raw(words as *mut [AtomicU64]) }
 }
 
-/// Increments a count; true at powers of two, which bounds the log lines of a misbehaving peer.
+/// Increments a count; true at powers of two, which bounds the log lines that a misbehaving peer can
+/// cause.
 fn should_log(count: &AtomicU64) -> bool {
     (count.fetch_add(1, Ordering::Relaxed) + 1).is_power_of_two()
 }
@@ -482,8 +487,8 @@ mod tests {
         }
     }
 
-    /// A counted write and its credit between two threads at the same addresses, so that miri and
-    /// ThreadSanitizer can track the order of the bytes; across two mappings of one memory they cannot.
+    /// A counted write and the credit for it between two threads at the same addresses, so that miri and
+    /// ThreadSanitizer can track how accesses are ordered; across two mappings they cannot.
     #[test]
     fn bytes_are_complete_once_counted_and_stable_until_credited() {
         let ((owner, data), (writer, credit)) = (table(), table());
@@ -518,7 +523,7 @@ mod tests {
         );
         assert_eq!(table.issue(Rank(1), 2).unwrap().id(), blocks[0].id());
         assert_eq!(table.last_holder(blocks[0]), Some(Rank(1)), "of the generation before");
-        // Rank 3 takes fresh lanes, then those of rank 2; then the table is full.
+        // Rank 3 takes fresh lanes, then rank 2's lanes; then the table is full.
         let third = table.issue(Rank(3), 2).unwrap();
         assert!(blocks.iter().all(|block| block.id() != third.id()));
         assert_eq!(table.issue(Rank(3), 2).unwrap().id(), blocks[1].id());

@@ -1,20 +1,20 @@
 //! Lanes: the words that peers raise, dirty bits that mark raised lanes, and the doorbell that wakes the
 //! owner.
 //!
-//! One table per engine, in memory that peers of the same host map. A lane has one raising agent, which
-//! stores its word (no read-modify-write). After the word the agent sets the lane's dirty bit in a leaf,
-//! then the doorbell bit that covers the leaf; the previous doorbell value includes the owner's sleep bits,
-//! and the agent makes a system call only if one is set. The owner takes dirty bits in the opposite order,
-//! doorbell first, so a raise is either seen now or sets the doorbell again.
+//! One table per engine, in memory that peers on the same host map. A lane has one raising agent, which
+//! stores the lane word (no read-modify-write). After the word the agent sets the lane's dirty bit in a
+//! leaf, then the doorbell bit that covers the leaf; the previous doorbell value includes the owner's
+//! sleep bits, and the agent makes a system call only if one is set. The owner takes dirty bits in the
+//! opposite order, doorbell first, so a raise is either seen now or sets the doorbell again.
 //!
-//! Lanes 2i and 2i+1 share a cache line. An engine issues both to one peer, as the data and credit lane of
-//! a counter: a wait for data loads the credit too, and no two agents share a line.
+//! Lanes 2i and 2i+1 share a cache line. An engine issues both to one peer, as a counter's data and
+//! credit lanes: a wait for data loads the credit too, and no two agents share a line.
 
 use crate::atomics::{CacheLine, Word32, Word64};
 use std::time::Duration;
 
-/// Bits of the doorbell: 27 groups of leaves, a message in a mailbox, a notification without a raise, and three
-/// sleep modes of the owner.
+/// Doorbell bits: 27 leaf groups, a mailbox message, a notification without a raise, and the owner's
+/// three sleep modes.
 pub const GROUPS: u32 = 27;
 const MESSAGE: u32 = 1 << 27;
 const NOTIFIED: u32 = 1 << 28;
@@ -29,22 +29,22 @@ const DIRTY: u32 = ((1 << GROUPS) - 1) | MESSAGE | NOTIFIED;
 pub enum Wake {
     /// The owner is awake.
     No,
-    /// A thread of the owner sleeps on the doorbell word.
+    /// An owner thread sleeps on the doorbell word.
     Word,
-    /// A thread of the owner, or its event loop, sleeps on the event descriptor.
+    /// An owner thread, or the owner's event loop, sleeps on the event descriptor.
     Descriptor,
     /// Both.
     WordAndDescriptor,
 }
 
-/// Sleep mode of the owner. At most one thread sleeps in each mode.
+/// The owner's sleep mode. At most one thread sleeps in each mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SleepMode {
     /// On the doorbell word.
     Word,
     /// On an epoll descriptor, together with the links' descriptors.
     Descriptor,
-    /// In an event loop of the program, on the same descriptor.
+    /// In the program's event loop, on the same descriptor.
     EventLoop,
 }
 
@@ -58,7 +58,7 @@ impl SleepMode {
     }
 }
 
-/// View of a lane table, for both sides, over borrowed words.
+/// Lane table view, for both sides, over borrowed words.
 #[derive(Debug)]
 pub struct Lanes<'a, W32, W64> {
     /// The word that wakes the owner.
@@ -78,21 +78,21 @@ impl<W32, W64> Clone for Lanes<'_, W32, W64> {
 impl<W32, W64> Copy for Lanes<'_, W32, W64> {}
 
 impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
-    /// Raises `lane` to `value`; called by its one agent only. Release store: the caller's earlier writes
-    /// are visible to an owner that reads the value.
+    /// Raises `lane` to `value`; only the lane's one agent may call it. Release store: the caller's
+    /// earlier writes are visible to an owner that reads the value.
     pub fn raise(&self, lane: usize, value: u64) -> Wake {
         self.word(lane).store(value);
         self.set_dirty(lane)
     }
 
-    /// [`Lanes::raise`] without a dirty bit: for an agent inside the owner's poll, which reports the lane itself, and
-    /// for one that sets the bits of several lanes afterwards ([`Lanes::set_all_dirty`]).
+    /// [`Lanes::raise`] without a dirty bit: for an agent inside the owner's poll, which reports the lane
+    /// itself, and for an agent that sets several lanes' bits afterwards ([`Lanes::set_all_dirty`]).
     #[inline(always)]
     pub fn raise_unmarked(&self, lane: usize, value: u64) {
         self.word(lane).store(value);
     }
 
-    /// Sets the dirty bits of raised lanes: leaves with their bits, and one access to the doorbell for all.
+    /// Sets dirty bits for raised lanes: one access for each leaf, and one to the doorbell for all.
     pub fn set_all_dirty(&self, leaves: impl IntoIterator<Item = (usize, u64)>) -> Wake {
         let mut groups = 0;
         for (leaf, lanes) in leaves {
@@ -102,13 +102,13 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         Self::wake_for(self.doorbell.0.fetch_or(groups))
     }
 
-    /// Sets the dirty bit of a raised lane.
+    /// Sets a raised lane's dirty bit.
     pub fn set_dirty(&self, lane: usize) -> Wake {
         self.set_dirty_in_leaf(lane / 64, 1 << (lane % 64))
     }
 
-    /// Raises both lanes of a cache line in one transfer. A reader of `lane`'s value also sees that of its
-    /// neighbour.
+    /// Raises both lanes on a cache line in one transfer. A reader that sees `lane`'s value also sees the
+    /// neighbour's.
     pub fn raise_both(&self, lane: usize, value: u64, beside: u64) -> Wake {
         self.word(lane ^ 1).store(beside);
         self.word(lane).store(value);
@@ -120,17 +120,17 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         Self::wake_for(self.doorbell.0.fetch_or(1 << (leaf as u32 % GROUPS)))
     }
 
-    /// Wakes the owner without a raise, for changes outside of the table.
+    /// Wakes the owner without a raise, for changes outside the table.
     pub fn notify(&self) -> Wake {
         Self::wake_for(self.doorbell.0.fetch_or(NOTIFIED))
     }
 
-    /// Wakes the owner for a message in a mailbox, outside of the table.
+    /// Wakes the owner for a mailbox message, outside the table.
     pub fn announce_message(&self) -> Wake {
         Self::wake_for(self.doorbell.0.fetch_or(MESSAGE))
     }
 
-    /// Owner: takes the announcement of messages; true if there was one.
+    /// Owner: takes a message announcement; true if there was one.
     pub fn take_message(&self) -> bool {
         self.doorbell.0.load() & MESSAGE != 0 && self.doorbell.0.fetch_and(!MESSAGE) & MESSAGE != 0
     }
@@ -166,11 +166,11 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         self.doorbell.0.load() & DIRTY != 0
     }
 
-    /// Owner: takes the dirty bits and calls `rose` for each lane. Returns true if there was a dirty bit or
-    /// a notification. [`Lanes::take_message`] takes the announcement of messages. Sleep announcements stay, and so
-    /// does a notification while a thread has announced sleep on the doorbell word, since that thread checks only
-    /// the notification before it sleeps. Threads of one owner call this, [`Lanes::prepare_sleep`] and
-    /// [`Lanes::finish_sleep`] one at a time.
+    /// Owner: takes the dirty bits and calls `rose` for each lane. Returns true if there was a dirty bit
+    /// or a notification. [`Lanes::take_message`] takes message announcements. Sleep announcements stay,
+    /// and so does a notification while a thread has announced sleep on the doorbell word, since that
+    /// thread checks only the notification before it sleeps. The owner's threads call this,
+    /// [`Lanes::prepare_sleep`] and [`Lanes::finish_sleep`] one at a time.
     pub fn take_dirty(&self, mut rose: impl FnMut(usize)) -> bool {
         let doorbell = self.doorbell.0.load();
         let takeable = DIRTY & !MESSAGE;
@@ -183,7 +183,8 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         while groups != 0 {
             let group = groups.trailing_zeros();
             groups &= groups - 1;
-            // The only leaf of a group has bits; a load before the swap would transfer its line twice.
+            // The only leaf in a group has bits; a load before the swap would transfer the cache line
+            // twice.
             let is_only = (group + GROUPS) as usize >= self.leaves.len();
             for leaf in (group as usize..self.leaves.len()).step_by(GROUPS as usize) {
                 if !is_only && self.leaves[leaf].0.load() == 0 {

@@ -1,26 +1,26 @@
 //! Counted one-sided writes over any network.
 //!
-//! A rank writes bytes into memory that a peer has granted, and raises a counter there once all of them
-//! are visible. Three types carry this:
+//! A rank writes bytes into memory that a peer has granted, and raises a counter there once all bytes are
+//! visible. Three types carry this:
 //!
-//! - [`Communicator`]: a group of ranks over the control plane; the start of most programs. Any thread may
+//! - [`Communicator`]: a group of ranks over the control plane, where most programs start. Any thread may
 //!   call it.
-//! - [`Engine`]: one rank's state in one generation of a group: regions, counters, requests. It has no
-//!   thread and no clock.
-//! - [`Device`]: a way of reaching peers, shared by the groups of a process; a [`Link`] is one group's
-//!   use of it.
+//! - [`Engine`]: one rank's state in one group generation: regions, counters, requests. It has no thread
+//!   and no clock.
+//! - [`Device`]: a way to reach peers, shared by all groups in a process; a [`Link`] is one group's use
+//!   of a device.
 //!
-//! A round of a counter: the source writes ([`Engine::write`], [`Engine::scatter`], [`Engine::signal`]), the
-//! owner waits for the arrivals ([`Engine::wait`], [`Engine::count`]) and returns a credit
-//! ([`Engine::credit`]). [`Engine::poll`] and [`Driver`] do the same without blocking.
+//! In each round of a counter, the source writes ([`Engine::write`], [`Engine::scatter`],
+//! [`Engine::signal`]); the owner waits for the arrivals ([`Engine::wait`], [`Engine::count`]) and
+//! returns a credit ([`Engine::credit`]). [`Engine::poll`] and [`Driver`] do the same without blocking.
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`link`] | the interface of a provider: posts, completions, routes |
-//! | [`providers`] | shm, copy, verbs, ofi, tcp and sim; `hostile`, a wrapper for tests |
-//! | [`registry`] | the list of providers, by kind and name, and their open devices |
-//! | [`pair`] | groups of two, formed at run time between any two processes |
-//! | [`clock`] | the monotonic clock of the host |
+//! | [`link`] | the provider interface: posts, completions, routes |
+//! | [`providers`] | shm, copy, verbs, ofi, tcp and sim; `staged`, a wrapper for GPU memory; `hostile`, one for tests |
+//! | [`registry`] | all providers by kind and name, and open devices |
+//! | [`pair`] | two-rank groups, formed at run time between any two processes |
+//! | [`clock`] | the host's monotonic clock |
 
 pub mod clock;
 #[cfg(any(test, feature = "fuzz"))]
@@ -50,7 +50,7 @@ mod trace;
 pub use descriptor::{CounterGrant, EngineAddress, Grant, RegionGrant};
 pub use engine::{
     CounterConfig, Engine, EngineConfig, MemberWrite, PeerGroup, PeerWrite, RaisedCounter, Region,
-    RemoteRegion, Route, WeakRegion,
+    RemoteRegion, Route, WatchCallback, WatchCondition, WatchId, WeakRegion,
 };
 pub use request::CompletionCallback;
 pub use statistics::{EngineStatistics, PeerStatistics, TrafficTotals};
@@ -59,29 +59,33 @@ pub use trace::{ArrivalRecord, PhaseRecord, Trace, WriteRecord};
 // Drivers, waits, and engines that threads share.
 mod driver;
 mod inbox;
+mod progress_demand;
 mod shared_driver;
 mod shared_engine;
 mod submission_queue;
+mod submitter;
 mod wait;
 mod waiters;
 pub use driver::{Driver, Event, PageList, Requests};
-pub use inbox::{
-    OutcomeCallback, StridedPages, SubmissionDescriptor, SubmissionOperation, Submitter,
-};
+pub use inbox::{OutcomeCallback, StridedPages, SubmissionDescriptor, SubmissionOperation};
+pub use progress_demand::ProgressDemand;
 pub use shared_driver::SharedDriver;
 pub use shared_engine::{EngineGuard, SharedEngineAccess};
 pub use submission_queue::{QueueReceiver, QueueSender, submission_queue};
+pub use submitter::Submitter;
 pub use wait::{EngineAccess, WaitOptions};
 
-// Memory and its registration with NICs.
+// Memory and registration with NICs.
 mod memory;
 mod registration;
-pub use memory::{DmaBuf, Memory, MemoryId, MemoryKind, MemoryWatcher, Placement, copy_bytes};
+pub use memory::{
+    DmaBuf, Memory, MemoryId, MemoryKind, MemoryWatcher, Placement, Reader, copy_bytes,
+};
 pub use registration::{
     IdleLimits, Registration, RegistrationCache, RegistrationStatistics, UserBufferCache,
 };
 
-// Below the links: lanes, parts, connections within a host, models of networks.
+// Below the links: lanes, parts, connections within a host, network models.
 mod atomics;
 mod cores;
 mod cpu_quota;
@@ -118,4 +122,4 @@ pub use types::{
     CounterId, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, RequestId, Time,
     TrafficClass,
 };
-pub use weft_control::{Cause, Poison, Rank, bytes, random};
+pub use weft_control::{Cause, Poison, Rank, Rounded, bytes, random};

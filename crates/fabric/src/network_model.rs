@@ -1,23 +1,25 @@
-//! Network model: times of flows between ranks, for the simulator.
+//! Network model: flow times between ranks, for the simulator.
 //!
-//! A flow is a number of bytes from one rank to another. Models are event-driven, so that those whose rates
-//! change with the set of flows (max-min fair sharing) fit the same trait as [`LatencyBandwidth`].
+//! A flow moves a number of bytes from one rank to another. Models are event-driven, so that models whose
+//! rates change with the active flows, for example max-min fair sharing, fit the same trait as
+//! [`LatencyBandwidth`].
 
 use crate::types::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Number of a flow, chosen by the caller of [`NetworkModel::start`] and used once.
+/// Flow number, chosen by the [`NetworkModel::start`] caller and used once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub u64);
 
-/// Timing of a network. Times never decrease from one call to the next.
+/// Network timing. Times never decrease from one call to the next.
 pub trait NetworkModel: Send {
-    /// Starts a flow of `bytes` from `from` to `to` at `now`; zero bytes for a signal.
+    /// Starts a flow that carries `bytes` from `from` to `to` at `now`; zero bytes for a signal.
     fn start(&mut self, now: Time, flow: FlowId, from: Rank, to: Rank, bytes: u64);
 
-    /// Time of the next event if no flow starts or is cancelled before; `None` without flows.
+    /// Time at which the next event occurs if no flow starts or is cancelled before; `None` without
+    /// flows.
     fn next_event(&self) -> Option<Time>;
 
     /// Advances to `to`, at most [`NetworkModel::next_event`], and appends the flows that have arrived by
@@ -28,7 +30,7 @@ pub trait NetworkModel: Send {
     fn cancel(&mut self, flow: FlowId);
 }
 
-/// Uniform network: one latency for all pairs, one NIC of the same bandwidth for each rank.
+/// Uniform network: one latency for all pairs, one NIC with the same bandwidth for each rank.
 #[derive(Clone, Debug)]
 pub struct LatencyBandwidth {
     latency: Duration,
@@ -42,7 +44,8 @@ pub struct LatencyBandwidth {
 }
 
 impl LatencyBandwidth {
-    /// Model without contention: each flow takes `latency` plus its bytes at full bandwidth.
+    /// Model without contention: each flow takes `latency` plus the transfer time at full bandwidth. For
+    /// example, 1 MB at 10 us and 1 GB/s takes 1.01 ms.
     pub fn new(latency: Duration, bytes_per_second: u64) -> LatencyBandwidth {
         LatencyBandwidth {
             latency,
@@ -55,8 +58,8 @@ impl LatencyBandwidth {
         }
     }
 
-    /// The same with serialised NICs: each sends one flow at a time and receives one at a time, in the
-    /// order of their starts.
+    /// The same with serialised NICs: each sends one flow at a time and receives one at a time, in start
+    /// order.
     pub fn serialised(self) -> LatencyBandwidth {
         LatencyBandwidth { serialised: true, ..self }
     }

@@ -1,18 +1,18 @@
-//! Parts: division of a long or scattered write, a pure function of the rule agreed at connect.
+//! Parts: how a long or scattered write is divided, a pure function of the rule agreed at connect.
 //!
-//! Sender and receiver apply the same function to the same page lengths, so the receiver can compute by how
-//! much a write raises its lane. Planners call [`PartRule::count`] and stay independent of the number of
-//! NICs.
+//! Sender and receiver apply the same function to the same page lengths, so the receiver can compute by
+//! how much a write raises the lane. Planners call [`PartRule::count`] and need not know how many NICs
+//! there are.
 
 use crate::types::Page;
 
-/// Rule by which a route divides writes into parts; equal at both ends of the route.
+/// Rule by which a route divides writes into parts; equal at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartRule {
-    /// Most bytes of one part; at least 1.
+    /// Maximum bytes in one part; at least 1.
     pub max_part_bytes: u64,
-    /// Most pages of one part; at least 1. A page is one destination range and one gather entry, so this is
-    /// the smaller of the two limits (1 where each work request is one range).
+    /// Maximum pages in one part; at least 1. A page is one destination range and one gather entry, so
+    /// this is the smaller limit (1 where each work request is one range).
     pub max_pages_per_part: u32,
     /// Paths over which a large write is striped; at least 1.
     pub stripes: u32,
@@ -20,11 +20,11 @@ pub struct PartRule {
     pub stripe_from: u64,
 }
 
-/// Stripes are cut at multiples of this size, so that no two of them share a page of memory.
+/// Stripes are cut at multiples of this size, so that no two stripes share a memory page.
 const STRIPE_ALIGNMENT: u64 = 4096;
 
 impl PartRule {
-    /// Rule of a route where each write is one part.
+    /// Rule for a route where each write is one part.
     pub const WHOLE: PartRule = PartRule {
         max_part_bytes: u64::MAX,
         max_pages_per_part: u32::MAX,
@@ -32,7 +32,7 @@ impl PartRule {
         stripe_from: u64::MAX,
     };
 
-    /// Longest part of a write of `total` bytes: a striped write has parts of equal length.
+    /// Longest part in a write with `total` bytes: all parts in a striped write have equal length.
     fn longest(&self, total: u64) -> u64 {
         if self.stripes <= 1 || total < self.stripe_from {
             return self.max_part_bytes;
@@ -42,9 +42,9 @@ impl PartRule {
         aligned.clamp(1, self.max_part_bytes)
     }
 
-    /// Number of parts, and so of raises, of a write of pages with these lengths.
+    /// Parts, and so raises, in a write whose pages have these lengths.
     ///
-    /// A write without pages or without bytes is a signal of one part.
+    /// A write without pages or without bytes is a one-part signal.
     pub fn count(&self, lengths: impl IntoIterator<Item = u64, IntoIter: Clone>) -> u64 {
         if *self == PartRule::WHOLE {
             return 1;
@@ -63,7 +63,8 @@ impl PartRule {
         (self.max_pages_per_part as usize, self.max_part_bytes.min(striped))
     }
 
-    /// Number of parts of a contiguous write of `length` bytes.
+    /// Parts in a contiguous write with `length` bytes. For example, 5 under a rule with 1 MiB parts for
+    /// 4.5 MiB.
     pub fn count_contiguous(&self, length: u64) -> u64 {
         length.div_ceil(self.longest(length)).max(1)
     }
@@ -85,7 +86,7 @@ impl Cutter {
         Cutter { max_bytes, max_pages, closed: 0, bytes: 0, pages: 0 }
     }
 
-    /// Divides one page; calls `piece(part, offset in page, length)` for each piece.
+    /// Divides one page; calls `piece(part, offset in page, length)` for each segment.
     fn page(&mut self, length: u64, mut piece: impl FnMut(u64, u64, u64)) {
         let mut offset = 0;
         while offset < length {
@@ -95,7 +96,7 @@ impl Cutter {
                 self.pages = 0;
             }
             let take = (length - offset).min(self.max_bytes - self.bytes);
-            // A page that fits into a part of its own is not split over two.
+            // A page that fits into a separate part is not split over two.
             if offset == 0 && take < length && length <= self.max_bytes {
                 self.closed += 1;
                 self.bytes = 0;
@@ -110,7 +111,7 @@ impl Cutter {
     }
 
     fn parts(&self) -> u64 {
-        // The part that is open, or the single empty one of a signal.
+        // The open part, or a signal's single empty part.
         self.closed + 1
     }
 }
@@ -145,12 +146,12 @@ impl Parts {
         self.ends.push(self.pages.len() as u32);
     }
 
-    /// Number of parts; at least 1 after [`Parts::cut`].
+    /// Part count; at least 1 after [`Parts::cut`].
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// The pages of part `index`.
+    /// Pages in part `index`.
     pub fn part(&self, index: usize) -> &[Page] {
         let begin = if index == 0 { 0 } else { self.ends[index - 1] as usize };
         &self.pages[begin..self.ends[index] as usize]

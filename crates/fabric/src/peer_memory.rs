@@ -1,27 +1,30 @@
-//! Private memory of a peer, read in place.
+//! A peer's private memory, read in place.
 //!
-//! A link offers a [`MemoryReader`] for each peer whose memory it can read. Only the owner of memory names its
-//! addresses, by a counted write; a reader answers by another one, or by a credit, once it has read. A wrong address is
-//! an error of the read and has no other effect.
+//! A link offers a [`MemoryReader`] for each peer whose memory it can read. Only the memory's owner names
+//! addresses, by a counted write; a reader answers by another write, or by a credit, once it has read. A
+//! wrong address makes the read fail and has no other effect.
 //!
-//! [`ProcessMemory`] reads by `process_vm_readv`. The kernel may refuse it (Yama, seccomp, another user namespace), so a
-//! read of a known word decides at connect. A pidfd, opened before that read and checked after each one, proves that
-//! the number of the process still denotes the same process. Each read ends with the word again, which its owner clears
-//! when its group is poisoned, before any of its calls fails: so no bytes of memory that a failed call gave back are
-//! taken for those of the call.
+//! [`ProcessMemory`] reads by `process_vm_readv`. The kernel may refuse it (Yama, seccomp, another user
+//! namespace), and a process in another container may have no pid here, so a read from a known word
+//! decides at connect. A pidfd, opened before the first data read and checked after each one, proves that
+//! the pid still denotes the same process; groups without reads have none. Each read ends with the word
+//! again, which the owner clears when the group is poisoned, before any call there fails: so bytes from
+//! memory that a failed call gave back are never taken for that call's bytes.
 
 use crate::error::{Error, Result};
 use crate::memory::{copy_bytes, is_slow};
 use crate::types::ProviderKind;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::Timespec;
 use std::fmt::{self, Debug};
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Environment variable: 0 turns reads of peers' memory off.
+/// Environment variable: 0 turns off reads from peers' memory.
 pub(crate) const READS: &str = "WEFT_SHM_READS";
 
 /// False if `WEFT_SHM_READS` is 0.
@@ -29,25 +32,19 @@ pub(crate) const READS: &str = "WEFT_SHM_READS";
 /// # Errors
 /// [`Error::Provider`] for a value other than 0 and 1.
 pub(crate) fn reads_from_env() -> Result<bool> {
-    let value = std::env::var_os(READS).unwrap_or_default();
-    match value.to_string_lossy().trim() {
-        "" | "1" => Ok(true),
-        "0" => Ok(false),
-        other => {
-            let detail = format!("{READS} {other:?}: expected 0 or 1");
-            Err(Error::Provider { provider: ProviderKind::Shm, detail })
-        }
-    }
+    weft_environment::flag(READS, true)
+        .map_err(|error| Error::Provider { provider: ProviderKind::Shm, detail: error.to_string() })
 }
 
-/// Failed read of a peer's memory.
+/// Failed read from a peer's memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryReadError {
     /// The peer has ended. Bytes read before are not valid.
     #[error("its process has ended")]
     Ended,
-    /// The peer's group is poisoned there, so its memory may have another use. Its cause follows on the control plane.
+    /// The peer's group is poisoned there, so the memory may have another use. The cause follows on the
+    /// control plane.
     #[error("its group has ended")]
     Revoked,
     /// Memory that the peer does not have, or that may not be read.
@@ -57,12 +54,12 @@ pub enum MemoryReadError {
         address: u64,
         /// Bytes to read.
         length: u64,
-        /// Error of the system.
+        /// System error.
         detail: String,
     },
 }
 
-/// Reader of one peer's private memory.
+/// Reader for one peer's private memory, for example by `process_vm_readv` over shm.
 pub trait MemoryReader: Debug + Send + Sync {
     /// Copies `length` bytes at `address` in the peer's process to `target`.
     ///
@@ -79,13 +76,14 @@ pub trait MemoryReader: Debug + Send + Sync {
     ) -> std::result::Result<(), MemoryReadError>;
 }
 
-/// Bytes of the word that a probe reads.
+/// Bytes in the word that a probe reads.
 const WORD_BYTES: usize = 16;
-/// Distance of a shifted read from its target, and its bytes: a share of a core's second-level cache.
+/// Distance between a shifted read and the target, and the bytes it covers: a share of a core's
+/// second-level cache.
 const SHIFT: usize = 64;
 const SHIFTED_BYTES: usize = 128 << 10;
 
-/// Random word whose address and contents a rank sends to its peers, for their probes.
+/// Random word whose address and contents a rank sends to the peers, for probing.
 #[derive(Debug)]
 pub struct ProbeWord(Box<[AtomicU64; 2]>);
 
@@ -117,38 +115,48 @@ impl Drop for ProbeWord {
     }
 }
 
-/// Memory of another process of this host.
+/// Another process's memory on this host.
 #[derive(Debug)]
 pub(crate) struct ProcessMemory {
     pid: Pid,
-    process: OwnedFd,
-    /// Address and contents of its word.
+    /// Opened by the first read.
+    process: OnceLock<OwnedFd>,
+    /// Address and contents of the peer's word.
     word: (u64, [u8; WORD_BYTES]),
 }
 
 impl ProcessMemory {
-    /// Memory of a process that sent this [`ProbeWord::message`]. The error is the reason why it cannot be read.
+    /// Memory in the process that sent this [`ProbeWord::message`]. The error says why it cannot be read.
     pub fn probe(pid: Pid, message: &[u8]) -> std::result::Result<ProcessMemory, String> {
         let (address, word) = message
             .split_first_chunk()
             .and_then(|(address, word)| Some((*address, <[u8; WORD_BYTES]>::try_from(word).ok()?)))
             .ok_or_else(|| format!("a probe of {} bytes", message.len()))?;
-        let process = pidfd_open(pid, PidfdFlags::empty())
-            .map_err(|error| format!("pidfd_open: {}", io::Error::from(error)))?;
         let word = (u64::from_le_bytes(address), word);
-        let memory = ProcessMemory { pid, process, word };
+        let memory = ProcessMemory { pid, process: OnceLock::new(), word };
         let mut nothing = [0; 0];
         // SAFETY: no byte is written.
-        match unsafe { memory.read(word.0, nothing.as_mut_ptr(), 0) } {
-            Ok(()) => Ok(memory),
-            Err(MemoryReadError::Revoked) => {
-                Err("its number denotes another process here".to_owned())
-            }
+        match unsafe { memory.read_at_any_distance(word.0, nothing.as_mut_ptr(), 0) } {
+            Ok(found) if found == word.1 => Ok(memory),
+            Ok(_) => Err("its number denotes another process here".to_owned()),
             Err(error) => Err(error.to_string()),
         }
     }
 
-    /// True if the word is cleared, or its memory is gone.
+    /// The peer's pidfd, opened once; `None` if this process has no descriptor left: the word still
+    /// proves each read.
+    fn process(&self) -> std::result::Result<Option<&OwnedFd>, MemoryReadError> {
+        if self.process.get().is_none() {
+            match pidfd_open(self.pid, PidfdFlags::empty()) {
+                Ok(process) => drop(self.process.set(process)),
+                Err(Errno::SRCH) => return Err(MemoryReadError::Ended),
+                Err(error) => log::debug!("pidfd_open: {}", io::Error::from(error)),
+            }
+        }
+        Ok(self.process.get())
+    }
+
+    /// True if the word is cleared, or the memory is gone.
     fn is_revoked(&self) -> bool {
         let mut nothing = [0; 0];
         let target = nothing.as_mut_ptr();
@@ -171,7 +179,7 @@ impl ProcessMemory {
         while is_slow(address as usize, target.addr(), length) {
             let piece = (length - SHIFT).min(SHIFTED_BYTES);
             let shifted = target.wrapping_add(SHIFT);
-            // SAFETY: the caller's: the piece and the shift are inside the range.
+            // SAFETY: the caller's: the segment and the shift are inside the range.
             unsafe {
                 read_process(self.pid, address, shifted, piece, None)?;
                 copy_bytes(shifted, target, piece);
@@ -183,8 +191,9 @@ impl ProcessMemory {
         unsafe { read_process(self.pid, address, target, length, Some(self.word.0)) }
     }
 
-    fn has_ended(&self) -> bool {
-        let mut polled = [PollFd::new(&self.process, PollFlags::IN)];
+    fn has_ended(process: Option<&OwnedFd>) -> bool {
+        let Some(process) = process else { return false };
+        let mut polled = [PollFd::new(process, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // After an interrupted poll the descriptor counts as not readable.
         poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
@@ -198,10 +207,11 @@ impl MemoryReader for ProcessMemory {
         target: *mut u8,
         length: usize,
     ) -> std::result::Result<(), MemoryReadError> {
+        let process = self.process()?;
         // SAFETY: the caller's.
         let read = unsafe { self.read_at_any_distance(address, target, length) };
         match read {
-            _ if self.has_ended() => Err(MemoryReadError::Ended),
+            _ if Self::has_ended(process) => Err(MemoryReadError::Ended),
             Ok(word) if word != self.word.1 => Err(MemoryReadError::Revoked),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(MemoryReadError::Ended),
             Err(error) if error.raw_os_error() == Some(libc::EFAULT) && self.is_revoked() => {
@@ -213,8 +223,8 @@ impl MemoryReader for ProcessMemory {
     }
 }
 
-/// Reads all of a range, by as many calls of the kernel as that takes, and then the word at this address, which it
-/// returns.
+/// Reads all of a range, in as many kernel calls as that takes, and then the word at this address, which
+/// it returns.
 ///
 /// # Safety
 /// As for [`MemoryReader::read`].
@@ -246,8 +256,8 @@ unsafe fn read_process(
             remote(address.wrapping_add(read as u64), length - read),
             remote(word.unwrap_or(0).wrapping_add(of_word as u64), room - of_word),
         ];
-        // SAFETY: the kernel checks all ranges; it writes to the local ones alone: `found`, and the target, which is
-        // valid by the contract of this function.
+        // SAFETY: the kernel checks all ranges; it writes only to the local ones: `found`, and the
+        // target, which is valid by this function's contract.
         let count = unsafe {
             let (local, remote) = (local_ranges.as_ptr(), remote_ranges.as_ptr());
             libc::process_vm_readv(pid.as_raw_pid(), local, 2, remote, 2, 0)
@@ -271,13 +281,13 @@ fn unreadable(address: u64, length: usize, error: &io::Error) -> MemoryReadError
     MemoryReadError::Unreadable { address, length, detail }
 }
 
-/// Memory of a simulated rank of this process, with the checks of [`ProcessMemory`].
+/// Memory that belongs to a simulated rank in this process, with the same checks as [`ProcessMemory`].
 pub(crate) struct OwnMemory {
     is_alive: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl OwnMemory {
-    /// Memory of a rank that is readable while `is_alive` returns true.
+    /// Rank memory that is readable while `is_alive` returns true.
     pub fn while_alive(is_alive: impl Fn() -> bool + Send + Sync + 'static) -> OwnMemory {
         OwnMemory { is_alive: Box::new(is_alive) }
     }
@@ -304,11 +314,6 @@ impl MemoryReader for OwnMemory {
             unsafe { read_process(rustix::process::getpid(), address, target, length, None) };
         read.map(drop).map_err(|error| unreadable(address, length, &error))
     }
-}
-
-/// The process at the other end of a connected Unix socket.
-pub(crate) fn peer_process(socket: impl AsFd) -> io::Result<Pid> {
-    Ok(rustix::net::sockopt::socket_peercred(socket)?.pid)
 }
 
 #[cfg(test)]
@@ -396,8 +401,9 @@ mod tests {
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let pid = Pid::from_child(&child);
         let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-        let memory = ProcessMemory { pid, process, word: (4096, [0; WORD_BYTES]) };
-        assert!(!memory.has_ended());
+        assert!(!ProcessMemory::has_ended(Some(&process)));
+        let (process, word) = (OnceLock::from(process), (4096, [0; WORD_BYTES]));
+        let memory = ProcessMemory { pid, process, word };
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(read(&memory, 4096, 8), Err(MemoryReadError::Ended));
@@ -406,9 +412,11 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "miri does not support pidfd_open")]
     fn a_reused_number_is_never_believed() {
-        // The number is that of this process, whose memory is readable; the pidfd is that of one that has ended.
+        // The pid is this process's, whose memory is readable; the pidfd belongs to a process that has
+        // ended.
         let mut child = sleeper();
         let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+        let process = OnceLock::from(process);
         child.kill().unwrap();
         child.wait().unwrap();
         let source = [7u8; 64];

@@ -1,12 +1,17 @@
-//! Poison flag of a group: set once by the first fatal error, read by every wait.
+//! Group poison flag: set once by the first fatal error, read by every wait.
 
 use crate::lane_table::LaneTable;
 use crate::peer_memory::ProbeWord;
+use crate::types::Time;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use weft_control::{Poison, Rank};
+use std::time::Duration;
+use weft_control::{Cause, Poison, Rank};
 
-/// Shared between an engine, its waiters and the control plane.
+/// Time that a wait continues for a peer that has left, whose last writes may be in flight.
+const DEPARTURE_GRACE: Duration = Duration::from_secs(1);
+
+/// Shared between an engine, waiting threads and the control plane.
 pub struct PoisonFlag {
     set: AtomicBool,
     cause: OnceLock<Poison>,
@@ -35,8 +40,8 @@ impl PoisonFlag {
         }
     }
 
-    /// Poisons the group and wakes all waits. The first cause wins and is passed to the callback of
-    /// [`PoisonFlag::on_poison`].
+    /// Poisons the group and wakes all waits. The first cause wins and is passed to the
+    /// [`PoisonFlag::on_poison`] callback.
     pub fn poison(&self, cause: Poison) {
         if self.mark(cause)
             && let (Some(callback), Some(cause)) = (self.callback.get(), self.cause.get())
@@ -59,7 +64,7 @@ impl PoisonFlag {
 
     fn mark(&self, cause: Poison) -> bool {
         let first = self.cause.set(cause).is_ok();
-        // A call that fails gives its memory back, which peers may no longer read then.
+        // A call that fails gives memory back, which peers may no longer read then.
         self.words.iter().for_each(|word| word.revoke());
         self.set.store(true, Ordering::Release);
         self.lanes.notify();
@@ -78,7 +83,7 @@ impl PoisonFlag {
         if self.set.load(Ordering::Acquire) { self.cause.get() } else { None }
     }
 
-    /// Records that a peer has left: its earlier writes count, and no more follow.
+    /// Records that a peer has left: earlier writes from it count, and no more follow.
     pub fn peer_left(&self, rank: Rank) {
         if let Some(left) = self.left.get(rank.0 as usize) {
             left.store(true, Ordering::Release);
@@ -96,4 +101,21 @@ impl PoisonFlag {
     pub fn has_left(&self, rank: Rank) -> bool {
         self.left.get(rank.0 as usize).is_some_and(|left| left.load(Ordering::Acquire))
     }
+}
+
+/// Poison for a wait at `rank` that has needed a departed peer since `left_since`; `None` within the grace period.
+pub(crate) fn departure(
+    left_since: &mut Option<Time>,
+    now: Time,
+    what: &str,
+    rank: Rank,
+    departed: Rank,
+) -> Option<Poison> {
+    if now.since(*left_since.get_or_insert(now)) < DEPARTURE_GRACE {
+        return None;
+    }
+    // Other ranks read it too.
+    let detail =
+        format!("{what} of {rank} was not complete; call barrier on all ranks before one leaves");
+    Some(Poison { kind: Cause::Left, rank: Some(departed), detail })
 }

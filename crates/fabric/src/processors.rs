@@ -1,38 +1,37 @@
-//! Processors of a rank: its cores and quotas, and its share of them among the ranks of its host.
+//! A rank's processors: cores and quotas, and the rank's share in them among the ranks on the host.
 //!
-//! A host's ranks are those of all groups of this process: the ranks of a small group compete with others that are
-//! split from the same group.
+//! A host's ranks include all groups in this process: the ranks in a small group compete with other ranks
+//! that are split from the same group.
 
 use crate::cores::CoreSet;
 use crate::cpu_quota::CpuQuota;
-use crate::descriptor::EngineAddress;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use weft_control::{Member, Rank};
 
-/// Cores and quotas of a rank.
+/// Cores and quotas for a rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Processors {
     /// Cores on which the rank may run; empty where unknown.
     pub cores: CoreSet,
-    /// Quotas of processor time.
+    /// Processor time quotas.
     pub quotas: Vec<CpuQuota>,
 }
 
 impl Processors {
-    /// Those of the calling thread.
+    /// Processors that the calling thread may use.
     pub fn of_thread() -> Processors {
         Processors { cores: CoreSet::of_thread(), quotas: CpuQuota::of_process() }
     }
 
-    /// Ranks, itself included, that run on the quota of one group.
+    /// Ranks, itself included, that run on one group's quota.
     fn users(quota: &CpuQuota, ranks: &[&Processors]) -> usize {
         let uses = |each: &&&Processors| each.quotas.iter().any(|its| its.group == quota.group);
         ranks.iter().filter(uses).count().max(1)
     }
 
-    /// Share of a rank among `ranks` of its host, itself included. `parallelism` is that of the process, for ranks whose
-    /// cores are unknown.
+    /// A rank's share among `ranks` on the host, itself included. `parallelism` is measured in this
+    /// process, for ranks whose cores are unknown.
     pub fn share_among(&self, ranks: &[&Processors], parallelism: usize) -> ProcessorShare {
         let sets: Vec<&CoreSet> = ranks.iter().map(|each| &each.cores).collect();
         let (mut is_shared, mut cores) = match sets.iter().any(|set| set.is_unknown()) {
@@ -48,22 +47,22 @@ impl Processors {
     }
 }
 
-/// Share of a rank in the processors of its host.
+/// A rank's share in the host's processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessorShare {
-    /// The rank has less than a core of its own.
+    /// The rank has less than a whole core.
     pub is_shared: bool,
     /// Whole cores for the rank, at least one.
     pub cores: usize,
 }
 
-/// Process by its host identity and process id. Several ranks may be threads of one.
+/// Process by host identity and process id. Several ranks may be threads in one process.
 type Process = (String, u32);
 
-/// Ranks of this host in a group, by process.
+/// This host's ranks in a group, by process.
 type LocalRanks = BTreeMap<Process, Vec<Processors>>;
 
-/// Groups of this process, with their numbers.
+/// Groups in this process, with numbers.
 static GROUPS: Mutex<Groups> = Mutex::new(Groups { next: 0, groups: Vec::new() });
 
 struct Groups {
@@ -72,7 +71,7 @@ struct Groups {
 }
 
 impl Groups {
-    /// Adds a group; returns its number, and the ranks of its host in all groups.
+    /// Adds a group; returns a number for it, and the ranks on the host in all groups.
     fn add(&mut self, host: &str, own: LocalRanks) -> (u64, Vec<Processors>) {
         let mut all = own.clone();
         for (process, ranks) in self.groups.iter().flat_map(|(_, ranks)| ranks) {
@@ -88,7 +87,7 @@ impl Groups {
     }
 }
 
-/// A group's entry among the groups of this process; its drop removes it.
+/// A group's entry among the groups in this process, removed on drop.
 pub(crate) struct GroupProcessors {
     number: u64,
     /// This rank's share when the group formed.
@@ -96,14 +95,14 @@ pub(crate) struct GroupProcessors {
 }
 
 impl GroupProcessors {
-    /// Adds a group of these members, with their addresses.
-    pub fn of(members: &[Member], rank: Rank, addresses: &[EngineAddress]) -> GroupProcessors {
+    /// Adds a group with these members, and each member's processors.
+    pub fn of(members: &[Member], rank: Rank, processors: &[&Processors]) -> GroupProcessors {
         let host = &members[rank.index()].host_id;
         let mut own = LocalRanks::new();
-        for (member, address) in members.iter().zip(addresses) {
+        for (member, &processors) in members.iter().zip(processors) {
             if member.host_id == *host {
                 let process = (member.host_id.clone(), member.pid);
-                own.entry(process).or_default().push(address.processors.clone());
+                own.entry(process).or_default().push(processors.clone());
             }
         }
         let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,7 +110,7 @@ impl GroupProcessors {
         drop(groups);
         let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
         let ranks: Vec<&Processors> = all.iter().collect();
-        let share = addresses[rank.index()].processors.share_among(&ranks, parallelism);
+        let share = processors[rank.index()].share_among(&ranks, parallelism);
         GroupProcessors { number, share }
     }
 }
@@ -135,7 +134,7 @@ mod tests {
         }
     }
 
-    /// Share of the first of these ranks.
+    /// Share for the first rank.
     fn share(ranks: &[Processors]) -> (bool, usize) {
         let share = ranks[0].share_among(&ranks.iter().collect::<Vec<_>>(), 4);
         (share.is_shared, share.cores)
@@ -162,7 +161,7 @@ mod tests {
         let (first, second) = (on(&[0], &[(7, 1500)]), on(&[1], &[(7, 1500)]));
         assert_eq!(share(&[first.clone(), second.clone()]), (true, 1));
         assert_eq!(share(&[on(&[0], &[(7, 2000)]), on(&[1], &[(7, 2000)])]), (false, 1));
-        // The peer is in a container of its own.
+        // The peer is in a separate container.
         assert_eq!(share(&[first, on(&[1], &[(8, 1500)])]), (false, 1));
         let nested = |own| on(&[0, 1, 2, 3], &[(own, 3000), (1, 4000)]);
         assert_eq!(share(&[nested(2), nested(3)]), (false, 2));
@@ -178,7 +177,7 @@ mod tests {
         assert_eq!(share(&vec![unknown; 5]), (true, 1));
     }
 
-    /// Ranks of one host by process id, on the cores 0 and 1.
+    /// Ranks on one host by process id, on cores 0 and 1.
     fn local(processes: &[u32]) -> LocalRanks {
         let mut ranks = LocalRanks::new();
         for &process in processes {
@@ -194,11 +193,12 @@ mod tests {
         assert_eq!(groups.add("here", local(&[1, 2, 3, 4])).1.len(), 4);
         let (number, part) = groups.add("here", local(&[1, 2]));
         assert_eq!(part.len(), 4);
-        // Another group of partly other processes; those known under another name of the host do not count.
+        // Another group whose processes partly differ; processes known under another host name do not
+        // count.
         assert_eq!(groups.add("here", local(&[1, 5])).1.len(), 5);
         groups.groups.push((9, LocalRanks::from([(("there".to_owned(), 6), vec![on(&[0], &[])])])));
         assert_eq!(groups.add("here", local(&[1])).1.len(), 5);
-        // Ranks that are threads of one process.
+        // Ranks that are threads in one process.
         assert_eq!(groups.add("here", local(&[8, 8, 8])).1.len(), 8);
         assert_eq!(groups.add("here", local(&[8])).1.len(), 8);
         assert!(groups.groups.iter().any(|(each, _)| *each == number));
@@ -217,9 +217,9 @@ mod tests {
             })
             .collect();
         let processors = on(&[0, 1], &[]);
-        let addresses = vec![EngineAddress { providers: Vec::new(), processors }; 3];
+        let processors = [&processors; 3];
         let group =
-            |ranks: usize| GroupProcessors::of(&members[..ranks], Rank(0), &addresses[..ranks]);
+            |ranks: usize| GroupProcessors::of(&members[..ranks], Rank(0), &processors[..ranks]);
         let whole = group(3);
         assert!(whole.share.is_shared);
         assert!(group(2).share.is_shared);

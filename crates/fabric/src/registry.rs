@@ -1,85 +1,89 @@
-//! Registry of providers: the one list that programs, pairs, the command line and the documents read.
+//! Provider registry: the one list that programs, pairs, the command line and the documents read.
 //!
-//! A device is opened once for each configuration and shared by all groups of the process; it is closed
-//! with the last of them.
+//! A device is opened once for each configuration and shared by all groups in the process; it is closed
+//! with the last one.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::peer_memory;
-use crate::providers::copy::{CopyBackend, CopyConfig, CopyDevice};
+use crate::providers::copy::{self, CopyBackend, CopyConfig, CopyDevice};
 use crate::providers::hostile::{HostileConfig, HostileDevice};
 use crate::providers::ofi::{OfiChoice, OfiConfig, OfiDevice};
 use crate::providers::shm::{ShmConfig, ShmDevice};
+use crate::providers::staged::{StagedConfig, StagedDevice};
 use crate::providers::tcp::{AdoptedTcp, Adoption, TcpConfig, TcpDevice};
 use crate::providers::verbs::{VerbsChoice, VerbsDevice};
 use crate::types::ProviderKind;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Configuration of the devices of a process.
+/// Configuration for a process's devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// Name of this host. Processes with different names count as different hosts.
+    /// Host name. Processes with different names count as different hosts.
     pub host_id: String,
     /// The address that sockets listen on.
     pub bind: IpAddr,
     /// The address that peers dial, if it is not `bind`.
     pub advertise: Option<IpAddr>,
-    /// Memory and copy engines of the copy provider.
+    /// Memory and copy engines for the copy provider.
     pub devices: CopyBackend,
-    /// Seed of a [`HostileDevice`] wrapper around the device, for tests.
+    /// Copy engines for a [`StagedDevice`] wrapper around the device, if it is not the copy provider's.
+    pub staged: Option<CopyBackend>,
+    /// Seed for a [`HostileDevice`] wrapper around the device, for tests.
     pub hostile: Option<u64>,
-    /// Provider and NICs of libfabric that the ofi provider uses.
-    pub ofi: OfiChoice,
+    /// Libfabric provider and NICs that the ofi provider uses; `None`: [`OfiChoice::from_env`].
+    pub ofi: Option<OfiChoice>,
     /// NICs that the verbs provider uses; `None`: [`VerbsChoice::from_env`].
     pub verbs: Option<VerbsChoice>,
 }
 
-/// Configuration of the devices of one pair.
+/// Device configuration for one pair.
 pub(crate) struct PairDeviceConfig {
-    /// Name of this host.
+    /// Host name.
     pub host_id: String,
     /// Data connection that tcp takes over.
     pub adoption: Adoption,
-    /// Address of this end of the control connection; that of ofi's endpoints, too.
+    /// Local control connection address, also used for ofi's endpoints.
     pub local: IpAddr,
-    /// Provider and NICs of libfabric that the ofi provider uses.
+    /// Libfabric provider and NICs that the ofi provider uses.
     pub ofi: OfiChoice,
     /// NICs that the verbs provider uses.
     pub verbs: VerbsChoice,
 }
 
 impl PairDeviceConfig {
-    /// Configuration of a device for all pairs of the process at one address.
+    /// Device configuration for all pairs in this process at one address.
     fn shared(&self) -> DeviceConfig {
         DeviceConfig {
             host_id: self.host_id.clone(),
             bind: self.local,
             advertise: None,
             devices: CopyBackend::default(),
+            staged: None,
             hostile: None,
-            ofi: self.ofi.clone(),
+            ofi: Some(self.ofi.clone()),
             verbs: Some(self.verbs.clone()),
         }
     }
 }
 
-/// Constructor of the device of one pair.
+/// Constructor for one pair's device.
 type OpenPair = fn(&PairDeviceConfig) -> Result<Arc<dyn Device>>;
 
 /// A provider.
 pub struct Provider {
-    /// Its kind; kinds ascend in the order of preference of routes.
+    /// Provider kind; kinds ascend in the order in which routes prefer them.
     pub kind: ProviderKind,
     /// The peers that it reaches.
     pub reaches: &'static str,
-    /// Means of transport.
+    /// Transport mechanism.
     pub how: &'static str,
     /// True if a communicator uses it by default.
     pub is_default: bool,
     /// Names in configuration, the kind's first. Empty for a provider within one process.
     pub names: &'static [&'static str],
-    /// Device of one pair (`weft.listen`, `weft.connect`); `None` if pairs cannot use it.
+    /// Device for one pair (`weft.listen`, `weft.connect`); `None` if pairs cannot use it.
     open_pair: Option<OpenPair>,
     open: fn(&DeviceConfig) -> Result<Arc<dyn Device>>,
 }
@@ -105,7 +109,7 @@ static PROVIDERS: [Provider; 6] = [
     Provider {
         kind: ProviderKind::Copy,
         reaches: "GPUs of one host",
-        how: "copy engines driven by the host",
+        how: "copy engines driven by the host; lists of pages by kernels",
         is_default: false,
         names: &["copy", "copy-twin"],
         open_pair: None,
@@ -137,7 +141,7 @@ static PROVIDERS: [Provider; 6] = [
         how: "RDMA writes with immediate data on reliable connections; libibverbs, loaded at run time",
         is_default: false,
         names: &["verbs"],
-        // Each pair opens its own queue pairs.
+        // Each pair opens separate queue pairs.
         open_pair: Some(|config| open(ProviderKind::Verbs, &config.shared())),
         open: |config| Ok(Arc::new(VerbsDevice::new(chosen(&config.verbs)?.resolve())?)),
     },
@@ -147,12 +151,12 @@ static PROVIDERS: [Provider; 6] = [
         how: "RDMA writes with immediate data through libfabric, loaded at run time",
         is_default: false,
         names: &["ofi"],
-        // Each pair opens its own endpoints.
+        // Each pair opens separate endpoints.
         open_pair: Some(|config| open(ProviderKind::Ofi, &config.shared())),
         open: |config| {
             let host_id = config.host_id.clone();
             let bind = config.advertise.unwrap_or(config.bind);
-            let chosen = config.ofi.resolve(bind);
+            let chosen = ofi_choice(&config.ofi)?.resolve(bind);
             let ofi = OfiConfig { host_id, bind, ..chosen };
             Ok(Arc::new(OfiDevice::new(ofi)?))
         },
@@ -171,20 +175,20 @@ static PROVIDERS: [Provider; 6] = [
     },
 ];
 
-/// The provider with this name, and its backend: `copy-twin` is the copy provider with host memory in place
-/// of devices, for tests.
+/// Provider with this name, such as `shm`, and a backend: `copy-twin` is the copy provider with host
+/// memory in place of devices, for tests.
 pub fn named(name: &str) -> Option<(ProviderKind, CopyBackend)> {
     let kind = all().iter().find(|provider| provider.names.contains(&name))?.kind;
     let is_twin = name != kind.name();
     Some((kind, if is_twin { CopyBackend::Twin { seed: 0 } } else { CopyBackend::default() }))
 }
 
-/// All names that [`named`] takes, in the order of [`all`].
+/// All names that [`named`] takes, in the same order as [`all`].
 pub fn names() -> impl Iterator<Item = &'static str> {
     all().iter().flat_map(|provider| provider.names).copied()
 }
 
-/// Default providers of a communicator.
+/// Default providers for a communicator.
 pub fn defaults() -> Vec<ProviderKind> {
     all().iter().filter(|provider| provider.is_default).map(|provider| provider.kind).collect()
 }
@@ -195,13 +199,13 @@ pub fn of_pairs() -> Vec<ProviderKind> {
     of_pairs.map(|provider| provider.kind).collect()
 }
 
-/// Default providers of pairs.
+/// Default providers for pairs.
 pub fn pair_defaults() -> Vec<ProviderKind> {
     let used = |provider: &&Provider| provider.open_pair.is_some() && provider.is_default;
     all().iter().filter(used).map(|provider| provider.kind).collect()
 }
 
-/// Opens the device of a provider for one pair.
+/// Opens a provider's device for one pair.
 ///
 /// # Errors
 /// [`Error::Provider`] if pairs cannot use it, or this machine cannot.
@@ -216,19 +220,40 @@ pub(crate) fn open_pair(kind: ProviderKind, config: &PairDeviceConfig) -> Result
     open(config)
 }
 
-/// The NICs of a configuration for the verbs provider.
+/// NICs that a configuration chooses for the verbs provider.
 fn chosen(verbs: &Option<VerbsChoice>) -> Result<VerbsChoice> {
     verbs.clone().map_or_else(VerbsChoice::from_env, Ok)
 }
 
-/// Checks that this machine has the libraries of a provider, without opening a device. Only verbs and ofi
-/// need any.
+/// Libfabric provider and NICs that a configuration chooses for the ofi provider.
+pub(crate) fn ofi_choice(ofi: &Option<OfiChoice>) -> Result<OfiChoice> {
+    ofi.clone().map_or_else(OfiChoice::from_env, Ok)
+}
+
+/// Checks the variables for all providers that a configuration leaves to the environment: an invalid
+/// value is an error, whichever providers are used.
+///
+/// # Errors
+/// [`Error::Provider`].
+pub(crate) fn check_variables(ofi: &Option<OfiChoice>, verbs: &Option<VerbsChoice>) -> Result<()> {
+    ofi_choice(ofi)?;
+    chosen(verbs)?;
+    copy::sms_from_env().map_err(copy::provider_error)?;
+    peer_memory::reads_from_env().map(drop)
+}
+
+/// Checks that this machine has a provider's libraries, without opening a device. Only verbs and ofi need
+/// any.
 ///
 /// # Errors
 /// [`Error::Provider`] if it cannot be used here.
-pub fn check(kind: ProviderKind, ofi: &OfiChoice, verbs: &Option<VerbsChoice>) -> Result<()> {
+pub fn check(
+    kind: ProviderKind,
+    ofi: &Option<OfiChoice>,
+    verbs: &Option<VerbsChoice>,
+) -> Result<()> {
     match kind {
-        ProviderKind::Ofi => ofi.check(),
+        ProviderKind::Ofi => ofi_choice(ofi)?.check(),
         ProviderKind::Verbs => chosen(verbs)?.check(),
         _ => Ok(()),
     }
@@ -240,10 +265,10 @@ struct OpenDevice {
     device: Weak<dyn Device>,
 }
 
-/// Open devices of this process.
+/// Devices open in this process.
 static OPENED: Mutex<Vec<OpenDevice>> = Mutex::new(Vec::new());
 
-/// The device of a provider with this configuration: the one that is open, or a new one.
+/// A provider's device with this configuration: the one that is open, or a new one.
 ///
 /// # Errors
 /// [`Error::Provider`] if it cannot be used here.
@@ -258,6 +283,10 @@ pub fn open(kind: ProviderKind, config: &DeviceConfig) -> Result<Arc<dyn Device>
     let provider = provider
         .ok_or_else(|| Error::Provider { provider: kind, detail: "it is not built in".into() })?;
     let mut device = (provider.open)(config)?;
+    if let Some(engines) = config.staged.filter(|_| kind != ProviderKind::Copy) {
+        let staged = StagedConfig { engines, ..StagedConfig::default() };
+        device = Arc::new(StagedDevice::over(device, staged)?);
+    }
     if let Some(seed) = config.hostile {
         device = Arc::new(HostileDevice::over(device, HostileConfig::new(seed)));
     }
@@ -276,8 +305,9 @@ mod tests {
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             advertise: None,
             devices: CopyBackend::Twin { seed: 0 },
+            staged: None,
             hostile: None,
-            ofi: OfiChoice::default(),
+            ofi: Some(OfiChoice::default()),
             verbs: None,
         }
     }
@@ -288,6 +318,8 @@ mod tests {
         let second = open(ProviderKind::Shm, &config("shared")).unwrap();
         let other = open(ProviderKind::Shm, &config("other")).unwrap();
         assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));
+        let staged = DeviceConfig { staged: Some(CopyBackend::default()), ..config("shared") };
+        assert!(!Arc::ptr_eq(&first, &open(ProviderKind::Shm, &staged).unwrap()));
         let hostile = DeviceConfig { hostile: Some(1), ..config("shared") };
         assert!(!Arc::ptr_eq(&first, &open(ProviderKind::Shm, &hostile).unwrap()));
         let gone = Arc::downgrade(&first);

@@ -1,4 +1,4 @@
-//! Request table and the states of a request.
+//! Request table and request states.
 //!
 //! ```text
 //!            submit
@@ -12,11 +12,11 @@
 //!   Drained(Ok)   Drained(Err)     the sources are free; callback and event are delivered
 //! ```
 //!
-//! A request in flight is a token and a count of parts left. Completion means that the source may be reused
-//! and that all bytes have left this process. A wait that passes its deadline leaves the request in flight:
-//! memory stays borrowed until the parts drain, or until their peer is fenced, which drains them with an
-//! error. After an error the outcome of the write is unknown; the engine then poisons the group. Each part
-//! is posted once.
+//! A request in flight is a token and a count of parts left. Completion means that the source may be
+//! reused and that all bytes have left this process. A wait that passes the deadline leaves the request
+//! in flight: memory stays borrowed until the parts drain, or until the peer is fenced, which drains them
+//! with an error. After an error the write's outcome is unknown; the engine then poisons the group. Each
+//! part is posted once.
 
 use crate::types::{Lane, RegionKey, RequestId};
 use std::collections::HashSet;
@@ -25,14 +25,14 @@ use weft_control::Rank;
 /// Called once with the outcome, on the thread that makes progress.
 pub type CompletionCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// Origin of a request: a driver's tag, or one of the constants below, which are outside of all namespaces.
+/// Request origin: a driver's tag, or one of the constants below, which are outside all namespaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestTag(pub u64);
 
 impl RequestTag {
-    /// A credit, or a write with [`crate::Requests::NO_EVENT`]: no caller waits for its completion.
+    /// A credit, or a write with [`crate::Requests::NO_EVENT`]: no caller waits until it completes.
     pub const CREDIT: RequestTag = RequestTag(u64::MAX);
-    /// A call, which queries its request by id.
+    /// A call, which queries the request by id.
     pub const CALLER: RequestTag = RequestTag(u64::MAX - 1);
 
     #[inline(always)]
@@ -46,13 +46,13 @@ impl RequestTag {
     }
 }
 
-/// Destination of a write: a peer and its lane.
+/// Write destination: a peer and a lane there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaneTarget {
     pub peer: Rank,
     /// The peer's lane that it raises.
     pub lane: Lane,
-    /// For a credit, the lane of ours whose round it releases.
+    /// For a credit, our lane whose round it releases.
     pub credits: Option<Lane>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct RequestFailure {
     pub peer: Rank,
 }
 
-/// A request that did not end inside its submit.
+/// A request that did not end inside the submit.
 pub(crate) struct Request {
     reuse: u32,
     /// Parts that have not ended: queued or in flight. Zero in a free slot.
@@ -75,7 +75,7 @@ pub(crate) struct Request {
     peer: Rank,
     /// The first region that it reads.
     source: Option<RegionKey>,
-    /// True if one of the fields below is set; most requests have none.
+    /// True if a field below is set; most requests have none.
     has_more: bool,
     /// Further regions that it reads, each once.
     more_sources: Vec<RegionKey>,
@@ -84,7 +84,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Peer of a scatter.
+    /// Peer value for a scatter.
     pub const SEVERAL: Rank = Rank(u32::MAX);
 
     /// The peer that it writes to; `None` for a scatter.
@@ -110,20 +110,20 @@ impl Request {
         }
     }
 
-    /// Records the cause of a failed part; the first cause stays.
+    /// Records why a part failed; the first cause stays.
     #[cold]
     pub fn fail(&mut self, why: String, peer: Rank) {
         self.failure.get_or_insert(RequestFailure { why, peer });
         self.has_more = true;
     }
 
-    /// Sets the callback for its completion.
+    /// Sets the completion callback.
     pub fn call_at_end(&mut self, callback: Option<CompletionCallback>) {
         self.has_more |= callback.is_some();
         self.callback = callback;
     }
 
-    /// Takes its failure and its callback.
+    /// Takes the failure and the callback.
     pub fn take_outcome(&mut self) -> (Option<RequestFailure>, Option<CompletionCallback>) {
         (self.failure.take(), self.callback.take())
     }
@@ -132,13 +132,13 @@ impl Request {
 /// All requests in flight; slots are reused.
 pub(crate) struct RequestTable {
     slots: Vec<Request>,
-    /// Head of the list of free slots; [`RequestTable::NONE`] ends it.
+    /// Head of the free slot list; [`RequestTable::NONE`] ends it.
     free: u32,
     in_flight: usize,
-    /// Limit of requests in flight.
+    /// Limit for requests in flight.
     limit: usize,
-    /// Failed requests. The first of them poisons the group, which opens no more requests, so their number
-    /// is bounded by those then in flight.
+    /// Failed requests. The first one poisons the group, which opens no more requests, so there are no
+    /// more than the requests then in flight.
     failed: HashSet<RequestId>,
 }
 
@@ -157,7 +157,7 @@ impl RequestTable {
         }
     }
 
-    /// True at the limit of requests in flight.
+    /// True at the limit for requests in flight.
     #[inline(always)]
     pub fn is_full(&self) -> bool {
         self.in_flight >= self.limit
@@ -229,7 +229,7 @@ impl RequestTable {
         self.slots.get_mut(id.index as usize).filter(|request| request.reuse == id.reuse)
     }
 
-    /// Completes a part. Closes its request with the last part, unless the request has a callback, a
+    /// Completes a part. Closes the request with the last part, unless the request has a callback, a
     /// failure or further sources.
     #[inline(always)]
     pub fn ended(&mut self, token: u64) -> PartEnd {
@@ -246,7 +246,7 @@ impl RequestTable {
         PartEnd::Last { tag: request.tag }
     }
 
-    /// Fails a part. Returns its request, or `None` if that was closed before.
+    /// Fails a part. Returns the request, or `None` if that was closed before.
     pub fn failed(&mut self, token: u64, why: String) -> Option<RequestId> {
         let (index, request) = part(&mut self.slots, token)?;
         request.left -= 1;
@@ -265,14 +265,14 @@ impl RequestTable {
         id == RequestId::FAILED || self.failed.contains(&id)
     }
 
-    /// Number of requests in flight.
+    /// Requests in flight.
     #[inline]
     pub fn len(&self) -> usize {
         self.in_flight
     }
 }
 
-/// The request in flight of a part, and its slot.
+/// A part's request in flight, and the slot.
 #[inline(always)]
 fn part(slots: &mut [Request], token: u64) -> Option<(u32, &mut Request)> {
     let (index, reuse) = PartToken::slot(token);
@@ -280,7 +280,7 @@ fn part(slots: &mut [Request], token: u64) -> Option<(u32, &mut Request)> {
     (request.reuse & PartToken::REUSE == reuse && request.left > 0).then_some((index, request))
 }
 
-/// Free slot of the table, in which a request may be opened.
+/// Free table slot, in which a request may be opened.
 pub(crate) struct FreeSlot<'a> {
     pub id: RequestId,
     request: &'a mut Request,
@@ -300,31 +300,30 @@ impl<'a> FreeSlot<'a> {
     }
 }
 
-/// Effect of the end of a part on its request.
+/// Effect that a part's end has on the request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum PartEnd {
     /// The last part: the request is closed.
     Last { tag: RequestTag },
     /// The request has `left` parts left, or more to clean up.
     Other { id: RequestId, left: u32 },
-    /// Its request was closed before.
+    /// The request was closed before.
     Stray,
 }
 
 impl RequestId {
-    /// Completed inside its submit.
+    /// Completed inside the submit.
     pub(crate) const DONE: RequestId = RequestId { index: u32::MAX, reuse: 0 };
-    /// Failed inside its submit, over an inline route.
+    /// Failed inside the submit, over an inline route.
     pub(crate) const FAILED: RequestId = RequestId { index: u32::MAX, reuse: 1 };
 }
 
-/// Token of a part for links: slot of its request (24 bits), reuse count of the slot (16 bits, wrapping),
-/// peer (24 bits).
+/// Part token for links: request slot (24 bits), slot reuse count (16 bits, wrapping), peer (24 bits).
 pub(crate) struct PartToken;
 
 impl PartToken {
-    /// Limit of slots.
-    pub const SLOTS: usize = 1 << 24;
+    /// Slot limit. The last index is a wrapped link's own (`providers/staged`).
+    pub const SLOTS: usize = (1 << 24) - 1;
     const REUSE: u32 = 0xffff;
     const PEER: u32 = 0xff_ffff;
 

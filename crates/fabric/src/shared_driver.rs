@@ -1,8 +1,8 @@
 //! Driver shared by threads.
 //!
 //! A call on the driver (such as planning a round or reducing replies) holds the driver's lock and takes
-//! the engine's inside of it. A step of a wait holds the engine's lock and only tries the driver's: if a
-//! call holds it, the step leaves its events with the engine, and the call wakes the waits once it has
+//! the engine's lock inside it. A wait step holds the engine's lock and only tries the driver's: if a
+//! call holds it, the step leaves the events with the engine, and the call wakes the waits once it has
 //! released the driver. So no call blocks on another thread's wait, and no thread blocks on the driver
 //! while it holds the engine.
 
@@ -14,15 +14,14 @@ use crate::wait::{self, EngineAccess, WaitOptions};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Driver, its lock, and its waits. Calls on an ended driver return `None`.
+/// Driver, lock and waits. Calls on an ended driver return `None`.
 ///
-/// The access passed to a call must not be an engine guard of a shared engine; pass
-/// [`crate::Communicator::access`].
+/// The access passed to a call must not be a shared engine's guard; pass [`crate::Communicator::access`].
 pub struct SharedDriver<D> {
     namespace: u16,
     state: Mutex<Option<DriverState<D>>>,
-    /// Waits in progress. A wait is counted before it first takes the driver's lock, so the next holder of
-    /// the lock sees the count.
+    /// Waits in progress. A wait is counted before it first takes the driver's lock, so the next lock
+    /// holder sees the count.
     waits: AtomicU32,
     ended: AtomicBool,
 }
@@ -30,7 +29,7 @@ pub struct SharedDriver<D> {
 struct DriverState<D> {
     driver: D,
     requests: Requests,
-    /// [`Engine::polls`] at the last poll of the driver.
+    /// [`Engine::polls`] when the driver was last polled.
     polls: u64,
 }
 
@@ -48,10 +47,10 @@ where
         }
     }
 
-    /// Runs `work` on the driver, and submits its requests.
+    /// Runs `work` on the driver, and submits the requests from it.
     ///
     /// # Errors
-    /// Those of `work`, and those of [`Engine::submit`].
+    /// Errors from `work` and from [`Engine::submit`].
     pub fn call<T>(
         &self,
         access: &mut impl EngineAccess,
@@ -85,7 +84,7 @@ where
     /// Polls the driver once.
     ///
     /// # Errors
-    /// The driver's own, and those of [`Engine::submit`].
+    /// The driver's errors, and errors from [`Engine::submit`].
     pub fn drive(&self, access: &mut impl EngineAccess) -> Result<Option<()>, D::Error> {
         let turned = self.drive_state(access, self.open(&mut self.lock()));
         self.renew_waits(access, 0);
@@ -108,8 +107,8 @@ where
     /// Polls the driver until `done` returns a value. `missing` returns the peers that the wait lacks.
     ///
     /// # Errors
-    /// The driver's own; [`Error::Timeout`] with the peers of `missing`; [`Error::Poisoned`];
-    /// [`Error::Interrupted`].
+    /// The driver's errors; [`Error::Timeout`] with the peers that `missing` returns;
+    /// [`Error::Poisoned`]; [`Error::Interrupted`].
     pub fn wait<T>(
         &self,
         access: &mut impl EngineAccess,
@@ -121,10 +120,10 @@ where
         self.wait_while(access, what, options, done, missing, || !self.is_ended())
     }
 
-    /// As [`SharedDriver::wait`], for the thread that has ended the driver and drains it.
+    /// Same as [`SharedDriver::wait`], for the thread that has ended the driver and drains it.
     ///
     /// # Errors
-    /// As [`SharedDriver::wait`].
+    /// Same as [`SharedDriver::wait`].
     pub fn wait_ended<T>(
         &self,
         access: &mut impl EngineAccess,
@@ -176,7 +175,7 @@ where
         )
     }
 
-    /// Polls the driver with the events of the engine's latest poll.
+    /// Polls the driver with the events from the engine's latest poll.
     fn step(
         state: &mut DriverState<D>,
         engine: &mut Engine,
@@ -185,7 +184,7 @@ where
         let DriverState { driver, requests, polls } = state;
         let before = std::mem::replace(polls, engine.polls());
         if *polls != before + 1 {
-            // Other polls consumed events of this driver.
+            // Other polls consumed events for this driver.
             return engine.drive_with(driver, requests, events);
         }
         driver.poll(clock::now(), events, requests)?;
@@ -210,9 +209,9 @@ where
         self.lock().take().map(|state| state.driver)
     }
 
-    /// Wakes the waits after the caller has released the driver, if there are more than `own`. A wait whose
-    /// step did not get the driver either took that step before this and is woken, or takes its next one
-    /// after it.
+    /// Wakes the waits after the caller has released the driver, if there are more than `own`. A wait
+    /// whose step did not get the driver either took that step before this and is woken, or takes the
+    /// next step after it.
     fn renew_waits(&self, access: &mut impl EngineAccess, own: u32) {
         if self.waits.load(Ordering::Relaxed) > own {
             access.with(Engine::renew_waits);
@@ -239,7 +238,7 @@ where
     }
 }
 
-/// Count of a wait in progress.
+/// Counts a wait in progress.
 struct WaitCount<'a>(&'a AtomicU32);
 
 impl WaitCount<'_> {

@@ -1,14 +1,13 @@
 //! Engine shared by threads.
 //!
-//! Any thread may call at any time: the engine's lock is held for one step, never during a wait. Of the
-//! waiting threads, one leads: it sleeps on the doorbell or on descriptors and makes progress for all
-//! ([`crate::waiters`]). Events of any thread's poll wake the waiting threads. Threads that only submit
-//! ([`Submitter`]) try the lock and never block on it.
+//! Any thread may call at any time: the engine's lock is held for one step, never during a wait. One
+//! waiting thread leads: it sleeps on the doorbell or on descriptors and makes progress for all
+//! ([`crate::waiters`]). Events from any thread's poll wake the waiting threads. Threads that only submit
+//! ([`crate::Submitter`]) try the lock and never block on it.
 
-use crate::engine::AnnouncedSleep;
-use crate::engine::Engine;
+use crate::engine::{AnnouncedSleep, Engine};
 use crate::error::{Error, Result};
-use crate::inbox::{Inbox, Submission, Submitter};
+use crate::inbox::{Inbox, Submission};
 use crate::lane_table::LaneTable;
 use crate::types::Time;
 use crate::wait;
@@ -19,7 +18,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Engine, its lock, and its waiting threads.
+/// Engine, lock and waiting threads.
 pub struct SharedEngine {
     engine: Mutex<Engine>,
     lanes: Arc<LaneTable>,
@@ -69,21 +68,26 @@ impl SharedEngine {
         self.lanes.has_dirty()
     }
 
-    /// Prefetches what a poll loads of the lanes that peers have raised. Without the lock.
+    /// Prefetches what a poll loads for lanes that peers have raised. Without the lock.
     #[inline]
     pub fn prefetch_raised(&self) {
         self.lanes.prefetch_dirty();
     }
 
-    /// Access of a waiting thread; drop it after the wait.
+    /// Access for a waiting thread; drop it after the wait.
     pub fn access(&self) -> SharedEngineAccess<'_> {
         self.waiters.enter();
         SharedEngineAccess { shared: self, own_waiters: 1 }
     }
 
-    /// Access of a progress thread, which events of other threads do not wake.
-    fn progress_access(&self) -> SharedEngineAccess<'_> {
+    /// Access for a progress thread, which other threads' events do not wake.
+    pub(crate) fn progress_access(&self) -> SharedEngineAccess<'_> {
         SharedEngineAccess { shared: self, own_waiters: 0 }
+    }
+
+    /// Records whether a thread makes progress.
+    pub(crate) fn set_has_thread(&self, has_thread: bool) {
+        self.has_thread.store(has_thread, Ordering::Relaxed);
     }
 
     /// Ends all present and later waits with [`weft_control::Error::Closed`].
@@ -100,24 +104,15 @@ impl SharedEngine {
         Ok(())
     }
 
-    /// Producer of submissions for threads that must not block on the lock, such as the proxy of a GPU.
-    pub fn submitter(self: &Arc<Self>) -> Submitter {
-        self.inbox.open();
-        // A thread that takes the lock from here on finds the inbox open, and drains it on release.
-        drop(self.lock());
-        Submitter::new(self.clone())
-    }
-
     pub(crate) fn inbox(&self) -> &Inbox {
         &self.inbox
     }
 
-    /// Submits the contents of the inbox, unless another thread holds the lock, which then does so on
-    /// release.
+    /// Submits what is in the inbox, unless another thread holds the lock, which then does so on release.
     pub(crate) fn drain_inbox(&self) {
         loop {
-            // Either the holder of the lock, with the same fence after its unlock, sees the submission, or
-            // this thread finds the lock free.
+            // Either the lock holder, with the same fence after unlocking, sees the submission, or this
+            // thread finds the lock free.
             fence(Ordering::SeqCst);
             if self.inbox.is_empty() {
                 return;
@@ -130,6 +125,9 @@ impl SharedEngine {
             let epoch = engine.epoch();
             self.inbox.drain(|submission| submit(&mut engine, submission));
             let (found, queued) = (engine.epoch() != epoch, engine.has_queued());
+            if found && engine.has_watches() {
+                engine.check_watches();
+            }
             drop(engine);
             if found {
                 self.notify_others(0, queued);
@@ -148,19 +146,19 @@ impl SharedEngine {
     }
 
     /// Wakes every waiting thread.
-    fn notify(&self) {
+    pub(crate) fn notify(&self) {
         if self.waiters.notify() {
             self.lanes.notify();
         }
     }
 }
 
-/// Lock guard of the engine. Its drop wakes waiting threads if the holder found events.
+/// Engine lock guard. On drop it wakes waiting threads if the holder found events.
 pub struct EngineGuard<'a> {
     shared: &'a SharedEngine,
     engine: ManuallyDrop<MutexGuard<'a, Engine>>,
     epoch: u64,
-    /// Number of waiting threads that the holder counts as.
+    /// Waiting threads that the holder counts as.
     own_waiters: u32,
 }
 
@@ -198,7 +196,10 @@ impl DerefMut for EngineGuard<'_> {
 impl Drop for EngineGuard<'_> {
     fn drop(&mut self) {
         let (found, queued) = (self.engine.epoch() != self.epoch, self.engine.has_queued());
-        // SAFETY: the guard is dropped here alone, and not used after.
+        if found && self.engine.has_watches() {
+            self.engine.check_watches();
+        }
+        // SAFETY: the guard is dropped only here, and not used after.
         unsafe { ManuallyDrop::drop(&mut self.engine) };
         if found {
             self.shared.notify_others(self.own_waiters, queued);
@@ -209,14 +210,14 @@ impl Drop for EngineGuard<'_> {
     }
 }
 
-/// Yields of a waiting thread to callers before it competes for the lock; the bound keeps its deadline
+/// Yields to callers before a waiting thread competes for the lock; the bound lets it keep the deadline
 /// under constant calls.
 const MAX_YIELDS: u32 = 16;
 
-/// Access of a waiting thread to an engine that threads share.
+/// Access that a waiting thread has to an engine shared by threads.
 pub struct SharedEngineAccess<'a> {
     shared: &'a SharedEngine,
-    /// Number of waiting threads that it counts as.
+    /// Waiting threads that it counts as.
     own_waiters: u32,
 }
 
@@ -234,7 +235,7 @@ impl SharedEngineAccess<'_> {
     }
 }
 
-/// Sleep of the leading thread on the engine.
+/// The leading thread's sleep on the engine.
 struct EngineSleep<'a>(&'a SharedEngineAccess<'a>);
 
 impl LeaderSleep for EngineSleep<'_> {
@@ -305,8 +306,8 @@ impl ProgressThread {
             let mut options =
                 wait::WaitOptions { deadline: Time::MAX, spin, interrupted: &mut || false };
             let mut access = engine.progress_access();
-            // Ends when stopped, or when the group is poisoned.
-            let _ = wait::run(
+            // Ends when stopped, or when the group is poisoned or closed.
+            let ended = wait::run(
                 &mut access,
                 "progress",
                 0,
@@ -314,9 +315,16 @@ impl ProgressThread {
                 |_, _| Ok::<_, Error>(stopped.load(Ordering::Acquire).then_some(())),
                 |_| Vec::new(),
             );
+            drop(access);
+            if ended.is_err() || engine.check_open().is_err() {
+                engine.lock().end_watches();
+            }
         };
         let thread = std::thread::Builder::new().name("weft-progress".into()).spawn(work);
-        let thread = thread.map_err(|e| Error::system("cannot start a progress thread", e))?;
+        let thread = thread.map_err(|e| {
+            shared.has_thread.store(false, Ordering::Relaxed);
+            Error::from(weft_control::Error::thread("the progress thread")(e))
+        })?;
         Ok(ProgressThread { shared: shared.clone(), stop, thread: Some(thread) })
     }
 
@@ -331,11 +339,11 @@ impl Drop for ProgressThread {
     fn drop(&mut self) {
         self.stop();
         self.shared.has_thread.store(false, Ordering::Relaxed);
-        // A callback on this thread may drop its communicator.
+        // A callback on this thread may drop the communicator.
         let thread =
             self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id());
         if let Some(thread) = thread {
-            // The thread has reported its own panic.
+            // The thread has reported the panic.
             let _ = thread.join();
         }
     }

@@ -1,9 +1,9 @@
-//! Statistics of an engine: bytes, parts, arrivals and errors by peer and provider.
+//! Engine statistics: bytes, parts, arrivals and errors by peer and provider.
 
 use crate::types::ProviderKind;
 use weft_control::Rank;
 
-/// Totals since the construction of the engine.
+/// Totals since the engine was constructed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficTotals {
     /// Payload bytes handed to a provider.
@@ -16,18 +16,18 @@ pub struct TrafficTotals {
     pub errors: u64,
 }
 
-/// One peer's totals and the provider of its route.
+/// One peer's totals and route provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerStatistics {
     /// The peer.
     pub rank: Rank,
-    /// The provider that its route uses.
+    /// Provider that the route uses.
     pub provider: ProviderKind,
-    /// Its totals.
+    /// Traffic totals.
     pub totals: TrafficTotals,
 }
 
-/// Snapshot of an engine's statistics.
+/// Engine statistics snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineStatistics {
     /// By peer, in rank order, without this rank.
@@ -36,7 +36,7 @@ pub struct EngineStatistics {
     pub requests: u64,
     /// Dropped arrivals that named a lane not granted to the peer.
     pub refused_ungranted: u64,
-    /// Dropped arrivals that named a lane of another generation.
+    /// Dropped arrivals that named a lane from another generation.
     pub refused_stale: u64,
 }
 

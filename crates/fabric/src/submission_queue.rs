@@ -1,9 +1,9 @@
 //! Submission queue: a bounded queue from many threads to one that sleeps on descriptors.
 //!
-//! The receiving thread polls engines and queues without a lock. Before it sleeps, it announces that on the
-//! queue's bell, and checks the queue once more; a sender rings the bell after its items and makes a system
-//! call only if a sleep was announced. Both access the bell by read-modify-write, so that of a sender and a
-//! receiver one sees the other.
+//! The receiving thread polls engines and queues without a lock. Before it sleeps, it announces that on
+//! the queue's bell, and checks the queue once more; a sender rings the bell after pushing items and
+//! makes a system call only if a sleep was announced. Both access the bell by read-modify-write, so
+//! either the sender or the receiver sees the other.
 
 use crate::atomics::{CacheLine, Word32};
 use crate::error::{Error, Result};
@@ -13,10 +13,10 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Value of a bell whose owner sleeps, or is about to.
+/// Bell value while the owner sleeps, or is about to.
 const ASLEEP: u32 = 1;
 
-/// Announcement of one thread's sleep to others.
+/// Announces one thread's sleep to others.
 pub struct Bell<W>(CacheLine<W>);
 
 impl<W: Word32> Default for Bell<W> {
@@ -26,7 +26,7 @@ impl<W: Word32> Default for Bell<W> {
 }
 
 impl<W: Word32> Bell<W> {
-    /// Owner: announces a sleep. Items of senders that find no announcement are visible afterwards.
+    /// Owner: announces a sleep. Items from senders that find no announcement are visible afterwards.
     pub fn announce(&self) {
         self.0.0.fetch_or(ASLEEP);
     }
@@ -36,7 +36,7 @@ impl<W: Word32> Bell<W> {
         self.0.0.fetch_and(!ASLEEP);
     }
 
-    /// Sender, after its items: true if it has to wake the owner. Of several senders one does.
+    /// Sender, after pushing items: true if it has to wake the owner. If several senders ring, one does.
     #[must_use]
     pub fn ring(&self) -> bool {
         self.0.0.fetch_and(!ASLEEP) & ASLEEP != 0
@@ -53,13 +53,13 @@ struct Shared<T> {
 impl<T> Shared<T> {
     fn wake(&self) {
         if self.bell.ring() {
-            // Increments by one cannot overflow the counter of an eventfd.
+            // Increments by one cannot overflow an eventfd counter.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 }
 
-/// A queue for `capacity` items, rounded up to a power of two, at least two.
+/// Makes a queue for `capacity` items, rounded up to a power of two, at least two.
 ///
 /// # Errors
 /// [`Error::System`] without a free descriptor.
@@ -130,7 +130,7 @@ impl<T: Send> QueueReceiver<T> {
         self.0.ring.is_empty()
     }
 
-    /// Ends the announcement of [`QueueReceiver::arm`].
+    /// Withdraws the announcement from [`QueueReceiver::arm`].
     pub fn disarm(&mut self) {
         self.0.bell.withdraw();
         let mut count = [0; 8];

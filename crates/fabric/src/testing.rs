@@ -1,4 +1,4 @@
-//! Internals for this crate's own tests, loom models among them. No part of the interface.
+//! Internals for this crate's own tests, such as loom models. Not part of the interface.
 
 pub use crate::atomics::{CacheLine, Word32, Word64};
 pub use crate::inbox::Ring;

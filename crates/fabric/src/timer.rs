@@ -7,7 +7,7 @@ use rustix::time::{
     timerfd_settime,
 };
 
-/// A timer of the clock that [`crate::clock::now`] reads.
+/// Timer on the clock that [`crate::clock::now`] reads.
 #[derive(Debug)]
 pub(crate) struct Timer {
     descriptor: OwnedFd,

@@ -1,12 +1,12 @@
-//! Trace of an engine for timelines: writes, arrivals and phases. Off by default, bounded when on.
+//! Engine trace for timelines: writes, arrivals and phases. Off by default, bounded when on.
 
 use crate::types::Time;
 use weft_control::Rank;
 
-/// Submission of a write.
+/// Submitted write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteRecord {
-    /// Time of the record.
+    /// Record time.
     pub at: Time,
     /// The destination.
     pub peer: Rank,
@@ -18,23 +18,23 @@ pub struct WriteRecord {
     pub bytes: u64,
 }
 
-/// Raise of a lane, as the owner observed it.
+/// Lane raise, as the owner observed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArrivalRecord {
-    /// Time of the record.
+    /// Record time.
     pub at: Time,
     /// The peer that raised it.
     pub peer: Rank,
     /// Our lane.
     pub lane: u32,
-    /// Its value.
+    /// Lane value.
     pub value: u64,
 }
 
 /// Named interval.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhaseRecord {
-    /// Name of the phase.
+    /// Phase name.
     pub name: String,
     /// Start.
     pub begin: Time,
@@ -57,7 +57,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// A trace that keeps at most `limit` records of each sort.
+    /// Makes a trace that keeps at most `limit` records for each kind.
     pub fn with_limit(limit: usize) -> Trace {
         Trace { limit, ..Trace::default() }
     }

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Instant on the clock that the caller of a poll supplies, in nanoseconds from an arbitrary origin.
+/// Instant on the clock that a poll's caller supplies, in nanoseconds from an arbitrary origin.
 ///
-/// Engines of a process use the host's monotonic clock ([`crate::clock::now`]), the simulator a virtual
+/// Engines in a process use the host's monotonic clock ([`crate::clock::now`]), the simulator a virtual
 /// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(pub u64);
@@ -25,11 +25,11 @@ impl Time {
     }
 }
 
-/// Incarnation of a group; 8 bits on the wire.
+/// Group generation; 8 bits on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Generation(pub u8);
 
-/// Number of a lane in its owner's table: 24 bits, issued by the owner.
+/// Lane number in the owner's table: 24 bits, issued by the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(u32);
 
@@ -37,7 +37,7 @@ impl LaneId {
     /// Number of lanes that 24 bits can name.
     pub const LIMIT: u32 = 1 << 24;
 
-    /// The lane of this number, or `None` if it does not fit into 24 bits.
+    /// Lane with this number, or `None` if it does not fit into 24 bits.
     pub fn new(number: u32) -> Option<LaneId> {
         (number < Self::LIMIT).then_some(LaneId(number))
     }
@@ -48,12 +48,12 @@ impl LaneId {
     }
 }
 
-/// Lane on the wire: the owner's number and the generation of its issue.
+/// Lane on the wire: the owner's number and the generation in which it was issued.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lane(u32);
 
 impl Lane {
-    /// The lane of this number, issued in this generation.
+    /// Lane with this number, issued in this generation.
     pub fn new(id: LaneId, generation: Generation) -> Lane {
         Lane(id.get() << 8 | u32::from(generation.0))
     }
@@ -68,12 +68,13 @@ impl Lane {
         Generation(self.0 as u8)
     }
 
-    /// The 32 bits of immediate data: the id in the high 24, the generation in the low 8.
+    /// Immediate data, 32 bits: the id in the high 24, the generation in the low 8. For example, lane 5
+    /// of generation 2 is 0x0502.
     pub fn immediate(self) -> u32 {
         self.0
     }
 
-    /// The lane that 32 bits of immediate data name.
+    /// Lane that 32 bits of immediate data name.
     pub const fn from_immediate(immediate: u32) -> Lane {
         Lane(immediate)
     }
@@ -85,17 +86,17 @@ impl fmt::Debug for Lane {
     }
 }
 
-/// Number of a region in its owner's engine.
+/// Region number in the owner's engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionKey(pub u32);
 
-/// Counter of this engine: index in the low 24 bits, number of reuses of that index in the high 8. Grants
+/// Counter in this engine: index in the low 24 bits, reuse count for that index in the high 8. Grants
 /// link counters by position (see [`crate::Engine::import`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CounterId(u32);
 
 impl CounterId {
-    /// Limit of counters in one engine.
+    /// Counter limit in one engine.
     pub const LIMIT: u32 = 1 << 24;
 
     /// The counter at `index` after `reuse` releases, or `None` if the index needs more than 24 bits.
@@ -118,21 +119,21 @@ impl CounterId {
         (self.0 & (Self::LIMIT - 1)) as usize
     }
 
-    /// The next counter at the same index; `None` after 256 of them, when the index is retired.
+    /// Next counter at the same index; `None` after 256 counters, when the index is retired.
     pub(crate) fn renewed(self) -> Option<CounterId> {
         let reuse = ((self.0 >> 24) as u8).checked_add(1)?;
         CounterId::new(self.index() as u32, reuse)
     }
 }
 
-/// Request; `request.rs` describes its states.
+/// Request id; `request.rs` describes the request states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId {
     pub(crate) index: u32,
     pub(crate) reuse: u32,
 }
 
-/// Slice of a local region and its destination in a peer's region, of equal length.
+/// Slice in a local region and a destination in a peer's region, with equal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Page {
     /// The local region that is read.
@@ -148,7 +149,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// True if `next` begins where this page ends, at its source and at its destination.
+    /// True if `next` begins where this page ends, at the source and at the destination.
     #[inline]
     pub(crate) fn is_continued_by(&self, next: &Page) -> bool {
         self.source == next.source
@@ -158,34 +159,34 @@ impl Page {
     }
 }
 
-/// Total bytes of these pages.
+/// Total bytes in these pages.
 pub(crate) fn bytes_of(pages: &[Page]) -> u64 {
     pages.iter().fold(0, |sum, page| sum.saturating_add(page.length))
 }
 
-/// Traffic class of a counter. Bulk transfers never delay latency-critical ones.
+/// Traffic class for a counter. Bulk transfers never delay latency-critical ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum TrafficClass {
     /// Small or urgent: queries, pages, counts, credits.
     #[default]
     Latency,
-    /// Large transfers that may wait behind latency-critical ones.
+    /// Large transfers, such as KV caches, that may wait behind latency-critical ones.
     Bulk,
 }
 
-/// Kind of a provider, in the order in which a route prefers them. `registry.rs` describes each.
+/// Provider kind, in the order in which a route prefers them. `registry.rs` describes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum ProviderKind {
-    /// Ranks of one process under virtual time.
+    /// Ranks in one process under virtual time.
     Sim = 0,
-    /// Ranks of one host over shared mappings, and their devices by copy engines.
+    /// Ranks on one host over shared mappings, and GPUs by copy engines.
     Copy = 1,
-    /// Ranks of one host over shared mappings.
+    /// Ranks on one host over shared mappings.
     Shm = 2,
     /// InfiniBand and RoCE by libibverbs.
     Verbs = 3,
-    /// Networks of libfabric: EFA and others.
+    /// Libfabric networks, such as EFA.
     Ofi = 4,
     /// Any host over sockets.
     Tcp = 5,

@@ -1,7 +1,7 @@
-//! Flow control of completion queues: counts of unconsumed arrivals at the two ends of a route.
+//! Flow control for completion queues: unconsumed arrivals counted at both route ends.
 //!
-//! At most [`crate::RouteRule::max_unconsumed`] arrivals of a route lie in the owner's completion queue.
-//! The sender counts its posts; the owner sends a report each time it has consumed half of that limit.
+//! At most [`crate::RouteRule::max_unconsumed`] arrivals on a route lie in the owner's completion queue.
+//! The sender counts posts; the owner sends a report each time it has consumed half that limit.
 
 /// Sender's count of arrivals at one peer.
 #[derive(Clone, Copy, Debug)]
@@ -13,14 +13,14 @@ pub struct SentArrivals {
 }
 
 impl SentArrivals {
-    /// Count for a queue that may hold `limit` arrivals of this sender, at least 2.
+    /// Count for a queue that may hold `limit` arrivals from this sender, at least 2.
     pub fn new(limit: u32) -> SentArrivals {
         let limit = u64::from(limit.max(2));
         SentArrivals { limit, sent: 0, allowed: limit }
     }
 
-    /// True if `count` more arrivals may be sent, 1 or 2. `reports` returns the number of reports received;
-    /// called only if the last known number does not suffice.
+    /// True if `count` more arrivals may be sent, 1 or 2. `reports` returns how many reports were
+    /// received; called only if the last known number does not suffice.
     #[inline(always)]
     pub fn may_send(&mut self, count: u32, reports: impl FnOnce() -> u64) -> bool {
         let sent = self.sent + u64::from(count);
@@ -37,7 +37,7 @@ impl SentArrivals {
     }
 }
 
-/// Owner's count of arrivals of one peer.
+/// Owner's count of arrivals from one peer.
 #[derive(Clone, Copy, Debug)]
 pub struct ConsumedArrivals {
     half: u32,
@@ -45,7 +45,7 @@ pub struct ConsumedArrivals {
 }
 
 impl ConsumedArrivals {
-    /// Count for a queue that may hold `limit` arrivals of the peer, at least 2.
+    /// Count for a queue that may hold `limit` arrivals from the peer, at least 2.
     pub fn new(limit: u32) -> ConsumedArrivals {
         ConsumedArrivals { half: limit.max(2) / 2, consumed: 0 }
     }
@@ -68,8 +68,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// In any order of sends, consumption and reports: unconsumed arrivals stay within the limit, at
-        /// most three reports are in flight, and the sender can send at the end.
+        /// However sends, consumption and reports are ordered, unconsumed arrivals stay within the limit,
+        /// at most three reports are in flight, and the sender can send at the end.
         #[test]
         fn unconsumed_arrivals_stay_within_the_limit_and_the_sender_is_never_stuck(
             limit in 2u32..40,

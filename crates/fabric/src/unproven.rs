@@ -1,26 +1,26 @@
-//! Queue of accepted connections that have not proved a rank: bounded, oldest first.
+//! Queue for accepted connections that have not proved a rank: bounded, oldest first.
 //!
-//! Any process that reaches the port can connect, so both the number of such connections and their lifetime
+//! Any process that reaches the port can connect, so both the number and the lifetime of such connections
 //! are bounded: a new connection beyond the limit evicts the oldest, and each expires.
 
 use crate::types::Time;
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-/// Limit of connections in a queue.
+/// Connection limit in a queue.
 pub(crate) const MAX_UNPROVEN: usize = 128;
-/// Time for a connection to prove its rank.
+/// Time for a connection to prove a rank.
 pub(crate) const HELLO_TIME: Duration = Duration::from_secs(2);
 
-/// Longest life of a connection, however long its owner was busy.
+/// Longest connection life, however long the owner was busy.
 pub(crate) const MAX_LIFE: Duration = Duration::from_secs(30);
 
-/// Unproven connections of type `S`.
+/// Unproven connections, each an `S`.
 #[derive(Debug)]
 pub(crate) struct UnprovenConnections<S> {
     queue: VecDeque<UnprovenConnection<S>>,
     next_id: u64,
-    /// Reasons of rejections so far.
+    /// Rejection reasons so far.
     reasons: HashSet<&'static str>,
 }
 
@@ -37,7 +37,8 @@ impl<S> UnprovenConnections<S> {
         UnprovenConnections { queue: VecDeque::new(), next_id: 0, reasons: HashSet::new() }
     }
 
-    /// Adds a connection accepted at `now`; returns its id, and the oldest connection if it was evicted.
+    /// Adds a connection accepted at `now`; returns an id for it, and the oldest connection if it was
+    /// evicted.
     pub fn add(&mut self, connection: S, now: Time) -> (u64, Option<S>) {
         let dropped = if self.queue.len() < MAX_UNPROVEN { None } else { self.drop_oldest() };
         let id = self.next_id;
@@ -58,14 +59,14 @@ impl<S> UnprovenConnections<S> {
         self.drop_oldest()
     }
 
-    /// Extends the time of all connections by that for which their owner was busy, to [`MAX_LIFE`] at most.
+    /// Extends the time for all connections by as long as the owner was busy, to [`MAX_LIFE`] at most.
     pub fn postpone(&mut self, busy: Duration) {
         for entry in &mut self.queue {
             entry.expires = entry.expires.after(busy).min(entry.accepted.after(MAX_LIFE));
         }
     }
 
-    /// Expiry of the oldest connection.
+    /// Time at which the oldest connection expires.
     pub fn next_expiry(&self) -> Option<Time> {
         self.queue.front().map(|entry| entry.expires)
     }
@@ -92,7 +93,7 @@ impl<S> UnprovenConnections<S> {
         self.reasons.insert(reason)
     }
 
-    /// Index of an id; ids ascend along the queue.
+    /// Index for an id; ids ascend along the queue.
     fn index(&self, id: u64) -> Option<usize> {
         self.queue.binary_search_by_key(&id, |entry| entry.id).ok()
     }

@@ -1,30 +1,30 @@
-//! Waiting threads of one engine: a leader and its followers.
+//! An engine's waiting threads: a leader and followers.
 //!
 //! The leader sleeps on the doorbell or on descriptors and makes progress for all. Followers sleep on a
 //! sequence number, incremented by each event that may end a wait. A thread that stops waiting wakes one
 //! follower to lead. Sleeping threads do not hold the engine's lock.
 //!
-//! Every read that decides about a wake-up is a read-modify-write, so that of two such operations one sees
-//! the other.
+//! Every read that decides about a wake-up is a read-modify-write, so one of two such operations sees the
+//! other.
 
 use crate::atomics::{CacheLine, Word32};
 use crate::clock;
 use crate::types::Time;
 
-/// Bit of the state word: a thread sleeps as the leader, or is about to. The lower bits count followers.
+/// State word bit: a thread sleeps as the leader, or is about to. The lower bits count followers.
 const LEADS: u32 = 1 << 31;
 
-/// The waiting threads of one engine.
+/// An engine's waiting threads.
 pub struct Waiters<W> {
     /// Incremented by each event that may end a wait.
     sequence: CacheLine<W>,
-    /// [`LEADS`] and the number of followers.
+    /// [`LEADS`] and the follower count.
     state: CacheLine<W>,
     /// Threads inside a wait, asleep or not.
     waiting: W,
 }
 
-/// Sleep of a leader. `prepare` and `finish` take the engine's lock.
+/// A leader's sleep. `prepare` and `finish` take the engine's lock.
 pub trait LeaderSleep {
     /// An announced sleep.
     type Announced;
@@ -63,7 +63,7 @@ impl<W: Word32> Waiters<W> {
         self.waiting.load() > own
     }
 
-    /// Count of notifications so far, for [`Waiters::park`]. Read it before the poll that finds no event.
+    /// Notifications so far, for [`Waiters::park`]. Read it before the poll that finds no event.
     pub fn ticket(&self) -> u32 {
         self.sequence.0.load()
     }
@@ -83,7 +83,7 @@ impl<W: Word32> Waiters<W> {
     pub fn yield_lead(&self) {
         let state = self.state.0.fetch_or(0);
         if state & LEADS == 0 && state > 0 {
-            // A follower about to sleep finds its ticket outdated and tries to lead.
+            // A follower about to sleep finds an outdated ticket and tries to lead.
             self.sequence.0.fetch_add(1);
             self.sequence.0.wake_one();
         }
@@ -105,8 +105,8 @@ impl<W: Word32> Waiters<W> {
 
     fn lead(&self, ticket: u32, until: Time, sleep: &impl LeaderSleep) {
         let Some(park) = sleep.prepare() else { return };
-        // A notification since the ticket either shows here or sets the doorbell, where it stays until this
-        // thread has withdrawn its announcement.
+        // A notification since the ticket either shows here or sets the doorbell, where it stays until
+        // this thread has withdrawn the announcement.
         if self.sequence.0.fetch_or(0) == ticket {
             sleep.sleep(&park, until);
         }
@@ -114,7 +114,7 @@ impl<W: Word32> Waiters<W> {
     }
 }
 
-/// Guard of the lead; ends it on drop, also by a panic.
+/// Guard that holds the lead; ends it on drop, also by a panic.
 struct Leader<'a, W: Word32>(&'a Waiters<W>);
 
 impl<W: Word32> Drop for Leader<'_, W> {

@@ -11,14 +11,14 @@ use std::time::Instant;
 use weft_fabric::providers::{ShmConfig, ShmDevice, TcpConfig, TcpDevice};
 use weft_fabric::{CounterId, Device, Engine, EngineConfig, Generation, Grant, ProviderKind, Rank};
 
-/// Rounds before allocations are counted, after which buffers have reached their size.
+/// Rounds before allocations are counted, after which buffers no longer grow.
 const WARM: u64 = 100;
 /// A list with an entry for each raise would grow six times in this many.
 const ROUNDS: u64 = 4_000;
-/// Buffers may reach their size late: when two arrivals happen to meet.
+/// Buffers may stop growing late: when two arrivals happen to meet.
 const MOST_GROWTHS: usize = 3;
 
-/// One round in each direction, observed by count and credits alone.
+/// One round in each direction, observed only by counts and credits.
 fn run_round(engine: &mut Engine, counter: CounterId, round: u64) {
     let peer = Rank(1 - engine.rank().0);
     let begin = Instant::now();

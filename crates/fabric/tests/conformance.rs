@@ -1,18 +1,18 @@
-//! Conformance suite: tests of the contract of all providers, one line each below.
+//! Conformance suite: contract tests for all providers, one line each below.
 //!
 //! A [`Provider`] describes how a rank's device is created in each [`Shape`], and which guarantees it
-//! gives. The macro gives it a module of tests, one for each case:
+//! gives. The macro gives it a test module, one for each case:
 //!
-//! - `requests.rs`: all kinds of request, lengths and offsets
+//! - `requests.rs`: all request kinds, lengths and offsets
 //! - `traffic.rs`: random writes byte for byte, many ranks, full queues, ranks configured differently
 //! - `slow.rs`: peers that read late or never, deadlines that pass
 //! - `loss.rs`: peers that are killed, stopped, or leave in order; writes whose writer leaves at once
 //! - `memory.rs`: regions that are released and granted again
-//! - `restarts.rs`: ranks that restart, and introductions of their earlier processes
+//! - `restarts.rs`: ranks that restart, and introductions from earlier processes
 //!
 //! A case that a provider or this machine cannot run prints the reason and is skipped. `WEFT_LONG=1`
-//! selects the long runs of a release. The simulator has a virtual clock: `stepped.rs` advances it as ranks
-//! poll. Its own suite (`sim.rs`) runs drivers under many seeds, each of which is one run.
+//! selects the long runs for a release. The simulator has a virtual clock: `stepped.rs` advances it as
+//! ranks poll. A separate suite (`sim.rs`) runs drivers under many seeds, one run each.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -35,8 +35,9 @@ mod traffic;
 
 use common::MemberDevices;
 use provider::{
-    Provider, copy_twin, hostile_ofi, hostile_shm, hostile_tcp, hostile_verbs, hostile_verbs_twin,
-    ofi_shm, ofi_tcp, shm, tcp, verbs, verbs_twin,
+    Provider, copy_twin, hostile_ofi, hostile_shm, hostile_staged_shm, hostile_tcp, hostile_verbs,
+    hostile_verbs_twin, ofi_shm, ofi_tcp, shm, staged_hostile_tcp, staged_shm, staged_tcp, tcp,
+    verbs, verbs_twin,
 };
 use stepped::{sim, sim_world};
 
@@ -94,7 +95,7 @@ macro_rules! cases {
     };
 }
 
-// Introductions of shm are for reads of memory alone.
+// Over shm, introductions only serve memory reads.
 conformance!(shm: Provider { introductions_identify: false, ..Provider::new("", shm) });
 conformance!(tcp: Provider {
     notices_death: true,
@@ -105,7 +106,7 @@ conformance!(copy_twin: Provider {
     places: MemberDevices { source: Some(0), inbox: Some(1) },
     ..Provider::new("", copy_twin)
 });
-// Its network completes early or late, parts overtake each other, and credited bytes turn random.
+// The network completes early or late, parts overtake each other, and credited bytes turn random.
 conformance!(sim: Provider {
     processes: false,
     world: Some(sim_world),
@@ -127,8 +128,8 @@ conformance!(hostile_tcp: Provider {
     ..Provider::new("", hostile_tcp)
 });
 conformance!(ofi_tcp: Provider { may_be_done_at_once: false, ..Provider::new("", ofi_tcp) });
-// libfabric's shm frees memory of an endpoint that others of its process still use, and holds spin locks in
-// shared memory, which a killed rank may leave locked.
+// Libfabric's shm frees endpoint memory that other endpoints in the process still use, and holds spin
+// locks in shared memory, which a killed rank may leave locked.
 conformance!(ofi_shm: Provider {
     threads: false,
     survives_kills: false,
@@ -139,9 +140,9 @@ conformance!(hostile_ofi: Provider {
     longest: 64 << 20,
     ..Provider::new("", hostile_ofi)
 });
-// The NIC of a peer takes writes also while its processes are stopped.
+// A peer's NIC takes writes also while the processes are stopped.
 conformance!(verbs: Provider::new("", verbs));
-// NICs of this process, so all ranks are its threads.
+// The NICs live in this process, so all ranks are threads.
 conformance!(verbs_twin: Provider { processes: false, ..Provider::new("", verbs_twin) });
 conformance!(hostile_verbs_twin: Provider {
     processes: false,
@@ -149,3 +150,43 @@ conformance!(hostile_verbs_twin: Provider {
     ..Provider::new("", hostile_verbs_twin)
 });
 conformance!(hostile_verbs: Provider { longest: 64 << 20, ..Provider::new("", hostile_verbs) });
+// Sources and inboxes lie on a twin's devices; barriers and credits are signals, which pass through.
+conformance!(staged_shm: Provider {
+    places: MemberDevices { source: Some(0), inbox: Some(1) },
+    introductions_identify: false,
+    longest: 64 << 20,
+    ..Provider::new("", staged_shm)
+});
+conformance!(staged_tcp: Provider {
+    places: MemberDevices { source: Some(0), inbox: Some(1) },
+    notices_death: true,
+    may_be_done_at_once: false,
+    longest: 64 << 20,
+    ..Provider::new("", staged_tcp)
+});
+conformance!(staged_tcp_into_gpus: Provider {
+    places: MemberDevices { source: None, inbox: Some(1) },
+    notices_death: true,
+    may_be_done_at_once: false,
+    longest: 64 << 20,
+    ..Provider::new("", staged_tcp)
+});
+conformance!(staged_tcp_in_host_memory: Provider {
+    notices_death: true,
+    may_be_done_at_once: false,
+    longest: 64 << 20,
+    ..Provider::new("", staged_tcp)
+});
+conformance!(hostile_staged_shm: Provider {
+    places: MemberDevices { source: Some(0), inbox: Some(1) },
+    introductions_identify: false,
+    longest: 64 << 20,
+    ..Provider::new("", hostile_staged_shm)
+});
+conformance!(staged_hostile_tcp: Provider {
+    places: MemberDevices { source: Some(0), inbox: None },
+    notices_death: true,
+    may_be_done_at_once: false,
+    longest: 64 << 20,
+    ..Provider::new("", staged_hostile_tcp)
+});

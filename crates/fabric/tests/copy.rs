@@ -1,4 +1,4 @@
-//! The copy provider over a twin of copy engines, whose copies complete late and in random order.
+//! The copy provider over a copy engine twin, whose copies complete late and in random order.
 
 #[path = "copy/ends.rs"]
 mod ends;

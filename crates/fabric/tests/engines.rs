@@ -26,7 +26,7 @@ fn device(kind: ProviderKind) -> Arc<dyn Device> {
     }
 }
 
-/// Two connected engines, each on its own thread.
+/// Two connected engines, each on a separate thread.
 fn two(
     kind: ProviderKind,
     config: &EngineConfig,
@@ -44,7 +44,7 @@ fn peer_of(engine: &Engine) -> Rank {
     Rank(1 - engine.rank().0)
 }
 
-/// Links a counter of both ranks.
+/// Links a counter between both ranks.
 fn share(engine: &mut Engine, counter: CounterId, gather: &mut AllGather<'_>) {
     let peer = peer_of(engine);
     let grants = gather(engine.grant(peer, &[], &[counter]).unwrap().encode());

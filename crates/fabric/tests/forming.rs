@@ -1,4 +1,4 @@
-//! Groups and grants that cannot be completed, with a peer on the control plane alone: the program
+//! Groups and grants that cannot be completed, with a peer only on the control plane: the program
 //! interrupts, the peer dies, the deadline passes.
 
 #[path = "forming/grants.rs"]
@@ -15,10 +15,10 @@ use weft_fabric::{
     Generation, ProviderKind, Rank, Result, WaitLimit, clock,
 };
 
-/// Time limit to form a group, unless a test sets another: above that of any of these tests.
+/// Time limit to form a group, unless a test sets another: longer than any of these tests.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Time limit of an early end, before [`PATIENCE`], on a busy machine.
-const PROMPT: Duration = Duration::from_secs(15);
+/// Time limit for an early end, before [`PATIENCE`], on a busy machine.
+const PROMPT: Duration = Duration::from_secs(10);
 
 /// Second half of `Communicator::init`.
 fn join(control: Control, kind: ProviderKind) -> Result<Communicator> {
@@ -29,7 +29,7 @@ fn join(control: Control, kind: ProviderKind) -> Result<Communicator> {
     Communicator::over(control, config)
 }
 
-/// Engine that is introduced to its peers and not connected, with the state that connecting needs.
+/// Engine that is introduced to peers and not connected, with the state that connecting needs.
 struct Introduced {
     engine: Engine,
     addresses: Vec<EngineAddress>,
@@ -65,19 +65,19 @@ impl Introduced {
     }
 }
 
-/// Both providers, with either of two ranks absent: one end of a pair dials, the other accepts.
+/// Both providers, with either rank absent: one end of a pair dials, the other accepts.
 fn cases() -> impl Iterator<Item = (ProviderKind, usize)> {
     [ProviderKind::Shm, ProviderKind::Tcp].into_iter().flat_map(|kind| [(kind, 0), (kind, 1)])
 }
 
-/// Two members of a group; the absent one comes second.
+/// Two group members; the absent one comes second.
 fn two(absent: usize, adjust: impl Fn(&mut Config)) -> [Control; 2] {
     let mut world = local_world(2, adjust).unwrap();
     let second = world.remove(absent);
     [world.remove(0), second]
 }
 
-/// Panics unless an error is the loss of `rank`.
+/// Panics unless an error reports that `rank` is lost.
 fn assert_lost(error: &Error, rank: usize, what: &str) {
     let Error::Control(weft_control::Error::Poisoned(cause)) = error else {
         panic!("{what}: {error}")

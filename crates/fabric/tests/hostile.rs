@@ -13,17 +13,17 @@ use weft_fabric::{
 
 const PEERS: [Rank; 2] = [Rank(1), Rank(2)];
 
-/// Calls of the inner link, and its scripted results.
+/// Inner link calls, and scripted results.
 #[derive(Default)]
 struct Script {
-    /// Lanes and peers of accepted parts, in order.
+    /// Lanes and peers for accepted parts, in order.
     taken: Vec<(u32, Rank)>,
     pages: Vec<Page>,
-    /// Results of the next posts; later ones are done.
+    /// Results for the next posts; later ones are done.
     answers: VecDeque<std::result::Result<PostStatus, String>>,
     /// Tokens in flight or held.
     tokens: Vec<(u64, Rank)>,
-    /// Number of completions that follow each done part after a flush.
+    /// Completions that follow each done part after a flush.
     completions: u32,
     /// True: tokens in flight complete at the next poll.
     completes: bool,
@@ -124,7 +124,7 @@ impl Link for Inner {
     }
 }
 
-/// Wrapped link, script of its inner link, and a clock of the test.
+/// Wrapped link, a script for the inner link, and a test clock.
 struct TestLink {
     link: Box<dyn Link>,
     inner: Inner,
@@ -171,7 +171,7 @@ impl TestLink {
         assert_eq!(self.post_with(number, peer, None), Ok(PostStatus::InFlight));
     }
 
-    /// Polls after a step of time.
+    /// Polls after a time step.
     fn poll_after(&mut self, step: Duration) {
         self.now = self.now.after(step);
         self.link.poll(self.now, &mut self.sink);
@@ -312,8 +312,8 @@ fn a_part_that_the_inner_link_refuses_fails_once_under_its_own_token() {
     assert!(test.sink.completed.is_empty());
 }
 
-/// Parts queued, parts with the inner link, and delayed completions: a fence ends each once, and none of
-/// another peer.
+/// Parts queued, parts with the inner link, and delayed completions: a fence ends each once, and no other
+/// peer's.
 #[test]
 fn a_fence_ends_every_part_of_its_peer_once() {
     for seed in 0..50 {

@@ -1,4 +1,4 @@
-//! Every interleaving of two senders of a submission queue and its receiver, which sleeps.
+//! Every interleaving between two submission queue senders and the receiver, which sleeps.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p weft-fabric --release --test loom_bell`
 //!
@@ -39,7 +39,7 @@ impl Model {
         }
     }
 
-    /// One turn of the receiver without an item: sleeps until an event.
+    /// One receiver turn without an item: sleeps until an event.
     fn sleep(&self) {
         self.bell.announce();
         if self.ring.is_empty() {

@@ -1,4 +1,4 @@
-//! Every interleaving of two producers and the consumer of a ring.
+//! Every interleaving between two producers and a ring's consumer.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p weft-fabric --release --test loom_inbox`
 //!
@@ -39,7 +39,7 @@ fn put(ring: &Ring<Box<Item>, Word>, mut item: Box<Item>) {
     }
 }
 
-/// The ring has been used before, so that its slots are in their second lap.
+/// The ring has been used before, so that the slots are in the second lap.
 #[test]
 fn what_two_producers_put_is_taken_once() {
     check(|| {
@@ -91,7 +91,7 @@ fn items_cross_in_order_through_full_and_empty() {
     });
 }
 
-/// Two producers for the last free slot: one gets it, the other gets its item back.
+/// Two producers for the last free slot: one gets it, the other gets the item back.
 #[test]
 fn a_full_ring_gives_the_item_back() {
     check(|| {

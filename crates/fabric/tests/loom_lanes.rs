@@ -1,9 +1,9 @@
-//! Every interleaving of agents that raise and an owner that takes and sleeps.
+//! Every interleaving between agents that raise and an owner that takes and sleeps.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p weft-fabric --release --test loom_lanes`
 //!
-//! Sleeps of a model have no timeout, so that a lost wake-up is a deadlock. An owner here finds raises by
-//! dirty bits alone, so that a lost dirty bit is a deadlock too.
+//! Sleeps in a model have no timeout, so that a lost wake-up is a deadlock. An owner here finds raises
+//! only by dirty bits, so that a lost dirty bit is a deadlock too.
 #![cfg(loom)]
 
 #[path = "common/loom_word.rs"]
@@ -17,7 +17,7 @@ use std::time::Duration;
 use weft_fabric::testing::{CacheLine, Word32, Word64};
 use weft_fabric::testing::{Lanes, SleepMode, Wake};
 
-/// Eventfd with the owner's poll of it.
+/// Eventfd, with the owner's poll on it.
 struct EventFd {
     readable: Mutex<bool>,
     changed: Condvar,
@@ -37,7 +37,7 @@ impl EventFd {
     }
 }
 
-/// Table of two leaves, of which each model uses a few lanes, and a payload for each raise.
+/// Table with two leaves, where each model uses a few lanes, and a payload for each raise.
 struct Table {
     doorbell: CacheLine<Futex>,
     leaves: Vec<CacheLine<Word>>,
@@ -95,7 +95,7 @@ impl Table {
 
     /// Owner: payload `index` was counted.
     fn read(&self, index: usize) {
-        // SAFETY: it was counted, so its writes are over; loom checks.
+        // SAFETY: it was counted, so the writes are over; loom checks.
         assert_eq!(self.payload[index].with(|payload| unsafe { *payload }), 7);
     }
 
@@ -242,8 +242,8 @@ fn a_nudge_beside_a_raise_wakes_the_owner() {
     });
 }
 
-/// A second thread of the owner takes the dirty bits. It passes them on with a wake-up, so that the
-/// sleeping thread misses none.
+/// A second owner thread takes the dirty bits. It passes them on with a wake-up, so that the sleeping
+/// thread misses none.
 fn a_thread_sleeps_while_another_polls(how: SleepMode) {
     check(move || {
         let table = Table::new();

@@ -1,9 +1,9 @@
-//! Interleavings of two ranks that exchange messages by mailboxes, with one or several messages under way, and of a
-//! wait for one that sleeps.
+//! Interleavings between two ranks that exchange messages by mailboxes, with one or several messages
+//! under way, and with waits that sleep at one rank or at both.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p weft-fabric --release --test loom_mailbox`
 //!
-//! Sleeps of a model have no timeout, so that a lost wake-up is a deadlock.
+//! Sleeps in a model have no timeout, so that a lost wake-up is a deadlock.
 #![cfg(loom)]
 
 #[path = "common/loom_word.rs"]
@@ -18,17 +18,17 @@ use weft_fabric::testing::{
     CacheLine, Lanes, MailboxArea, MailboxEnd, SLOTS, SleepMode, Wake, Word32, Word64,
 };
 
-/// Orders of loads and stores of a word.
+/// Memory orders for a word's loads and stores.
 #[derive(Clone, Copy)]
 struct Orders {
     load: Ordering,
     store: Ordering,
 }
 
-/// Those of [`Word64`].
+/// The orders in [`Word64`].
 const ORDERED: Orders = Orders { load: Ordering::Acquire, store: Ordering::Release };
 
-/// Word with orders of its own, for models of weaker ones.
+/// Word with separate orders, for models with weaker ones.
 struct AreaWord(AtomicU64, Orders);
 
 impl Word64 for AreaWord {
@@ -42,20 +42,20 @@ impl Word64 for AreaWord {
         self.0.store(value, self.1.store);
     }
     fn swap(&self, _: u64) -> u64 {
-        unreachable!("areas have loads and stores alone")
+        unreachable!("areas have only loads and stores")
     }
     fn fetch_or(&self, _: u64) -> u64 {
-        unreachable!("areas have loads and stores alone")
+        unreachable!("areas have only loads and stores")
     }
     fn replace(&self, _: u64, _: u64) -> bool {
-        unreachable!("areas have loads and stores alone")
+        unreachable!("areas have only loads and stores")
     }
     fn fence() {
         Word::fence();
     }
 }
 
-/// Memory of a rank: an area for its one peer, the announcement of its waits, and its doorbell.
+/// A rank's memory: an area for the one peer, announced waits, and a doorbell.
 struct Rank {
     taken: CacheLine<AreaWord>,
     /// Heads and payloads. loom checks that accesses to a payload are ordered.
@@ -98,7 +98,7 @@ impl Rank {
         Lanes { doorbell: &self.doorbell, leaves: &[], words: &[] }
     }
 
-    /// Peer: wakes this rank after a store to its memory.
+    /// Peer: wakes this rank after a store to this memory.
     fn flush(&self) {
         Word::fence();
         if self.waits.load() != 0 && self.lanes().announce_message() == Wake::Word {
@@ -131,13 +131,13 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Sends a message of two equal words.
+/// Sends a message with two equal words.
 fn send(end: &mut MailboxEnd, peer: &Rank, value: u64) {
     // SAFETY: loom reports an access that is not ordered.
     end.send(peer, |slot| peer.slots[slot].1.with_mut(|payload| unsafe { *payload = [value; 2] }));
 }
 
-/// Reads the next message of `end`, which has arrived, and frees its slot.
+/// Reads the next message for `end`, which has arrived, and frees the slot.
 fn take(end: &mut MailboxEnd, own: &Rank, peer: &Rank) -> u64 {
     let slot = end.ready(own).expect("a message");
     // SAFETY: loom reports an access that is not ordered.
@@ -208,7 +208,7 @@ fn a_sender_that_sleeps_misses_no_freed_slot() {
                 assert!(end.ready(&other[1]).is_some());
                 assert_eq!(take(&mut end, &other[1], &other[0]), number);
             }
-            // The slot of the first message is used again.
+            // The first message's slot is used again.
             other[1].wait(|| end.ready(&other[1]).is_some());
             assert_eq!(take(&mut end, &other[1], &other[0]), SLOTS + 1);
         });
@@ -219,8 +219,8 @@ fn a_sender_that_sleeps_misses_no_freed_slot() {
     });
 }
 
-/// Rank with calls in flight. Each call sends a message to the other rank and takes one of its messages, as the short
-/// calls of collectives do.
+/// Rank with calls in flight. Each call sends a message to the other rank and takes one from it, as short
+/// collective calls do.
 struct Caller {
     ranks: Arc<[Rank; 2]>,
     me: usize,
@@ -241,7 +241,7 @@ impl Caller {
         })
     }
 
-    /// Sends the message of the next call if there is room, and returns true then.
+    /// Sends the next call's message if there is room, and returns true then.
     fn try_send(&mut self) -> bool {
         let (own, peer) = (&self.ranks[self.me], &self.ranks[1 - self.me]);
         let sends = self.sent < self.calls && self.end.has_room(own);
@@ -252,7 +252,8 @@ impl Caller {
         sends
     }
 
-    /// Takes the message of the oldest call if that call was sent and the message has arrived; returns true then.
+    /// Takes the oldest call's message if that call was sent and the message has arrived; returns true
+    /// then.
     fn try_take(&mut self) -> bool {
         let (own, peer) = (&self.ranks[self.me], &self.ranks[1 - self.me]);
         let oldest = self.end.received() + 1;
@@ -274,8 +275,9 @@ impl Caller {
     }
 }
 
-/// Two ranks that have each started `calls` calls, and send at most `bursts` messages for each that they take. Rank 0
-/// takes `lead` steps alone. Both take `steps` at once, and then steps in turns: at least one of them always advances.
+/// Two ranks that have each started `calls` calls, and send at most `bursts` messages for each that they
+/// take. Only rank 0 takes `lead` steps at first. Then both take `steps` at once, and then steps in
+/// turns: at least one always advances.
 struct CallsModel {
     calls: u64,
     bursts: [u64; 2],
@@ -319,8 +321,8 @@ fn a_rank_that_fills_all_slots_and_its_peer_never_both_lack_room() {
     CallsModel { calls: SLOTS + 4, bursts: [SLOTS, 1], lead: 1, steps: [2, SLOTS - 2] }.check();
 }
 
-/// Rank 1 sleeps until rank 0 reports free slots by messages of its own, which rank 1 cannot take before it has sent
-/// its next one.
+/// Rank 1 sleeps until rank 0 reports free slots by messages, which rank 1 cannot take before it has sent
+/// the next one.
 #[test]
 fn a_sender_that_sleeps_misses_no_report_by_a_message() {
     check(|| {
@@ -340,6 +342,64 @@ fn a_sender_that_sleeps_misses_no_report_by_a_message() {
         ranks[1].wait(|| behind.end.has_room(&ranks[1]));
         assert!(behind.try_send() && behind.try_take());
         ahead.join().unwrap();
+    });
+}
+
+/// Ranks that each send the messages for all calls and then sleep for the other's messages, one after
+/// another, as threads in collectives do. `late` messages leave only after the first was taken.
+fn check_sleepers(calls: u64, late: [u64; 2]) {
+    check(move || {
+        let [first, second] = Caller::both(calls);
+        let run = move |mut caller: Caller| {
+            let ranks = caller.ranks.clone();
+            let (own, peer) = (&ranks[caller.me], &ranks[1 - caller.me]);
+            let early = calls - late[caller.me];
+            while caller.sent < early && caller.try_send() {}
+            peer.flush();
+            while !caller.is_done() {
+                own.wait(|| caller.end.ready(own).is_some());
+                // Takes it, frees the slot, and sends what is left.
+                caller.advance(calls);
+                peer.flush();
+            }
+        };
+        let second = loom::thread::spawn(move || run(second));
+        run(first);
+        second.join().unwrap();
+    });
+}
+
+#[test]
+fn both_ranks_sleep_for_several_messages_under_way_and_miss_none() {
+    check_sleepers(3, [0, 0]);
+}
+
+#[test]
+fn both_ranks_sleep_for_messages_that_leave_one_by_one_and_miss_none() {
+    check_sleepers(2, [1, 1]);
+    check_sleepers(3, [2, 0]);
+}
+
+/// A rank leaves the last call once the message has arrived, and flushes no more; the peer still sleeps
+/// until it receives one.
+#[test]
+fn a_rank_whose_peer_leaves_after_the_call_misses_no_message() {
+    check(|| {
+        let [mut stays, mut leaves] = Caller::both(1);
+        let ranks = stays.ranks.clone();
+        let other = loom::thread::spawn(move || {
+            let ranks = leaves.ranks.clone();
+            // The first call: it announces a wait before the peer has sent anything.
+            ranks[1].wait(|| leaves.end.ready(&ranks[1]).is_some());
+            assert!(leaves.advance(1));
+            ranks[0].flush();
+            assert!(leaves.is_done());
+        });
+        assert!(stays.try_send());
+        ranks[1].flush();
+        ranks[0].wait(|| stays.end.ready(&ranks[0]).is_some());
+        assert!(stays.try_take());
+        other.join().unwrap();
     });
 }
 

@@ -1,9 +1,10 @@
-//! Every interleaving of threads that wait on one engine, an agent that raises, and a thread that polls.
+//! Every interleaving between threads that wait on one engine, an agent that raises, and a thread that
+//! polls.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p weft-fabric --release --test loom_waiters`
 //!
-//! The waiters' protocol and the lanes are the production code; the engine is a lock, a count of successful
-//! polls, and the raised lanes. Sleeps have no timeout, so that a lost wake-up is a deadlock.
+//! The waiters' protocol and the lanes are the production code; the engine is a lock, a count of
+//! successful polls, and the raised lanes. Sleeps have no timeout, so that a lost wake-up is a deadlock.
 #![cfg(loom)]
 
 #[path = "common/loom_word.rs"]
@@ -60,7 +61,7 @@ impl Model {
         self.wake(self.lanes().raise(lane, 1));
     }
 
-    /// Step under the lock, as in `EngineGuard`: its findings are passed on.
+    /// Step under the lock, as in `EngineGuard`: findings are passed on.
     fn poll(&self, own: u32, done: impl FnOnce(&Engine) -> bool) -> bool {
         let mut engine = self.engine.lock().unwrap();
         let before = engine.epoch;
@@ -117,7 +118,7 @@ impl LeaderSleep for OnWord<'_> {
     }
 }
 
-/// Thread of the model.
+/// Model thread.
 fn spawn(model_state: &Arc<Model>, work: impl FnOnce(&Model) + 'static) -> JoinHandle<()> {
     let model_state = model_state.clone();
     thread::spawn(move || work(&model_state))
@@ -130,7 +131,8 @@ fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Another thread's poll takes the raise that the first waits for, and the wake-ups of others with it.
+/// Another thread's poll takes the raise that the first waits for, and with it the other threads'
+/// wake-ups.
 #[test]
 fn a_thread_that_waits_misses_no_raise_that_another_polls() {
     check(3, || {
@@ -179,7 +181,7 @@ fn a_follower_leads_when_the_leader_has_what_it_waited_for() {
     });
 }
 
-/// State of the program that ends all waits, such as a close.
+/// Program state that ends all waits, such as a close.
 #[test]
 fn a_notification_ends_the_waits_of_all() {
     check(2, || {

@@ -1,4 +1,4 @@
-//! Provider ofi over libfabric's providers of its own: one for any host, one within a host.
+//! The ofi provider over libfabric's built-in providers: one for any host, one within a host.
 //!
 //! Skipped, with a message, on a machine without libfabric (Debian: libfabric1).
 
@@ -6,6 +6,8 @@
 mod bounds;
 #[path = "ofi/ends.rs"]
 mod ends;
+#[path = "ofi/gpu_memory.rs"]
+mod gpu_memory;
 #[path = "ofi/layout.rs"]
 mod layout;
 #[path = "ofi/senders.rs"]
@@ -23,9 +25,9 @@ use weft_fabric::providers::{OfiConfig, OfiDevice, OfiProvider, ofi};
 /// Providers in every libfabric.
 pub const PROVIDERS: [&str; 2] = ["tcp;ofi_rxm", "shm"];
 
-/// Environment variable: the one provider to test, of any host, such as `verbs;ofi_rxm`.
+/// Environment variable: the one provider to test, on any host, such as `verbs;ofi_rxm`.
 const PROVIDER: &str = "WEFT_TEST_OFI_PROVIDER";
-/// Environment variable: address of a NIC of the provider (default 127.0.0.1).
+/// Environment variable: a NIC address for the provider (default 127.0.0.1).
 const BIND: &str = "WEFT_TEST_BIND";
 
 /// Providers that can be tested here; none without libfabric.
@@ -61,14 +63,14 @@ fn the_library_that_the_environment_names_is_used() {
     }
 }
 
-/// Configuration of one of these.
+/// Configuration for one such provider.
 pub fn config(provider: &str) -> OfiConfig {
     let default = OfiConfig::default();
     let bind = std::env::var(BIND).map_or(default.bind, |address| address.parse().unwrap());
     OfiConfig { provider: OfiProvider::new(provider), bind, ..default }
 }
 
-/// Device of a configuration.
+/// Device with this configuration.
 pub fn device(config: OfiConfig) -> Arc<dyn Device> {
     Arc::new(OfiDevice::new(config).unwrap())
 }

@@ -1,4 +1,4 @@
-//! Harness of the tests whose ranks are processes: each rank ends in time, or is killed.
+//! Harness for tests whose ranks are processes: each rank ends in time, or is killed.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 use weft_fabric::Rank;
 
-/// Outcomes of two ranks that run this test; a harness that waits for ever fails the test.
+/// Outcomes for two ranks that run this test; a harness that waits for ever fails the test.
 fn outcomes(limits: Limits, name: &'static str) -> Vec<Result<(), String>> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(on_processes_with(limits, &[], name, 2)));

@@ -92,8 +92,9 @@ fn sleepers_are_woken(sleep: fn(&mut Engine, Rank, CounterId) -> weft_fabric::Re
     });
 }
 
-/// A second of waiting takes few wake-ups, and under 1% of a core. On a busy virtual machine even a thread
-/// that only sleeps is sometimes charged more than that, so the limit is relative to such a thread.
+/// Waiting for a second takes few wake-ups, and under 1% of a core. On a busy virtual machine even a
+/// thread that only sleeps is sometimes charged more than that, so the limit is relative to such a
+/// thread.
 #[test]
 fn an_idle_waiter_costs_little() {
     let second = Duration::from_secs(1);
@@ -180,7 +181,7 @@ fn a_credit_piggybacks_on_a_part_wherever_its_lane_lies() {
     });
 }
 
-/// Parts of a batch are visible at once, and marked at the flush or before.
+/// Parts in a batch are visible at once, and marked at the flush or before.
 #[test]
 fn a_batch_of_parts_is_marked_by_its_flush() {
     const LANES: u32 = 640;
@@ -193,7 +194,7 @@ fn a_batch_of_parts_is_marked_by_its_flush() {
         connect_bare(&mut *link, peer, &addresses[peer.0 as usize], deadline).unwrap();
         let mut sink = Sink::default();
         let mut raised: Vec<u32> = Vec::new();
-        // One lane, lanes of few and of many leaves.
+        // One lane, lanes in few and in many leaves.
         for batch in [vec![9], (0..40).collect(), (0..10).map(|leaf| 64 * leaf + 3).collect()] {
             for &number in &batch {
                 let lane = Lane::new(LaneId::new(number).unwrap(), Generation(0));

@@ -1,4 +1,4 @@
-//! Simulator under random traffic, and its checks under drivers with deliberate errors.
+//! Simulator under random traffic, and the simulator's checks under drivers with deliberate errors.
 
 #[path = "sim/checks.rs"]
 mod checks;
@@ -8,16 +8,12 @@ mod counters;
 mod engine;
 #[path = "sim/groups.rs"]
 mod groups;
-#[path = "common/injected_fault.rs"]
-mod injected_fault;
 #[path = "sim/peer_groups.rs"]
 mod peer_groups;
 #[path = "sim/runs.rs"]
 mod runs;
 #[path = "sim/scenario.rs"]
 mod scenario;
-#[path = "common/seeds.rs"]
-mod seeds;
 #[path = "sim/traffic.rs"]
 mod traffic;
 #[path = "sim/windows.rs"]

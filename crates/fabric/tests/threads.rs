@@ -12,6 +12,8 @@ mod leaving;
 mod rounds;
 #[path = "threads/submitters.rs"]
 mod submitters;
+#[path = "threads/watches.rs"]
+mod watches;
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -24,10 +26,10 @@ use weft_fabric::{
 const KINDS: [ProviderKind; 2] = [ProviderKind::Shm, ProviderKind::Tcp];
 /// Spin times: park at once, or spin first.
 const SPINS: [Duration; 2] = [Duration::ZERO, Duration::from_micros(50)];
-/// Time limit above that of any step on a busy machine.
+/// Time limit above any step's time on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs `rank` on two ranks, each on its own thread, with the rank of the peer. All leave together.
+/// Runs `rank` on two ranks, each on a separate thread, with the peer's rank. All leave together.
 fn two(
     kind: ProviderKind,
     progress: Progress,
@@ -42,7 +44,7 @@ fn two(
     });
 }
 
-/// Runs `rank` on two ranks, each on its own thread, with the rank of the peer. Each leaves in its own way.
+/// Runs `rank` on two ranks, each on a separate thread, with the peer's rank. Each leaves on its own.
 fn two_that_leave(
     kind: ProviderKind,
     progress: Progress,
@@ -94,7 +96,7 @@ fn signal(communicator: &Communicator, peer: Rank, counter: CounterId) {
     communicator.engine().signal(peer, counter, 0).unwrap();
 }
 
-/// Next message, which must arrive while the wait of another thread continues.
+/// Next message, which must arrive while another thread's wait continues.
 fn promptly<T>(from: &mpsc::Receiver<T>, what: &str) -> T {
     from.recv_timeout(PATIENCE / 3).unwrap_or_else(|_| panic!("{what} does not come"))
 }

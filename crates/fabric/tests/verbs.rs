@@ -1,4 +1,4 @@
-//! Provider verbs: bindings of libibverbs and simulated NICs everywhere; NICs where there are some.
+//! The verbs provider: libibverbs bindings and simulated NICs everywhere; real NICs where there are some.
 //!
 //! Tests that need NICs are skipped, with a message, on a machine without an active port; `make rdma-lab`
 //! runs them in guests with software RoCE.
@@ -26,7 +26,7 @@ mod reform;
 
 use weft_fabric::providers::verbs::layout;
 
-/// Offsets, sizes and constants of the bindings equal those that a C compiler finds in the headers.
+/// Binding offsets, sizes and constants equal what a C compiler finds in the headers.
 #[test]
 fn layouts_are_those_of_the_headers() {
     let lines = layout();

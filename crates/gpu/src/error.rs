@@ -1,16 +1,28 @@
-//! Errors of this crate, one variant per cause.
+//! Errors in this crate, one variant per cause.
 
 use crate::phase::{Phase, Report};
+use crate::proxy::{CommandError, RingError};
 use std::path::PathBuf;
 use weft_control::Rank;
 
-/// Result of a call of this crate.
+/// Result in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Failure of a heap, a kernel or a wait on the device.
+/// Heap, kernel or device wait failure.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// Invalid environment variable.
+    #[error(transparent)]
+    Variable(#[from] weft_environment::Error),
+    /// Unreadable source in the `WEFT_KERNELS` folder.
+    #[error("source {}: {problem}; correct WEFT_KERNELS, or unset it", path.display())]
+    Source {
+        /// Path.
+        path: PathBuf,
+        /// I/O problem.
+        problem: String,
+    },
     /// Heap without bytes or ranks.
     #[error("heap of {bytes} bytes at {ranks} ranks: expected at least one byte and one rank")]
     Empty {
@@ -19,18 +31,17 @@ pub enum Error {
         /// Ranks.
         ranks: usize,
     },
-    /// Offers that are not those of all ranks in rank order.
+    /// Offers that are not all ranks' offers in rank order.
     #[error(
-        "{offers} offers at rank {rank}: expected its own offer at index {rank}; gather the offers of all ranks \
-         in rank order"
+        "{offers} offers at rank {rank}: expected its own offer at index {rank}; gather all ranks' offers in rank order"
     )]
     WrongOffers {
         /// The rank.
         rank: u32,
-        /// Number of offers.
+        /// Offer count.
         offers: usize,
     },
-    /// Malformed offer of a peer.
+    /// Malformed offer from a peer.
     #[error(
         "malformed offer of memory from {peer}: {detail}; run one version of Weft on all ranks"
     )]
@@ -40,22 +51,21 @@ pub enum Error {
         /// Reason.
         detail: String,
     },
-    /// Heap of a peer with another size or kind.
+    /// A peer's heap has another size or kind.
     #[error(
         "heap of {theirs} at {peer}: expected {ours}, as at this rank; use one configuration on all ranks"
     )]
     Disagreement {
         /// The peer.
         peer: Rank,
-        /// Heap of this rank.
+        /// Heap on this rank.
         ours: String,
-        /// Heap of the peer.
+        /// Heap on the peer.
         theirs: String,
     },
     /// Peer on another host.
     #[error(
-        "{peer} is on another host ({detail}): the ranks of a heap share one host; make the group of ranks \
-         of one host"
+        "{peer} is on another host ({detail}): ranks in a heap share one host; group only ranks on one host"
     )]
     OtherHost {
         /// The peer.
@@ -75,17 +85,17 @@ pub enum Error {
         /// Remedy.
         remedy: &'static str,
     },
-    /// Failed exchange of descriptors.
+    /// Failed descriptor exchange.
     #[error("{source}; {remedy}")]
     Exchange {
-        /// Error of the socket, which names the peer.
+        /// Socket error, which names the peer.
         source: weft_fabric::Error,
         /// Remedy.
         remedy: &'static str,
     },
     /// GPUs without peer access.
     #[error(
-        "the GPU of rank {rank} ({here}) cannot access the memory of the GPU of {peer} ({there}): the \
+        "rank {rank}'s GPU ({here}) cannot access GPU memory on {peer} ({there}): the \
          two need NVLink, or PCIe with peer-to-peer access (`nvidia-smi topo -p2p r` shows which do); \
          choose GPUs that have it"
     )]
@@ -99,8 +109,8 @@ pub enum Error {
         /// The peer's GPU.
         there: String,
     },
-    /// Failed mapping of a peer's memory.
-    #[error("rank {rank} ({here}) cannot map the memory of {peer} ({there}): {source}; {remedy}")]
+    /// A peer's memory cannot be mapped.
+    #[error("rank {rank} ({here}) cannot map memory on {peer} ({there}): {source}; {remedy}")]
     Map {
         /// This rank.
         rank: u32,
@@ -117,7 +127,7 @@ pub enum Error {
     },
     /// Twin memory on a GPU.
     #[error(
-        "memory=\"twin\" on {device}: expected \"fd\" or \"ipc\" on a GPU; \"twin\" is memory of the CPU"
+        "memory=\"twin\" on {device}: expected \"fd\" or \"ipc\" on a GPU; \"twin\" is CPU memory"
     )]
     TwinOnDevice {
         /// The GPU.
@@ -125,20 +135,20 @@ pub enum Error {
     },
     /// User memory on a GPU without an IPC handle.
     #[error(
-        "memory at {address:#x} of {device} cannot be shared by IPC: expected memory of cudaMalloc; make the tensor without expandable segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False), or with          weft.symmetric_empty"
+        "memory at {address:#x} of {device} cannot be shared by IPC: expected memory from cudaMalloc; make the tensor without expandable segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False), or with          weft.symmetric_empty"
     )]
     NotShareable {
-        /// Its address.
+        /// Address.
         address: u64,
         /// The GPU.
         device: String,
     },
-    /// Failure of a peer in a collective call.
+    /// A peer failed in a collective call.
     #[error("{peer} failed to make its part of the heap: {detail}")]
     Peer {
         /// The peer.
         peer: Rank,
-        /// Its error.
+        /// Error text from the peer.
         detail: String,
     },
     /// Unknown kernel source.
@@ -149,15 +159,15 @@ pub enum Error {
         /// Known names.
         known: String,
     },
-    /// Invalid name of a compile-time constant.
+    /// Invalid compile-time constant name.
     #[error(
         "{name:?} cannot be defined for a kernel: expected a letter or _, then letters, digits and _"
     )]
     Define {
-        /// Its name.
+        /// Constant name.
         name: String,
     },
-    /// Unusable cache of compiled kernels.
+    /// Unusable compiled-kernel cache.
     #[error("compiled kernels cannot be cached in {}: {detail}; set WEFT_CACHE_DIR to a writable folder", .directory.display())]
     Cache {
         /// The folder.
@@ -212,7 +222,7 @@ pub enum Error {
         /// The channel.
         channel: u32,
     },
-    /// Phases of a round launched out of order.
+    /// A round's phases were launched out of order.
     #[error(
         "{rank} launched {phase} of round {expected} on channel {channel}, but the phase before it is at round \
          {seen}{}",
@@ -225,18 +235,18 @@ pub enum Error {
         phase: Phase,
         /// The channel.
         channel: u32,
-        /// Round of the launch.
+        /// Round in this launch.
         expected: u64,
-        /// Round of the phase before it.
+        /// Round in the phase before it.
         seen: u64,
-        /// Order of phases in a round; empty if unknown.
+        /// Phase order in a round; empty if unknown.
         order: &'static str,
     },
-    /// Record with a code of one family.
+    /// Record with a family's code.
     #[error("{}", .0.text)]
     Reported(Report),
     /// Group too large for the table.
-    #[error("{ranks} ranks: expected at most {most} in a domain; make the group of fewer ranks")]
+    #[error("{ranks} ranks: expected at most {most} in a domain; make a smaller group")]
     TooManyRanks {
         /// Ranks.
         ranks: u32,
@@ -247,18 +257,18 @@ pub enum Error {
     #[error(
         "{wanted}: does not fit on the GPU's {sms} multiprocessors together with {beside}; kernels that wait for \
          peers could deadlock: pass a smaller num_sms, close operators, or pass concurrent=False if one stream \
-         orders its calls with those of others"
+         orders its calls with other operators' calls"
     )]
     NotResident {
         /// New operator.
         wanted: String,
         /// Present operators.
         beside: String,
-        /// Multiprocessors of the GPU, or of this rank's partition of it.
+        /// SMs on the GPU, or in this rank's partition.
         sms: u32,
     },
     /// Families with overlapping numbers.
-    #[error("phases or codes of family {family} overlap those of {other}: choose others")]
+    #[error("phases or codes of family {family} overlap {other}'s: choose others")]
     Families {
         /// Family to register.
         family: &'static str,
@@ -268,33 +278,148 @@ pub enum Error {
     /// Record with an unknown code.
     #[error(
         "unknown code {code} in a record of {rank} in {phase}{} (expected {expected}, observed {seen}): device \
-         memory is corrupt, or kernels of another version ran",
+         memory is corrupt, or kernels from another version ran",
         .peer.map(|peer| format!(" about {peer}")).unwrap_or_default()
     )]
     UnknownRecord {
-        /// Rank of the record.
+        /// Rank in the record.
         rank: Rank,
-        /// Its code.
+        /// Code in the record.
         code: u32,
-        /// Its phase.
+        /// Phase in the record.
         phase: Phase,
-        /// Its peer.
+        /// Peer in the record.
         peer: Option<Rank>,
-        /// Its expected value.
+        /// Expected value.
         expected: u64,
-        /// Its observed value.
+        /// Observed value.
         seen: u64,
     },
-    /// Error of CUDA, or CUDA absent.
+    /// Command that a kernel pushed for the proxy, out of range.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// Damaged command ring.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// Proxy configuration out of range.
+    #[error(
+        "{value} {what}: expected {least} to {most}; give all ranks another proxy configuration"
+    )]
+    ProxyLimit {
+        /// Counted item.
+        what: &'static str,
+        /// The count.
+        value: u64,
+        /// Smallest count.
+        least: u64,
+        /// Largest count.
+        most: u64,
+    },
+    /// Expired wait in a kernel for a proxy's word, or for a slot in the command ring.
+    #[error(
+        "{rank} waited for {} in a kernel and timed out: expected {expected}, observed {seen}; {}",
+        proxy_target(.peer, *.word), remedy(.rank, .peer, .stall)
+    )]
+    ProxyTimeout {
+        /// Rank that waited.
+        rank: Rank,
+        /// Rank whose rounds the word counts; `None` for the ring.
+        peer: Option<Rank>,
+        /// Word, or slot in the ring.
+        word: u32,
+        /// Rounds, or the count of released tickets, modulo 2^32.
+        expected: u64,
+        /// Observed value.
+        seen: u64,
+        /// Time since this rank's proxy thread last ran, if it is long.
+        stall: Option<std::time::Duration>,
+    },
+    /// Second proxy on a domain.
+    #[error("this host's ranks have a proxy on this device: close it first")]
+    ProxyPresent,
+    /// Core for a proxy's thread that this process may not use.
+    #[error(
+        "core {core} for the proxy's thread: expected a core that this process may run on (`taskset -p $$`)"
+    )]
+    ProxyCore {
+        /// The core.
+        core: u32,
+    },
+    /// Error in a proxy's thread.
+    #[error("the proxy of {rank} ended: {detail}; close it, and make another one")]
+    ProxyFailed {
+        /// This rank.
+        rank: Rank,
+        /// Reason.
+        detail: String,
+    },
+    /// Panic in a proxy's thread.
+    #[error("the proxy of {rank} panicked: {detail}; this is a defect in Weft")]
+    ProxyPanicked {
+        /// This rank.
+        rank: Rank,
+        /// Panic message.
+        detail: String,
+    },
+    /// Commands left at the end of a proxy.
+    #[error(
+        "{pushed} commands pushed at {rank}, but {sent} were sent and complete within the timeout: expected all; \
+         a peer gives no credit, or kernels still run; let kernels end first, and pass a longer timeout"
+    )]
+    ProxyBusy {
+        /// This rank.
+        rank: Rank,
+        /// Tickets that kernels have taken.
+        pushed: u64,
+        /// Commands that the proxy has taken.
+        sent: u64,
+    },
+    /// Round from a peer's proxy that has not one part, or is beyond the window.
+    #[error(
+        "{peer} raised proxy word {word} by {count} in round {round}: expected one part in an open round; run one \
+         version of Weft, with one proxy configuration, on all ranks"
+    )]
+    ProxyRound {
+        /// The peer.
+        peer: Rank,
+        /// Word index.
+        word: u32,
+        /// The round.
+        round: u64,
+        /// Parts.
+        count: u64,
+    },
+    /// CUDA error, or CUDA absent.
     #[error(transparent)]
     Cuda(#[from] weft_cuda::Error),
-    /// Error of the fabric or the control plane.
+    /// Fabric or control plane error.
     #[error(transparent)]
     Fabric(#[from] weft_fabric::Error),
 }
 
 fn for_peer(peer: &Option<Rank>) -> String {
     peer.map(|peer| format!("for {peer} ")).unwrap_or_default()
+}
+
+fn proxy_target(peer: &Option<Rank>, word: u32) -> String {
+    peer.map_or_else(
+        || format!("slot {word} of the proxy's ring"),
+        |peer| format!("{peer} (proxy word {word})"),
+    )
+}
+
+fn remedy(rank: &Rank, peer: &Option<Rank>, stall: &Option<std::time::Duration>) -> String {
+    match (stall, peer) {
+        (Some(stall), _) => {
+            format!("the proxy's thread at {rank} has not run for {:.1} s", stall.as_secs_f64())
+        }
+        (None, Some(peer)) if peer == rank => {
+            "sources are still read, puts wait for credits from peers, or nothing was pushed"
+                .to_owned()
+        }
+        (None, Some(peer)) => format!("{peer} is lost, stuck or late, or sent fewer rounds"),
+        (None, None) => "puts wait for credits from peers".to_owned(),
+    }
 }
 
 fn peer_or(peer: &Option<Rank>, default: &str) -> String {

@@ -1,13 +1,13 @@
-//! Device headers of this crate, embedded in the library.
+//! This crate's device headers, embedded in the library.
 //!
-//! A crate with kernels (a *family* of operators) lists its own files with [`sources!`](crate::sources);
-//! every program may also include these headers. A test of each such crate compares its list with its
-//! folder `kernels`.
+//! A crate with kernels (an operator *family*) lists its own files with [`sources!`](crate::sources);
+//! every program may also include these headers. Each such crate tests the list against its `kernels`
+//! folder.
 
-/// Path and text of a source file; the path is that of `#include "path"` in a kernel.
+/// Source file path and text; the path is as in `#include "path"` in a kernel.
 pub type SourceFile = (&'static str, &'static str);
 
-/// Path and text of each listed file, by its path in the folder `kernels` of the calling crate.
+/// Path and text for each listed file, by its path in the calling crate's `kernels` folder.
 #[macro_export]
 macro_rules! sources {
     ($($path:literal),* $(,)?) => {
@@ -18,9 +18,11 @@ macro_rules! sources {
 /// Headers available to all kernels.
 pub const HEADERS: &[SourceFile] = crate::sources![
     "weft/barrier.cuh",
+    "weft/command.cuh",
     "weft/device.cuh",
     "weft/order.cuh",
     "weft/pipe.cuh",
+    "weft/proxy.cuh",
     "weft/ptx.cuh",
     "weft/put.cuh",
     "weft/table.cuh",

@@ -1,16 +1,16 @@
-//! Structs shared by host and kernels, declared once: [`layout!`](crate::layout!) generates the Rust struct, its
+//! Structs shared by host and kernels, declared once: [`layout!`](crate::layout!) generates the Rust struct, the
 //! bytes, the offsets for Python and the twin, and the C struct for kernels.
 
 use std::fmt::Write as _;
 
-/// Field of a shared struct.
+/// Shared struct field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its name.
+    /// Field name.
     pub name: &'static str,
     /// First byte.
     pub offset: u64,
-    /// Bytes of an element, an unsigned integer: 4 or 8.
+    /// Element size in bytes, an unsigned integer: 4 or 8.
     pub width: u64,
     /// Elements, if it is an array.
     pub array: Option<u64>,
@@ -25,15 +25,15 @@ impl Field {
     }
 }
 
-/// Type of a field: an unsigned integer of 32 or 64 bits, or an array of them.
+/// Field type: an unsigned integer with 32 or 64 bits, or an array.
 pub trait FieldType {
-    /// Bytes of an element.
+    /// Element size in bytes.
     const WIDTH: u64;
     /// Elements, if it is an array.
     const ARRAY: Option<u64>;
     /// All zeros.
     const ZERO: Self;
-    /// Writes the value in native byte order; `to` has its exact length.
+    /// Writes the value in native byte order; `to` has the exact length.
     fn store(&self, to: &mut [u8]);
 }
 
@@ -62,8 +62,8 @@ macro_rules! words {
 
 words!(u32, u64);
 
-/// Declares a struct of `u32`, `u64` and arrays of them, each with its description in Rust and in C. It has
-/// `FIELDS`, `SIZE` and `bytes()`; its default is all zeros.
+/// Declares a struct with `u32`, `u64` and array fields, each with a description in Rust and in C. It has
+/// `FIELDS`, `SIZE` and `bytes()`; the default is all zeros.
 #[macro_export]
 macro_rules! layout {
     ($(#[$meta:meta])* pub struct $struct:ident { $($name:ident: $type:ty, $about:literal;)* }) => {
@@ -92,7 +92,7 @@ macro_rules! layout {
             /// Bytes.
             pub const SIZE: usize = size_of::<$struct>();
 
-            /// Its bytes, in native byte order.
+            /// Struct bytes, in native byte order.
             #[inline]
             pub fn bytes(&self) -> [u8; Self::SIZE] {
                 let mut bytes = [0; Self::SIZE];
@@ -107,7 +107,7 @@ macro_rules! layout {
     };
 }
 
-/// C struct of these fields, behind `first`, the text of further C fields.
+/// C struct with these fields, after `first`, the text for further C fields.
 pub fn c_struct(name: &str, first: &str, fields: &[Field]) -> String {
     let mut text = format!("struct {name} {{\n{first}");
     for Field { name, width, array, about, .. } in fields {

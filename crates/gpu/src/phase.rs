@@ -1,6 +1,16 @@
-//! Phase of an operator, and a family's report on a record, as errors print them.
+//! Operator phase, and a family's report on a record, as errors print them.
 
 use weft_control::Rank;
+
+/// Phase in records for an expired wait for a proxy's word, in kernels of users.
+pub const PROXY_WAIT: u32 = 66;
+/// Phase in records for an expired push to a proxy's ring.
+pub const PROXY_PUSH: u32 = 67;
+
+/// True for phases in which kernels wait for a proxy.
+pub fn is_proxy(phase: u32) -> bool {
+    phase == PROXY_WAIT || phase == PROXY_PUSH
+}
 
 /// A family's report on a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,16 +19,16 @@ pub struct Report {
     pub class: &'static str,
     /// Rank concerned, if any.
     pub rank: Option<Rank>,
-    /// Text of the error.
+    /// Error text.
     pub text: String,
 }
 
-/// A phase of an operator.
+/// Operator phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// Its number.
+    /// Phase number.
     pub number: u32,
-    /// Its name, if a registered family has it.
+    /// Phase name, if a registered family has it.
     pub name: Option<&'static str>,
 }
 

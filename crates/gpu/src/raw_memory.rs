@@ -1,13 +1,13 @@
-//! Raw memory: a range of bytes by its address, as kernels access it, for their CPU twins.
+//! Raw memory: a byte range at an address, as kernels access it, for the CPU twins.
 
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Range of bytes at an address.
+/// Byte range at an address.
 ///
-/// Every access is checked against the range, and panics outside of it. Words and packets are atomics; the protocol
-/// of the twins excludes races on plain bytes.
+/// Every access is checked against the range, and panics outside. Words and packets are atomics; the twins'
+/// protocol excludes races on plain bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct RawMemory<'a> {
     address: u64,
@@ -16,7 +16,7 @@ pub struct RawMemory<'a> {
 }
 
 impl<'a> RawMemory<'a> {
-    /// Range of `bytes` bytes from `address` on. At address 0 it is empty: the array is absent.
+    /// `bytes` bytes from `address` on. At address 0 the range is empty: the array is absent.
     ///
     /// # Safety
     /// While the value is in use, the bytes are readable (and writable, if this value writes), a pointer to
@@ -44,7 +44,7 @@ impl<'a> RawMemory<'a> {
         unsafe { AtomicU32::from_ptr(word) }
     }
 
-    /// Shared packet, a value and its epoch, at offset `at`, a multiple of 8.
+    /// Shared packet, a value with an epoch, at offset `at`, a multiple of 8.
     pub fn packet(&self, at: u64) -> &'a AtomicU64 {
         let packet = self.pointer(at, 8).cast::<u64>();
         assert!(packet.is_aligned(), "packets are aligned");
@@ -80,14 +80,14 @@ impl<'a> RawMemory<'a> {
         }
     }
 
-    /// The `N` plain bytes of element `index` of an array at `at`.
+    /// The `N` plain bytes in element `index` of an array at `at`.
     pub fn element<const N: usize>(&self, at: u64, index: u64) -> [u8; N] {
         let mut bytes = [0; N];
         self.read(at + index * N as u64, &mut bytes);
         bytes
     }
 
-    /// Writes element `index` of an array of elements of `N` plain bytes at `at`.
+    /// Writes element `index` in an array at `at` whose elements are `N` plain bytes.
     pub fn set_element<const N: usize>(&self, at: u64, index: u64, bytes: [u8; N]) {
         self.write(at + index * N as u64, &bytes);
     }

@@ -1,4 +1,4 @@
-//! Common parts of the CPU twins of kernels: failure records, bounded waits, and yield points for tests.
+//! Common parts for kernels' CPU twins: failure records, bounded waits, and yield points for tests.
 
 use crate::raw_memory::RawMemory;
 use crate::table::{RecordLayout, TABLE_BYTES, Word};
@@ -10,15 +10,15 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes of a record; the notice follows the fatal record.
+/// Record size in bytes; the notice follows the fatal record.
 const RECORD_BYTES: u64 = RecordLayout::SIZE as u64;
 
-/// Offsets of the 64-bit fields of a record.
+/// Offsets of a record's 64-bit fields.
 const EXPECTED: u64 = offset_of!(RecordLayout, expected) as u64;
 const SEEN: u64 = offset_of!(RecordLayout, seen) as u64;
 
-/// Twin's side of a [`Watch`](crate::Watch): it writes records and reads the abort word and the limit of waits, by the
-/// addresses that a kernel has.
+/// A [`Watch`](crate::Watch) from the twin's side: it writes records and reads the abort word and the wait limit, at
+/// the addresses that a kernel has.
 #[derive(Debug)]
 pub struct TwinWatch {
     table: u64,
@@ -27,15 +27,15 @@ pub struct TwinWatch {
 }
 
 impl TwinWatch {
-    /// Creates it from the addresses of a domain's table, its two records and its abort word.
+    /// Creates it from the addresses of a domain's table, records and abort word.
     ///
     /// # Panics
     /// If an address is not a multiple of 8.
     ///
     /// # Safety
-    /// While the value is in use: `table` is the address of a domain's table, which twins of one rank share;
-    /// `record` is that of 128 bytes, the fatal record and the notice, and `abort` of 4, which are accessed as
-    /// atomics alone while a call runs. Pointers to all of them have been exposed.
+    /// While the value is in use: `table` is the address of a domain's table, which twins on one rank share; `record`
+    /// points to 128 bytes, the fatal record and the notice, and `abort` to 4, which are accessed only as atomics
+    /// while a call runs. Pointers to all of them have been exposed.
     pub unsafe fn new(table: u64, record: u64, abort: u64) -> TwinWatch {
         let aligned = |address: &u64| address.is_multiple_of(8);
         assert!([&table, &record, &abort].into_iter().all(aligned), "addresses are aligned");
@@ -43,16 +43,16 @@ impl TwinWatch {
     }
 
     fn table(&self) -> RawMemory<'_> {
-        // SAFETY: the table is part of the contract of `new`, and only its atomics are accessed.
+        // SAFETY: the table is in the `new` contract, and only its atomics are accessed.
         unsafe { RawMemory::new(self.table, TABLE_BYTES) }
     }
 
     fn records(&self) -> RawMemory<'_> {
-        // SAFETY: the two records are part of the contract of `new` and accessed as atomics only.
+        // SAFETY: the two records are in the `new` contract and accessed only as atomics.
         unsafe { RawMemory::new(self.record, 2 * RECORD_BYTES) }
     }
 
-    /// Sets the limit of a wait, up to 584 years. The initial value is 0.
+    /// Sets the wait limit, up to 584 years. The initial value is 0.
     pub fn set_limit(&self, limit: Duration) {
         let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         self.table().packet(Word::Limit as u64).store(limit, Release);
@@ -65,11 +65,11 @@ impl TwinWatch {
 
     /// True once the host ends all waits.
     pub fn is_aborted(&self) -> bool {
-        // SAFETY: the abort word is part of the contract of `new` and accessed as an atomic only.
+        // SAFETY: the abort word is in the `new` contract and accessed only as an atomic.
         unsafe { RawMemory::new(self.abort, 4) }.word(0).load(Acquire) != 0
     }
 
-    /// Marks the domain dead; the first failure writes its record.
+    /// Marks the domain dead; the first failure writes a record.
     pub fn fail(&self, record: &Record) {
         let dead = self.table().word(Word::Dead as u64);
         if dead.compare_exchange(0, record.code.number(), AcqRel, Acquire).is_ok() {
@@ -88,8 +88,8 @@ impl TwinWatch {
         }
     }
 
-    /// True if a wait that began at `begun` has ended without success: the domain is dead, or the host ends all
-    /// waits, or the limit has expired. The last two mark the domain dead, with a record of that code.
+    /// True if a wait that began at `begun` has ended without success: the domain is dead, or the host ends all waits,
+    /// or the limit has expired. The last two mark the domain dead, with a record that has this code.
     pub fn has_expired(&self, begun: Instant, record: impl FnOnce(Code) -> Record) -> bool {
         if self.is_dead() {
             return true;
@@ -116,7 +116,7 @@ impl TwinWatch {
         Some(notice)
     }
 
-    /// Writes a record, its code last.
+    /// Writes a record, the code last.
     fn write_record(&self, which: u64, record: &Record) {
         let records = self.records();
         let at = which * RECORD_BYTES;
@@ -144,7 +144,7 @@ impl TwinWatch {
     }
 }
 
-/// Pauses between the polls of a wait: a spin hint at first, then a yield of the thread, then 50 µs of sleep.
+/// Pauses between polls in a wait: a spin hint at first, then a thread yield, then 50 µs of sleep.
 #[derive(Debug, Default)]
 pub struct Backoff {
     polls: u32,
@@ -170,7 +170,7 @@ impl Backoff {
 /// Yields and postponed steps at random points, for tests; off at first.
 #[derive(Debug, Default)]
 pub struct Jitter {
-    /// State of the generator, or 0.
+    /// Generator state, or 0.
     state: AtomicU64,
 }
 
@@ -180,14 +180,14 @@ impl Jitter {
         self.state.store(seed, Relaxed);
     }
 
-    /// Yields at one of eight points on average.
+    /// Yields at one in eight points on average.
     pub fn point(&self) {
         if self.draw().is_some_and(|bits| bits.is_multiple_of(8)) {
             thread::yield_now();
         }
     }
 
-    /// True at one of two points on average: the caller postpones a step that may come later.
+    /// True at one in two points on average: the caller postpones a step that may come later.
     pub fn postpones(&self) -> bool {
         self.draw().is_some_and(|bits| bits >> 63 == 1)
     }

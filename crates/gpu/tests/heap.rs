@@ -11,7 +11,7 @@ use weft_fabric::{Communicator, CommunicatorConfig, Error as FabricError, Rank, 
 use weft_gpu::heap::HeapBuilder;
 use weft_gpu::{Error, Heap, MemoryLocation};
 
-/// Layout of a part: a flag for each source, then a page for each.
+/// Part layout: a flag for each source, then a page for each.
 const PAGE: usize = 4096;
 
 fn bytes(size: u32) -> u64 {
@@ -28,7 +28,7 @@ fn join(rank: Rank, size: u32, gather: &mut ranks::AllGather<'_>) -> Heap {
     builder.connect(rank.0, offers, soon()).unwrap()
 }
 
-/// Writes a page to each rank, including this one, and raises its flag; then checks all pages that arrive.
+/// Writes a page to each rank, including this one, and raises the flag; then checks all pages that arrive.
 fn round(heap: &Heap, epoch: u32) {
     let me = heap.rank();
     for peer in (0..heap.size()).map(|step| (me + step) % heap.size()) {
@@ -89,7 +89,7 @@ fn processes_write_into_each_others_parts_and_leave_no_files() {
     assert!(names.len() == 3 && names.iter().all(|name| !sockets.contains(name)), "{names:?}");
 }
 
-/// A dead rank's part, its pages and its flags, stays mapped at its peers.
+/// A dead rank's part, both pages and flags, stays mapped at the peers.
 #[test]
 fn a_killed_owner_leaves_its_part_to_the_others() {
     let name = "a_killed_owner_leaves_its_part_to_the_others";
@@ -200,7 +200,7 @@ fn a_missing_socket_is_reported_as_another_namespace() {
     }
 }
 
-/// Runs each rank of a communicator on its own thread.
+/// Runs each rank in a communicator on a separate thread.
 fn on_communicators<T: Send>(
     size: u32,
     adjust: impl Fn(&mut weft_control::Config) + Copy + Send + Sync,
@@ -260,7 +260,7 @@ fn one_rank_that_fails_fails_all_with_its_reason() {
     }
 }
 
-/// Rank 1 allocates its part, and is lost while the others wait for its descriptor.
+/// Rank 1 allocates its part, and is lost while the others wait for the descriptor.
 #[test]
 fn a_rank_that_is_lost_while_the_others_wait_for_its_part_is_named_at_once() {
     for listens in [true, false] {

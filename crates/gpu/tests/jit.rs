@@ -1,12 +1,13 @@
-//! Cache of compiled kernels: damage, races, and NVRTC.
+//! Compiled-kernel cache: damage, races, and NVRTC.
 
 #[path = "../../fabric/tests/common/ranks.rs"]
 mod ranks;
 
 use proptest::prelude::*;
 use ranks::{PATIENCE, on_processes, process_gather, process_rank};
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -16,12 +17,12 @@ use weft_fabric::Rank;
 use weft_gpu::Result;
 use weft_gpu::jit::{Cache, CompileRequest, Compiler, cubin, cubin_with, prepare, prepare_with};
 
-/// Code of a kernel of these tests.
+/// Machine code for a kernel in these tests.
 fn code(request: &CompileRequest<'_>) -> Vec<u8> {
     format!("code of {} with {:?}", request.name, request.arguments()).into_bytes()
 }
 
-/// Compiler that counts its calls.
+/// Compiler that counts calls.
 #[derive(Default)]
 struct Counting {
     compiled: AtomicUsize,
@@ -68,7 +69,7 @@ fn files(folder: &Path, suffix: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Entry of `request` in the folder, and the compiler that made it.
+/// Folder entry for `request`, and the compiler that made it.
 fn filled(folder: &TempDir, number: u32) -> (Cache, Counting, PathBuf) {
     let (cache, compiler) = (Cache::at(folder.path()), Counting::default());
     let before = files(folder.path(), ".cubin");
@@ -192,7 +193,7 @@ impl Compiler for Logged {
     }
 }
 
-/// Common folder of all processes of a test; the first one removes it.
+/// Common folder for all processes in a test; the first one removes it.
 fn common_folder(rank: Rank) -> (Option<TempDir>, PathBuf) {
     let own = (rank == Rank(0)).then(folder);
     let path = own.as_ref().map(|own| own.path().to_str().unwrap().to_owned());
@@ -267,7 +268,7 @@ fn a_lock_that_is_never_released_costs_only_time() {
     drop(held);
 }
 
-/// Takes the warnings of this thread since the last call.
+/// Takes this thread's warnings since the last call.
 fn warnings() -> Vec<String> {
     type Said = (std::thread::ThreadId, String);
     struct Logger(Mutex<Vec<Said>>);
@@ -314,6 +315,34 @@ fn an_unwritable_folder_only_warns() {
 }
 
 #[test]
+fn what_another_user_can_have_written_is_not_read() {
+    warnings();
+    let folder = folder();
+    let mode = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    let (cache, compiler, entry) = filled(&folder, 1);
+    for open in [0o777, 0o1777, 0o770] {
+        mode(folder.path(), open);
+        let before = compiler.count();
+        assert!(!cubin_with(&request(1), &cache, &compiler).unwrap().cached);
+        assert_eq!(compiler.count(), before + 1);
+    }
+    let logged = warnings();
+    let [one] = logged.as_slice() else { panic!("{logged:?}") };
+    assert!(one.contains("other users can write it (mode 0777)"), "{one}");
+    mode(folder.path(), 0o700);
+    mode(&entry, 0o666);
+    is_replaced(&cache, &compiler);
+    // Only root gives files away.
+    if std::os::unix::fs::chown(&entry, Some(65_534), None).is_ok() {
+        is_replaced(&cache, &compiler);
+    }
+    let link = folder.path().join("link");
+    fs::rename(&entry, &link).unwrap();
+    std::os::unix::fs::symlink(&link, &entry).unwrap();
+    is_replaced(&cache, &compiler);
+}
+
+#[test]
 fn a_damaged_entry_is_warned_of() {
     warnings();
     let folder = folder();
@@ -338,8 +367,8 @@ fn prepared_requests_are_not_compiled_again() {
     assert!(cubin_with(&request(2), &cache, &compiler).unwrap().cached);
 }
 
-/// NVRTC, if present: in the folder `WEFT_NVRTC_DIR`, in the Python environment of this checkout or of `PYO3_PYTHON`,
-/// or in the system.
+/// NVRTC, if present: in the `WEFT_NVRTC_DIR` folder, in the Python environment of this checkout or `PYO3_PYTHON`, or
+/// in the system.
 #[test]
 fn nvrtc_compiles_once_for_a_gpu_that_is_not_here() {
     if let Some(folder) = std::env::var_os("WEFT_NVRTC_DIR") {

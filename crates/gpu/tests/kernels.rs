@@ -1,4 +1,4 @@
-//! List of device headers.
+//! Device header list.
 
 #[path = "common/folder.rs"]
 mod folder;

@@ -9,7 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The library of LoadGen cannot be loaded.
+    /// The LoadGen library cannot be loaded.
     #[error("LoadGen at {path}: {problem}; build it with `python -m weft.loadgen`")]
     Library {
         /// File that was tried.
@@ -17,21 +17,31 @@ pub enum Error {
         /// The loader's words.
         problem: String,
     },
-    /// A file of the test does not exist.
+    /// A test file does not exist.
     #[error("{what} {path}: no such file")]
     NoFile {
-        /// Purpose of the file.
+        /// File purpose, for example "user.conf".
         what: &'static str,
-        /// Its path.
+        /// File path.
         path: PathBuf,
+    },
+    /// LoadGen cannot read a test file, or only a part.
+    #[error("{what} {path}: {problem}; pass a text file")]
+    Unreadable {
+        /// File purpose.
+        what: &'static str,
+        /// File path.
+        path: PathBuf,
+        /// I/O error.
+        problem: std::io::Error,
     },
     /// A path or name that C cannot take.
     #[error("{what} contains a zero byte")]
     ZeroByte {
-        /// Name of the value.
+        /// Value name.
         what: &'static str,
     },
-    /// LoadGen keeps its state in global variables: it runs one test at a time in a process.
+    /// LoadGen keeps global state, so a process runs one test at a time.
     #[error("another LoadGen test runs in this process: LoadGen runs one at a time")]
     Busy,
     /// The sample library is empty.
@@ -40,7 +50,7 @@ pub enum Error {
          of each, and no more in memory than there are"
     )]
     Samples {
-        /// Samples of the data set.
+        /// Data set size in samples.
         total: usize,
         /// Samples that fit into memory.
         performance: usize,
@@ -53,7 +63,7 @@ pub enum Error {
     Summary {
         /// File.
         path: PathBuf,
-        /// Defect of the file.
+        /// Defect in the file.
         problem: String,
     },
 }

@@ -1,10 +1,10 @@
-//! MLPerf's LoadGen as a library of Rust: tests of a system under test that is written in Rust, without
-//! Python per query.
+//! MLPerf LoadGen bindings: tests for a system under test written in Rust, without Python per query.
 //!
-//! LoadGen is C++ without a stable binary interface. `weft.loadgen.built` compiles its published
-//! sources together with `shim/shim.cpp` into one shared library, which [`LoadGen::load`] loads at run
-//! time. A test calls a [`SystemUnderTest`] with samples; [`LoadGen::complete`] gives their answers, from
-//! any thread. The results are the log files of LoadGen ([`Summary`] reads one).
+//! LoadGen is C++ without a stable binary interface. `weft.loadgen.built` compiles the published sources
+//! (<https://github.com/mlcommons/inference>) together with `shim/shim.cpp` into one shared library,
+//! which [`LoadGen::load`] loads at run time. A test calls a [`SystemUnderTest`] with samples;
+//! [`LoadGen::complete`] returns the answers, from any thread. The results are the LoadGen log files
+//! ([`Summary`] reads one).
 
 #![warn(missing_docs)]
 
@@ -20,7 +20,7 @@ pub use error::{Error, Result};
 pub use library::{LoadGen, Response, Sample};
 /// Systems under test, sample libraries and tests.
 pub use run::{SampleLibrary, SystemUnderTest, Test};
-/// Settings of a test.
+/// Test settings.
 pub use settings::{Mode, Scenario, Settings};
-/// Results of a test.
+/// Test results.
 pub use summary::Summary;

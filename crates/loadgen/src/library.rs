@@ -1,4 +1,4 @@
-//! The library of LoadGen and its shim, loaded at run time.
+//! LoadGen library and shim, loaded at run time.
 
 use crate::error::{Error, Result};
 use crate::settings::Settings;
@@ -10,9 +10,9 @@ use std::path::Path;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sample {
-    /// Of its answer; unique in a test.
+    /// Response id, unique in a test.
     pub id: usize,
-    /// Which sample of the library.
+    /// Index in the sample library.
     pub index: usize,
 }
 
@@ -27,20 +27,20 @@ pub struct Response {
 }
 
 impl Response {
-    /// The answer to the sample with an id. LoadGen logs its bytes in accuracy runs, and a random part of
-    /// them in performance runs.
+    /// The answer to the sample with an id. LoadGen logs the bytes in accuracy runs, and a random subset
+    /// in performance runs.
     pub fn new(id: usize, answer: &[u8]) -> Self {
         Self { id, data: answer.as_ptr() as usize, size: answer.len(), tokens: 0 }
     }
 
-    /// With a number of tokens, for token latencies.
+    /// Adds a token count, for token latencies.
     pub fn with_tokens(mut self, tokens: u32) -> Self {
         self.tokens = i64::from(tokens);
         self
     }
 }
 
-/// Functions that LoadGen calls, as of `shim.h`.
+/// Callback table that LoadGen calls; the layout is in `shim.h`.
 #[repr(C)]
 pub(crate) struct Callbacks {
     pub(crate) context: *const c_void,
@@ -54,10 +54,10 @@ pub(crate) struct Callbacks {
     pub(crate) unload: unsafe extern "C" fn(*const c_void, *const usize, usize),
 }
 
-/// Version of the interface of `shim.h` that this file declares.
+/// `shim.h` interface version that this file declares.
 const ABI: u32 = 1;
 
-/// Function of a test.
+/// Signature for running a test.
 pub(crate) type Run = unsafe extern "C" fn(
     *const Callbacks,
     *const Settings,
@@ -91,11 +91,12 @@ impl LoadGen {
     ///
     /// # Errors
     ///
-    /// [`Error::Library`] if it does not load, or is of another version of the shim.
+    /// [`Error::Library`] if it does not load, or has another shim version.
     ///
     /// # Safety
     ///
-    /// The file is such a library: code of it runs, and its functions have the declared signatures.
+    /// The file is a LoadGen library: loading runs code in it, and the functions have the declared
+    /// signatures.
     pub unsafe fn load(path: &Path) -> Result<Self> {
         let failed = |problem: String| Error::Library { path: path.to_owned(), problem };
         // SAFETY: the caller guarantees which library it is.
@@ -125,16 +126,16 @@ impl LoadGen {
         Ok(this)
     }
 
-    /// Version of LoadGen.
+    /// LoadGen version.
     pub fn version(&self) -> String {
         // SAFETY: the function returns a string that lives as long as the library.
         unsafe { CStr::from_ptr((self.version)()) }.to_string_lossy().into_owned()
     }
 
-    /// LoadGen's own settings, of a scenario and a mode.
+    /// LoadGen's own settings for a scenario and a mode.
     pub fn settings(&self, scenario: crate::Scenario, mode: crate::Mode) -> Settings {
         let mut settings = std::mem::MaybeUninit::uninit();
-        // SAFETY: the function writes every field; the enumerations have the values of LoadGen's.
+        // SAFETY: the function writes every field; the enumerations have LoadGen's values.
         let mut settings = unsafe {
             (self.defaults)(settings.as_mut_ptr());
             settings.assume_init()
@@ -144,20 +145,20 @@ impl LoadGen {
         settings
     }
 
-    /// Give answers, each sample's once, during its test; from any thread. The answers are not used any
-    /// more when it returns.
+    /// Gives answers, once per sample, during the test, from any thread. LoadGen has finished with the
+    /// bytes when this returns.
     pub fn complete(&self, responses: &[Response]) {
         // SAFETY: the slice is valid, and the layouts agree.
         unsafe { (self.complete)(responses.as_ptr(), responses.len()) }
     }
 
-    /// Give the first token of answers, before [`LoadGen::complete`]; with token latencies alone.
+    /// Gives first tokens before [`LoadGen::complete`]; only with token latencies.
     pub fn first_token(&self, responses: &[Response]) {
         // SAFETY: as in `complete`.
         unsafe { (self.first_token)(responses.as_ptr(), responses.len()) }
     }
 
-    /// Have LoadGen issue queries from this thread, until the test ends; one of
+    /// Lets LoadGen issue queries from this thread until the test ends. It is one of
     /// `server_num_issue_query_threads`.
     pub fn issue_from_this_thread(&self) {
         // SAFETY: no preconditions.

@@ -1,4 +1,4 @@
-//! A test: what LoadGen calls, and its run.
+//! A test: LoadGen's callbacks, and the run itself.
 
 use crate::error::{Error, Result};
 use crate::library::{Callbacks, LoadGen, Sample};
@@ -22,25 +22,26 @@ pub trait SystemUnderTest: Sync {
     fn flush(&self);
 }
 
-/// The samples of a data set.
+/// Data set samples.
 pub trait SampleLibrary: Sync {
     /// Name in the logs.
     fn name(&self) -> String;
 
-    /// Samples of the data set.
+    /// Data set size in samples.
     fn total(&self) -> usize;
 
     /// Samples that fit into memory at a time.
     fn performance(&self) -> usize;
 
-    /// Bring samples into memory, outside of measured time.
+    /// Brings samples into memory, outside measured time.
     fn load(&self, indices: &[usize]);
 
     /// Drop samples from memory.
     fn unload(&self, indices: &[usize]);
 }
 
-/// LoadGen has one test at a time in a process.
+/// LoadGen runs one test at a time in a process. LoadGen's longest configuration file: 1 MiB.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
 static RUNNING: Mutex<()> = Mutex::new(());
 
 /// A test.
@@ -48,23 +49,23 @@ static RUNNING: Mutex<()> = Mutex::new(());
 pub struct Test {
     /// Settings.
     pub settings: Settings,
-    /// Name of the model, by which configuration files select lines.
+    /// Model name, which selects lines in configuration files.
     pub model: String,
     /// `user.conf`. With one, LoadGen's own mlperf.conf applies too, as in official runs.
     pub user_conf: Option<PathBuf>,
     /// `audit.config`, which need not exist.
     pub audit_config: PathBuf,
-    /// Existing directory of the logs.
+    /// Existing log directory.
     pub log_directory: PathBuf,
 }
 
 impl Test {
-    /// Run the test until its last answer, and read its summary.
+    /// Runs the test until the last answer, and reads the summary.
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`] during another test; [`Error::NoFile`], [`Error::Samples`] and [`Error::Refused`]
-    /// before any query; [`Error::Summary`] if the logs cannot be read, or the run measured accuracy alone.
+    /// [`Error::Busy`] during another test; [`Error::NoFile`], [`Error::Samples`] and [`Error::Refused`] before
+    /// any query; [`Error::Summary`] if the logs cannot be read, or the run measured only accuracy.
     ///
     /// # Aborts
     ///
@@ -87,6 +88,16 @@ impl Test {
                 && !path.exists()
             {
                 return Err(Error::NoFile { what, path: path.clone() });
+            }
+        }
+        // LoadGen reads lines as long as there are any.
+        for (what, path) in [
+            ("user.conf", self.user_conf.as_deref()),
+            ("audit.config", Some(&*self.audit_config).filter(|path| path.exists())),
+        ] {
+            let read = path.map(|path| weft_environment::read(path, MAX_CONFIG_BYTES));
+            if let (Some(path), Some(Err(problem))) = (path, read) {
+                return Err(Error::Unreadable { what, path: path.to_owned(), problem });
             }
         }
         let (total, performance) = (samples.total(), samples.performance());
@@ -146,13 +157,13 @@ fn bytes(what: &'static str, path: &Path) -> Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| Error::ZeroByte { what })
 }
 
-/// Argument of callbacks.
+/// Callback argument.
 struct Context<'a> {
     system: &'a dyn SystemUnderTest,
     samples: &'a dyn SampleLibrary,
 }
 
-/// A slice of C.
+/// A C slice.
 ///
 /// # Safety
 ///
@@ -165,10 +176,10 @@ unsafe fn slice<'a, T>(data: *const T, count: usize) -> &'a [T] {
     unsafe { std::slice::from_raw_parts(data, count) }
 }
 
-// A panic in these aborts the process, by Rust's rule for functions of C.
+// A panic in these callbacks aborts the process: Rust does not unwind through `extern "C"`.
 
 unsafe extern "C" fn issue(context: *const c_void, samples: *const Sample, count: usize) {
-    // SAFETY: LoadGen passes the context of `Test::run`, which is alive, and valid samples.
+    // SAFETY: LoadGen passes the `Test::run` context, which is alive, and valid samples.
     let (context, samples) = unsafe { (&*context.cast::<Context>(), slice(samples, count)) };
     context.system.issue(samples);
 }

@@ -1,35 +1,35 @@
-//! Settings of a test.
+//! Test settings.
 
-/// Order and times of the samples.
+/// Sample order and times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Scenario {
     /// One sample at a time, each after the answer to the last.
     SingleStream,
-    /// A query of several samples at a time, each after the answer to the last.
+    /// Queries with several samples, each after the last answer.
     MultiStream,
-    /// Queries of one sample at random times, of a Poisson process.
+    /// Single-sample queries at Poisson-distributed times.
     Server,
     /// All samples in one query.
     Offline,
 }
 
-/// Kind of a run.
+/// Run kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Mode {
     /// Accuracy, then performance.
     Submission,
-    /// Answers of every sample, written to a log.
+    /// Answers for every sample, written to a log.
     Accuracy,
     /// Speed.
     Performance,
-    /// The highest rate of the server scenario.
+    /// The highest Server rate.
     FindPeakPerformance,
 }
 
-/// Settings of a test, by the names of LoadGen's `TestSettings`; [`crate::LoadGen::settings`] returns
-/// LoadGen's defaults. A `user.conf` may change them.
+/// Test settings, with the names in LoadGen's `TestSettings`. [`crate::LoadGen::settings`] returns
+/// LoadGen's defaults. A `user.conf` may change them, for example `*.Server.target_qps = 100`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct Settings {
@@ -39,19 +39,19 @@ pub struct Settings {
     pub mode: Mode,
     /// Expected latency, nanoseconds.
     pub single_stream_expected_latency_ns: f64,
-    /// Percentile of latency that is the result, of 1.
+    /// Latency percentile that is the result, from 0 to 1.
     pub single_stream_target_latency_percentile: f64,
     /// Expected latency, nanoseconds.
     pub multi_stream_expected_latency_ns: f64,
-    /// Percentile of latency that is the result, of 1.
+    /// Latency percentile that is the result, from 0 to 1.
     pub multi_stream_target_latency_percentile: f64,
-    /// Samples of a query.
+    /// Samples per query.
     pub multi_stream_samples_per_query: u64,
     /// Queries a second.
     pub server_target_qps: f64,
-    /// Limit of latency, nanoseconds.
+    /// Latency limit, nanoseconds.
     pub server_target_latency_ns: u64,
-    /// Percentile to which the limit applies, of 1.
+    /// Percentile to which the limit applies, from 0 to 1.
     pub server_target_latency_percentile: f64,
     /// 1: queries that are due together are issued in one call.
     pub server_coalesce_queries: i32,
@@ -63,22 +63,22 @@ pub struct Settings {
     pub min_duration_ms: u64,
     /// Most duration, milliseconds; 0: unlimited.
     pub max_duration_ms: u64,
-    /// Least number of queries.
+    /// Minimum query count.
     pub min_query_count: u64,
     /// Most queries; 0: unlimited.
     pub max_query_count: u64,
-    /// Seed of the samples that are loaded.
+    /// Seed for the samples to load.
     pub qsl_rng_seed: u64,
-    /// Seed of the samples that are issued.
+    /// Seed for the samples to issue.
     pub sample_index_rng_seed: u64,
-    /// Seed of the times of the server scenario.
+    /// Seed for Server query times.
     pub schedule_rng_seed: u64,
     /// Samples in memory, if not the sample library's number; 0: that number.
     pub performance_sample_count_override: u64,
     /// 1: first-token and per-token latencies are measured.
     pub use_token_latencies: i32,
-    /// Limit of the time to the first token, nanoseconds.
+    /// Limit on the time to the first token, nanoseconds.
     pub server_ttft_latency: u64,
-    /// Limit of the time of each further token, nanoseconds.
+    /// Limit on the time per further token, nanoseconds.
     pub server_tpot_latency: u64,
 }

@@ -1,10 +1,13 @@
-//! Results of a test, out of LoadGen's summary.
+//! Test results from LoadGen's summary.
 
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Lines `key : value` of a summary file of LoadGen.
+/// Longest summary: 1 MiB, hundreds of times what LoadGen writes.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// `key : value` lines in a LoadGen summary file, such as `Result is : VALID`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
     values: BTreeMap<String, String>,
@@ -16,10 +19,11 @@ impl Summary {
     /// # Errors
     ///
     /// [`Error::Summary`] if there is no such file, or it has no result: the test was aborted, or measured
-    /// accuracy alone.
+    /// only accuracy.
     pub fn read(path: &Path) -> Result<Self> {
         let failed = |problem: String| Error::Summary { path: path.to_owned(), problem };
-        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        let text = weft_environment::read_text(path, MAX_BYTES)
+            .map_err(|error| failed(error.to_string()))?;
         Self::parse(&text).ok_or_else(|| failed("it has no line `Result is`".to_owned()))
     }
 
@@ -33,7 +37,7 @@ impl Summary {
         values.contains_key("Result is").then_some(Self { values })
     }
 
-    /// True if the run meets all limits of its scenario.
+    /// True if the run meets all scenario limits.
     pub fn is_valid(&self) -> bool {
         self.values["Result is"] == "VALID"
     }

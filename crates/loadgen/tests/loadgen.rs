@@ -1,7 +1,7 @@
-//! Tests of every scenario with systems that answer at once, from a thread, falsely or not at all.
+//! Tests for every scenario with systems that answer at once, from a thread, falsely or not at all.
 //!
-//! They need the library that `make loadgen` builds, by the path in `WEFT_LOADGEN`. LoadGen keeps its
-//! state in global variables, so they come one after another.
+//! They need the library that `make loadgen` builds, by the path in `WEFT_LOADGEN`. LoadGen keeps
+//! global state, so they run sequentially.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ fn with_loadgen(name: &str, body: impl FnOnce(LoadGen, PathBuf)) {
         return;
     };
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: the variable names the library of `make loadgen`.
+    // SAFETY: the variable names the library that `make loadgen` built.
     let loadgen =
         unsafe { LoadGen::load(PathBuf::from(path).as_path()) }.expect("the library loads");
     let directory =
@@ -32,7 +32,7 @@ fn with_loadgen(name: &str, body: impl FnOnce(LoadGen, PathBuf)) {
     std::fs::remove_dir_all(&directory).expect("the directory can be removed");
 }
 
-/// Samples of one byte: their index.
+/// One-byte samples that hold their index.
 struct Samples {
     loaded: AtomicUsize,
     unloaded: AtomicUsize,
@@ -63,7 +63,7 @@ impl SampleLibrary for Samples {
     }
 }
 
-/// Answers each sample with its index, in the call.
+/// Answers each sample with the index, in the call.
 struct AtOnce {
     loadgen: LoadGen,
     issued: AtomicUsize,
@@ -136,7 +136,7 @@ fn an_accuracy_run_logs_the_answer_of_every_sample() {
     with_loadgen("accuracy", |loadgen, directory| {
         let (system, samples) = (AtOnce::new(loadgen), Samples::new());
         let test = test(loadgen, Scenario::Offline, Mode::Accuracy, directory.clone());
-        // Accuracy alone has no performance result.
+        // An accuracy run has no performance result.
         let ended = test.run(loadgen, &system, &samples);
         assert!(matches!(ended, Err(Error::Summary { .. })), "{ended:?}");
         let log =
@@ -150,7 +150,7 @@ fn an_accuracy_run_logs_the_answer_of_every_sample() {
     });
 }
 
-/// Answers from a thread of its own.
+/// Answers from a second thread.
 struct FromThread(Mutex<mpsc::Sender<Sample>>);
 
 impl SystemUnderTest for FromThread {
@@ -181,7 +181,7 @@ fn answers_may_come_from_another_thread() {
     });
 }
 
-/// Gives first tokens and answers of a number of tokens, or the first tokens after the answers.
+/// Gives first tokens, then answers with a token count, or the first tokens after the answers.
 struct InTokens {
     loadgen: LoadGen,
     tokens: u32,
@@ -199,11 +199,11 @@ impl SystemUnderTest for InTokens {
         };
         let first =
             |sample: &Sample| self.loadgen.first_token(&[Response::new(sample.id, &[1; 4])]);
-        // The last sample of a query keeps the others valid at LoadGen.
+        // The last sample keeps the query's others valid in LoadGen.
         for sample in before {
             if self.first_is_late {
                 answer(sample);
-                // LoadGen records on a thread of its own.
+                // LoadGen records on a separate thread.
                 first(sample);
             } else {
                 first(sample);
@@ -216,7 +216,7 @@ impl SystemUnderTest for InTokens {
     fn flush(&self) {}
 }
 
-/// Errors in LoadGen's log of a test with token latencies, and the test's summary.
+/// Errors in LoadGen's log for a test with token latencies, and the test summary.
 fn in_tokens(loadgen: LoadGen, directory: PathBuf, tokens: u32, late: bool) -> (String, Summary) {
     let conf = directory.join("user.conf");
     std::fs::write(&conf, "*.*.use_token_latencies = 1\n*.*.min_duration = 20\n").unwrap();
@@ -227,7 +227,7 @@ fn in_tokens(loadgen: LoadGen, directory: PathBuf, tokens: u32, late: bool) -> (
     let summary = test.run(loadgen, &system, &Samples::new()).expect("the test runs");
     let detail = std::fs::read_to_string(directory.join("mlperf_log_detail.txt")).expect("a log");
     let errors = detail.lines().filter(|line| {
-        // Other errors are about the configuration, which is none of a submission.
+        // Other errors are about the configuration, since this is no submission.
         line.contains("\"error_runtime") && line.contains("token")
     });
     (errors.collect::<Vec<_>>().join("\n"), summary)
@@ -309,6 +309,9 @@ fn what_cannot_run_is_refused_before_any_query() {
         let absent = Test { user_conf: Some(directory.join("user.conf")), ..right.clone() };
         let text = absent.run(loadgen, &system, &Samples::new()).unwrap_err().to_string();
         assert!(text.starts_with("user.conf"), "{text}");
+        let endless = Test { user_conf: Some("/dev/zero".into()), ..right.clone() };
+        let text = endless.run(loadgen, &system, &Samples::new()).unwrap_err().to_string();
+        assert!(text.starts_with("user.conf /dev/zero"), "{text}");
         let zero = Test { model: "a\0b".to_owned(), ..right };
         let text = zero.run(loadgen, &system, &Samples::new()).unwrap_err().to_string();
         assert_eq!(text, "the name of the model contains a zero byte");
@@ -332,7 +335,7 @@ fn a_user_conf_changes_settings() {
 #[test]
 fn a_file_that_is_no_library_is_named() {
     let path = PathBuf::from("/nonexistent/libweft_loadgen.so");
-    // SAFETY: there is no such file, so no code of it runs.
+    // SAFETY: there is no such file, so no code runs.
     let text = unsafe { LoadGen::load(&path) }.unwrap_err().to_string();
     assert!(
         text.contains("/nonexistent/libweft_loadgen.so") && text.contains("python -m weft.loadgen"),

@@ -1,6 +1,6 @@
-//! Planning time: the sender's plan of a batch, and the receiver's plan from all headers.
+//! Planning time: the sender's batch plan, and the receiver's plan from all headers.
 //!
-//! `cargo bench -p weft-moe`. On a shared machine, take the least of several runs.
+//! Run `cargo bench -p weft-moe`. On a shared machine, take the minimum over several runs.
 
 #![allow(missing_docs, reason = "what criterion_group makes has none")]
 
@@ -45,7 +45,7 @@ fn send(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Receive plan of a rank from the headers and records of all others.
+/// A rank's receive plan from all others' headers and records.
 fn receive(criterion: &mut Criterion) {
     let tokens = TOKENS / RANKS as usize;
     let shape = shape(0, tokens);

@@ -1,4 +1,4 @@
-// Entry points of MoE dispatch and combine, with the role of each warp. `weft_moe::device` launches them.
+// MoE dispatch and combine entry points, with the role of each warp. `weft_moe::device` launches them.
 #include "moe/plan.cuh"
 #if WEFT_PATH == 2
 #include "moe/combine_bandwidth.cuh"
@@ -18,7 +18,7 @@ WEFT_DEVICE Round begin(const Arguments &a, u32 first, u32 last, auto meanwhile)
     return enter(a, channel(a, a.rank), watch(a, first), first, last, meanwhile);
 }
 
-// End of a block; `failed`: a wait of this thread failed. A failed receive phase poisons its outputs.
+// Block exit; `failed`: a wait in this thread failed. A failed receive phase poisons the outputs.
 WEFT_DEVICE void end(const Arguments &a, u32 first, u32 last, bool failed) {
     if (!leave(channel(a, a.rank), first, last, failed)) return;
     if (last == DISPATCH_RECV) poison_dispatch(a);
@@ -37,12 +37,12 @@ __global__ void __launch_bounds__(COUNT_THREADS, 1) moe_counts(const __grid_cons
 
 #if WEFT_PATH == 2
 
-// Kernels for large batches. A launch leaves the other SMs free; one warp of a block raises flags for the others.
+// Kernels for large batches. A launch leaves the other SMs free; one warp per block raises flags for the others.
 extern "C" {
 
 using namespace weft::moe::bandwidth;
 
-// Launch parameters in the order of `Kernel::ALL`: threads per block, bytes of dynamic shared memory.
+// Launch parameters in `Kernel::ALL` order: threads per block, dynamic shared memory in bytes.
 __constant__ u32 weft_moe_launch[9][2] = {
     {PLAN_THREADS, 0}, {PLAN_THREADS, 0}, {THREADS, SHARED}, {THREADS, SHARED}, {THREADS, SHARED},
     {ADD_THREADS, ADD_SHARED}, {ADD_THREADS, ADD_SHARED}, {ADD_THREADS, ADD_SHARED}, {COUNT_THREADS, 0},
@@ -136,16 +136,17 @@ __global__ void __launch_bounds__(ADD_THREADS, 1) moe_combine(const __grid_const
 namespace {
 
 constexpr u32 DISPATCH_THREADS = SEND_THREADS + RECEIVE_THREADS;
-constexpr u32 ADD_TEAMS = 2; // per block of moe_combine_recv
+constexpr u32 ADD_TEAMS = 2; // per moe_combine_recv block
 constexpr u32 COMBINE_BOTH_THREADS = REPLY_THREADS + COMBINE_THREADS;
-// Resident blocks per SM of launches of both halves; the packet path has few blocks, which may use more registers.
+// Resident blocks per SM in launches with both halves; the packet path has few blocks, which may use more
+// registers.
 constexpr u32 RESIDENT = PATH == PACKETS ? 1 : 2;
 
 } // namespace
 
 extern "C" {
 
-// Launch parameters in the order of `Kernel::ALL`: threads per block, bytes of dynamic shared memory.
+// Launch parameters in `Kernel::ALL` order: threads per block, dynamic shared memory in bytes.
 __constant__ u32 weft_moe_launch[9][2] = {
     {PLAN_THREADS, 0},
     {PLAN_THREADS, 0},
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, RESIDENT) moe_dispatch(const
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u32 ticket;
     const bool sends = threadIdx.x < SEND_THREADS;
-    Part part; // of the sending threads
+    Part part; // for the sending threads
     const Round round = begin(a, DISPATCH_SEND, DISPATCH_RECV, [&] {
         if (sends) prepare_rows(a, shared, ticket, part);
     });

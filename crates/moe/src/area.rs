@@ -1,8 +1,8 @@
-//! Memory areas of an all-to-all and arrays of the caller, by name.
+//! All-to-all memory areas and the caller's arrays, by name.
 
 use std::fmt;
 
-/// Name of a memory area of a channel or of an array of the caller. Errors print it.
+/// Memory area in a channel, or array from the caller. Errors print the name, for example `tokens`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Area {
     /// The caller's tokens.
@@ -13,13 +13,13 @@ pub enum Area {
     SendMetadata,
     /// Received headers, one per source.
     Headers,
-    /// Token slots: the private rows of each source, then the shared remainder.
+    /// Token slots: each source's private rows, then the shared remainder.
     Tokens,
     /// Metadata, one record per slot.
     Metadata,
     /// Received tokens by local expert (contiguous layout only).
     Expert,
-    /// Scales of the tokens by local expert, if tokens have scales (contiguous layout only).
+    /// Token scales by local expert, if tokens have scales (contiguous layout only).
     ExpertScales,
     /// The caller's expert outputs.
     ExpertOutput,

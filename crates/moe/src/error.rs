@@ -1,4 +1,4 @@
-//! Errors of MoE dispatch and combine, one variant per cause.
+//! Errors in MoE dispatch and combine, one variant per cause.
 
 use crate::area::Area;
 use crate::elements::token_type::TokenType;
@@ -6,14 +6,14 @@ use crate::stage::Stage;
 use std::time::Duration;
 use weft_fabric::{MemoryKind, MissingPeer};
 
-/// Error of a configuration, a call, a round or a peer's data.
+/// Error in a configuration, a call, a round or a peer's data.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The all-to-all was closed.
-    #[error("the all-to-all was closed")]
+    #[error("the all-to-all was closed: make a new one")]
     Closed,
-    /// A field of the configuration is 0.
+    /// A configuration field is 0.
     #[error("{field} is 0: expected at least 1")]
     Zero {
         /// The field's name in [`Config`](crate::Config).
@@ -24,19 +24,19 @@ pub enum Error {
     RankOutOfRange {
         /// The rank.
         rank: u32,
-        /// Size of the group.
+        /// World size.
         ranks: u32,
     },
-    /// A size of the shape exceeds a limit of the formats or of the configuration.
+    /// A size exceeds a limit, set by the formats or the configuration.
     #[error(
-        "{what}: {needed} needed, {limit} allowed, {} too many; lower max_tokens, top_k or hidden, \
-         or set max_receive_rows below the worst case",
+        "{what}: {needed} needed, {limit} allowed, {} too many; lower it, max_tokens, top_k or \
+         hidden, or set max_receive_rows below the worst case",
         needed - u128::from(*limit)
     )]
     TooLarge {
         /// The counted quantity.
         what: &'static str,
-        /// Amount of this shape.
+        /// Amount in this shape.
         needed: u128,
         /// Maximum amount.
         limit: u64,
@@ -48,29 +48,29 @@ pub enum Error {
         tokens - *max_tokens as usize
     )]
     TooManyTokens {
-        /// Tokens of the batch.
+        /// Tokens in the batch.
         tokens: usize,
         /// Maximum number of tokens.
         max_tokens: u32,
     },
-    /// An array of the wrong length.
+    /// An array has the wrong length.
     #[error("{what} has {given} elements; {expected} are needed")]
     WrongLength {
         /// The array.
         what: &'static str,
         /// Elements needed.
         expected: usize,
-        /// Elements of the array.
+        /// Elements in the array.
         given: usize,
     },
-    /// An array of too few rows.
+    /// An array has too few rows.
     #[error("{what} holds {given} rows; {needed} are needed")]
     TooFewRows {
         /// The array.
         what: Area,
         /// Rows needed.
         needed: usize,
-        /// Rows of the array.
+        /// Rows in the array.
         given: usize,
     },
     /// An array whose rows have the wrong length.
@@ -80,7 +80,7 @@ pub enum Error {
         what: Area,
         /// Bytes needed.
         needed: usize,
-        /// Bytes of a row.
+        /// Row size in bytes.
         given: usize,
     },
     /// An array in memory that the CPU cannot read.
@@ -88,7 +88,7 @@ pub enum Error {
     NotOnHost {
         /// The array.
         what: Area,
-        /// Its kind of memory.
+        /// Memory kind.
         place: MemoryKind,
     },
     /// A token names an expert that does not exist.
@@ -103,7 +103,7 @@ pub enum Error {
         slot: usize,
         /// The id.
         expert: i64,
-        /// The number of experts.
+        /// Expert count.
         experts: u32,
     },
     /// A token names the same expert in two slots.
@@ -122,11 +122,11 @@ pub enum Error {
         rows - u64::from(*capacity)
     )]
     Capacity {
-        /// The rank that would overflow; the lowest one of several.
+        /// The rank that would overflow; the lowest if there are several.
         rank: u32,
         /// Rows for that rank.
         rows: u64,
-        /// Its room, in rows.
+        /// Room, in rows.
         capacity: u32,
     },
     /// A peer's header that contradicts the configuration, the round or itself.
@@ -139,12 +139,12 @@ pub enum Error {
         peer: u32,
         /// The field.
         what: &'static str,
-        /// Expected value, or its bound.
+        /// Expected value, or bound.
         expected: u64,
         /// Value found.
         seen: u64,
     },
-    /// A peer's metadata that contradict its header or the configuration.
+    /// A peer's metadata contradict the header or the configuration.
     #[error(
         "row {row} from rank {peer} has metadata whose {what} is {seen}, where {expected} was \
          expected; its configuration differs or its memory is damaged"
@@ -152,11 +152,11 @@ pub enum Error {
     Metadata {
         /// The sender.
         peer: u32,
-        /// Number of the row among the peer's rows.
+        /// Row number among the peer's rows.
         row: u32,
         /// The field.
         what: &'static str,
-        /// Expected value, or its bound.
+        /// Expected value, or bound.
         expected: u64,
         /// Value found.
         seen: u64,
@@ -182,9 +182,9 @@ pub enum Error {
         peer: u32,
         /// The first field that differs.
         field: String,
-        /// Its value here.
+        /// Value here.
         ours: String,
-        /// Its value there.
+        /// Value there.
         theirs: String,
     },
     /// A configuration for another rank or group than the engine's.
@@ -199,7 +199,7 @@ pub enum Error {
         ranks: u32,
         /// The engine's rank.
         engine_rank: u32,
-        /// The ranks of the engine's group.
+        /// World size in the engine's group.
         engine_ranks: u32,
     },
     /// All channels are held by rounds that were not released.
@@ -210,28 +210,29 @@ pub enum Error {
     InUse {
         /// The round that holds the next channel.
         round: u64,
-        /// Channels of the all-to-all.
+        /// Channels in the all-to-all.
         channels: u32,
     },
-    /// A call out of order.
+    /// Call out of order.
     #[error("{call} of round {round} while it is {stage}")]
     WrongStage {
         /// The call.
         call: &'static str,
         /// The round.
         round: u64,
-        /// Stage of the round.
+        /// Round stage.
         stage: Stage,
     },
     /// A deadline passed. The round continues, and the call may be repeated.
     #[error(
-        "rank {rank} waited {waited:?} in round {round} ({phase}): {}",
+        "rank {rank} waited {} in round {round} ({phase}): {}",
+        weft_fabric::Rounded(*waited),
         weft_fabric::missing_text(.missing)
     )]
     Timeout {
         /// The waiting rank.
         rank: u32,
-        /// Phase of the round.
+        /// Round phase.
         phase: &'static str,
         /// The round.
         round: u64,
@@ -240,7 +241,7 @@ pub enum Error {
         /// Peers that block the round.
         missing: Vec<MissingPeer>,
     },
-    /// A field beyond a limit of the kernels.
+    /// A field exceeds a kernel limit.
     #[error("{field} is {given}; on a device it is at most {limit}, since {reason}")]
     DeviceLimit {
         /// The field.
@@ -249,10 +250,10 @@ pub enum Error {
         given: u64,
         /// Maximum.
         limit: u64,
-        /// Reason of the limit.
+        /// Reason for the limit.
         reason: &'static str,
     },
-    /// A combination of options that excludes itself.
+    /// Option combination that excludes itself.
     #[error("{what} is not supported: {reason}")]
     Unsuitable {
         /// The requested option or value.
@@ -260,24 +261,24 @@ pub enum Error {
         /// The reason, and the remedy.
         reason: &'static str,
     },
-    /// An unsupported cast of tokens.
+    /// Unsupported token cast.
     #[error(
         "tokens of {token} cannot travel as {wire}: a device sends tokens and scales unchanged, or \
          casts float32, bfloat16 and float16 to float8_e4m3fn"
     )]
     Cast {
-        /// Type of the input tokens.
+        /// Input token type.
         token: TokenType,
-        /// Type of the tokens on the wire.
+        /// Token type on the wire.
         wire: TokenType,
     },
-    /// An unsupported block size of a cast.
+    /// Unsupported block size for a cast.
     #[error("a cast to blocks of {block} elements, not supported: expected 32, 64, 128 or 256")]
     CastBlock {
-        /// Elements of a block.
+        /// Elements per block.
         block: u32,
     },
-    /// Rows whose length is not a multiple of 16 bytes.
+    /// Row length is not a multiple of 16 bytes.
     #[error(
         "a row of {what} has {bytes} bytes; on a device rows are multiples of 16 bytes: make hidden a \
          multiple of {multiple}"
@@ -285,9 +286,9 @@ pub enum Error {
     RowPieces {
         /// The array.
         what: &'static str,
-        /// Bytes of a row.
+        /// Row size in bytes.
         bytes: u64,
-        /// Required divisor of `hidden`.
+        /// Required divisor for `hidden`.
         multiple: u64,
     },
     /// A rank's heap larger than allowed.
@@ -302,22 +303,22 @@ pub enum Error {
         /// Bytes allowed.
         limit: u64,
     },
-    /// A peer that could not allocate its part of an all-to-all.
+    /// A peer could not allocate a part in an all-to-all.
     #[error(
         "rank {peer} could not allocate its part of the all-to-all: {detail}; lower max_tokens, hidden or channels"
     )]
     PeerRefused {
         /// The peer.
         peer: u32,
-        /// Text of its error.
+        /// Error text.
         detail: String,
     },
-    /// A peer that could not create its part of a device all-to-all.
+    /// A peer could not create a part in a device all-to-all.
     #[error("rank {peer} could not create its part of the all-to-all: {detail}")]
     PeerFailed {
         /// The peer.
         peer: u32,
-        /// Text of its error.
+        /// Error text.
         detail: String,
     },
     /// A channel outside the range.
@@ -325,7 +326,7 @@ pub enum Error {
     NoChannel {
         /// The channel.
         channel: u32,
-        /// Number of channels.
+        /// Channel count.
         channels: u32,
     },
     /// A call that waits on the host, on a stream under capture.
@@ -338,7 +339,7 @@ pub enum Error {
     },
     /// Counts that did not come to the host in time.
     #[error(
-        "the counts of the round on channel {channel} did not come to the host within {seconds} s: earlier work on \
+        "the round counts on channel {channel} did not come to the host within {seconds} s: earlier work on \
          the stream, or the slowest rank, may take longer; repeat the call, or raise timeout"
     )]
     CountsLate {
@@ -347,7 +348,7 @@ pub enum Error {
         /// Seconds waited.
         seconds: f64,
     },
-    /// Counts of a channel without tokens in flight.
+    /// Counts on a channel without tokens in flight.
     #[error(
         "counts of channel {channel}: no tokens are in flight; ask for counts between dispatch_send and recv"
     )]
@@ -364,20 +365,20 @@ pub enum Error {
         rank: u32,
         /// The expert.
         expert: u32,
-        /// The number of experts.
+        /// Expert count.
         experts: u32,
     },
-    /// A placement with no replica of an expert, or with too many.
+    /// A placement has no replica for an expert, or too many.
     #[error("the placement is invalid: expert {expert} has {count} replicas: expected 1 to {most}")]
     MapReplicas {
         /// The expert.
         expert: u32,
-        /// Its number of replicas.
+        /// Replica count.
         count: u32,
         /// Maximum.
         most: u32,
     },
-    /// A placement of other experts, or of other numbers of them per rank, than the all-to-all's.
+    /// A placement has other experts, or other numbers per rank, than the all-to-all.
     #[error(
         "the placement of layer {layer} has {what} {given}; this all-to-all was created with {expected}: create another one"
     )]
@@ -386,9 +387,9 @@ pub enum Error {
         layer: u32,
         /// The difference.
         what: &'static str,
-        /// Value of the placement.
+        /// Value in the placement.
         given: String,
-        /// Value of the all-to-all.
+        /// Value in the all-to-all.
         expected: String,
     },
     /// A layer outside the range.
@@ -398,7 +399,7 @@ pub enum Error {
     NoLayer {
         /// The layer.
         layer: u32,
-        /// Number of layers.
+        /// Layer count.
         layers: u32,
     },
     /// A peer that could not change the placement.
@@ -406,18 +407,18 @@ pub enum Error {
     MapRefused {
         /// The peer.
         peer: u32,
-        /// Text of its error.
+        /// Error text.
         detail: String,
     },
-    /// A change of placement while a round is in flight.
+    /// A placement change while a round is in flight.
     #[error(
-        "channel {channel} has a round in flight: combine or release it on every rank before a change of placement"
+        "channel {channel} has a round in flight: combine or release it on every rank before a placement change"
     )]
     RoundInFlight {
         /// The channel.
         channel: u32,
     },
-    /// A missing array of a call.
+    /// Missing call array.
     #[error("{what}: array missing; pass it")]
     NoAddress {
         /// The array.
@@ -431,10 +432,10 @@ pub enum Error {
     Misaligned {
         /// The array.
         what: &'static str,
-        /// Address of the array.
+        /// Array address.
         address: u64,
     },
-    /// Error of the heap, of the kernels' compiler, or of a device record.
+    /// Error from the heap, the kernel compiler, or a device record.
     #[error(transparent)]
     Gpu(weft_gpu::Error),
     /// CUDA failed.
@@ -446,7 +447,7 @@ pub enum Error {
 }
 
 impl From<weft_gpu::Error> for Error {
-    /// Unwraps errors of the fabric and of CUDA, so that each has one form.
+    /// Unwraps fabric and CUDA errors, so that each has one form.
     fn from(error: weft_gpu::Error) -> Error {
         match error {
             weft_gpu::Error::Fabric(error) => Error::Fabric(error),
@@ -468,7 +469,7 @@ impl Error {
     }
 }
 
-/// Rejects an amount of `what` above `limit`.
+/// Rejects an amount for `what` above `limit`.
 pub(crate) fn fits(what: &'static str, needed: u128, limit: u64) -> Result<(), Error> {
     if needed > u128::from(limit) {
         return Err(Error::TooLarge { what, needed, limit });

@@ -1,8 +1,8 @@
-//! Stage of a round.
+//! Round stage.
 
 use std::fmt;
 
-/// Stage of a round.
+/// Round stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// No round.
@@ -11,7 +11,8 @@ pub enum Stage {
     Dispatching,
     /// All tokens for this rank's experts have arrived.
     Dispatched,
-    /// Some rank lacks room for its tokens. Every rank has sent headers and private rows only.
+    /// Some rank lacks room for the tokens sent to it, for example because `max_receive_rows` is
+    /// small. Every rank has sent only headers and private rows.
     Refused,
     /// Replies are in flight.
     Combining,

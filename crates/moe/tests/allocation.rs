@@ -1,4 +1,4 @@
-//! Allocation after construction: a driver allocates neither in polls nor in the calls on its rounds.
+//! Allocation after construction: a driver allocates neither in polls nor in round calls.
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod common;

@@ -117,7 +117,7 @@ fn scales_that_are_too_few_or_not_wanted_are_refused() {
     let scaled = BlockScaled { format: Float8::E4M3, scale: ScaleType::F32, block: 3 };
     let shape = Shape::new(Config { token_type: TokenType::Scaled(scaled), ..config }).unwrap();
     let mut driver = Driver::allocate(cluster.engine(Rank(0)), &shape).unwrap();
-    // Two tokens of eight elements in blocks of three.
+    // Two tokens with eight elements in blocks of three.
     refused(&mut driver, None, 2 * 3 * 4);
     refused(&mut driver, Some(&[0; 23]), 2 * 3 * 4);
 }
@@ -141,7 +141,7 @@ fn tokens_that_the_cpu_cannot_read_are_refused_and_the_next_round_begins() {
     assert_eq!(drivers[0].begin(input, &[0i64, 0], None, None).unwrap().round(), 0);
 }
 
-/// Memory that rows are packed in is part of the limit, over routes that pack.
+/// Memory in which rows are packed counts toward the limit, over routes that pack.
 #[test]
 fn an_all_to_all_without_room_to_pack_rows_is_refused() {
     let allocate = |max_pages_per_part, spare| {
@@ -152,7 +152,7 @@ fn an_all_to_all_without_room_to_pack_rows_is_refused() {
         let limited = Config { max_bytes: Some(bytes + spare), ..config(2) };
         Driver::allocate(cluster.engine(Rank(0)), &Shape::new(limited).unwrap()).map(drop)
     };
-    // In each of two sets, four tokens of 32 bytes with records of 12, and two writes that begin at multiples of 64.
+    // In each of two sets, four 32-byte tokens with 12-byte records, and two writes that begin at multiples of 64.
     let needed = 2 * (4 * 44 + 2 * 64);
     allocate(16, 0).unwrap();
     allocate(1, needed).unwrap();
@@ -161,7 +161,7 @@ fn an_all_to_all_without_room_to_pack_rows_is_refused() {
     assert!(error.to_string().contains(" 3 too many"), "{error}");
 }
 
-/// Lanes for two channels and a half: three channels take none of them.
+/// Lanes for two channels and a half: three channels take none.
 #[test]
 fn an_all_to_all_that_finds_no_lanes_keeps_none() {
     let world = World::new(WorldConfig::new(2, 1));

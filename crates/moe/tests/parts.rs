@@ -1,4 +1,4 @@
-//! Data parts of a round for each peer, over a provider whose parts take few pages.
+//! A round's data parts for each peer, over a provider whose parts take few pages.
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod common;
@@ -24,7 +24,7 @@ struct Cost {
     credits: u64,
 }
 
-/// Tokens of `hidden` bfloat16, each for all ranks.
+/// Tokens with `hidden` bfloat16, each for all ranks.
 fn config(tokens: u32, private_rows: u32, hidden: u32, layout: Layout) -> Config {
     let config = Config::new(RANKS, 0, RANKS, RANKS).sized(tokens, hidden).dtype(DType::BF16);
     Config { private_rows, layout, ..config }
@@ -49,8 +49,8 @@ struct Member {
     arrived: Vec<(Rank, [u64; 3])>,
 }
 
-/// Runs `rounds` rounds with combine. Every rank's arrivals and parts must be those of `cost` for each peer
-/// and round; returns what each rank received and computed in the last one.
+/// Runs `rounds` rounds with combine. Every rank's arrivals and parts must equal `cost` for each peer and
+/// round; returns what each rank received and computed in the last one.
 fn run(config: &Config, parts: PartRule, rounds: u64, cost: Cost) -> Vec<(Vec<u8>, Vec<u8>)> {
     let world = WorldConfig::new(RANKS, 7).with_faults(Faults::rough());
     let world = World::new(WorldConfig { parts, ..world });
@@ -161,7 +161,7 @@ fn rule(max_pages_per_part: u32) -> PartRule {
     PartRule { max_part_bytes: MIB, max_pages_per_part, ..PartRule::WHOLE }
 }
 
-/// A decode step of 7168 bfloat16. A row takes 14,348 bytes, its record included, so a part takes 73.
+/// A decode step with 7168 bfloat16. A row takes 14,348 bytes, including the record, so a part takes 73.
 #[test]
 #[cfg_attr(miri, ignore = "it moves tens of megabytes")]
 fn a_decode_round_is_at_most_three_data_parts_and_one_credit_for_each_peer() {
@@ -175,7 +175,7 @@ fn a_decode_round_is_at_most_three_data_parts_and_one_credit_for_each_peer() {
         (33, 32, 2, 1),
         (105, 32, 2, 2),
         (128, 64, 2, 2),
-        // Past the bound: a remainder of 74 rows.
+        // Past the bound: a remainder with 74 rows.
         (106, 32, 3, 2),
     ] {
         for pages in [1, 4] {
@@ -192,9 +192,9 @@ fn packed_rounds_have_the_bytes_of_rounds_that_are_not_packed() {
         let cost = Cost { header: 1, rows: 2, replies: 1, credits: 1 };
         let unpacked = run(&config, PartRule::WHOLE, 5, cost);
         assert_eq!(unpacked, run(&config, rule(1), 5, cost));
-        // Four private rows and five others, each with a page of records, at four pages a part.
+        // Four private rows and five others, each with a page for records, at four pages a part.
         assert_eq!(unpacked, run(&config, rule(4), 5, cost));
-        // Parts of sixteen pages take all of either.
+        // Sixteen-page parts take all rows in either.
         assert_eq!(unpacked, run(&config, rule(16), 5, cost));
     }
 }

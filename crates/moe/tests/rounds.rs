@@ -1,4 +1,4 @@
-//! All ranks of a group in one process: rows are copied by the plans, and the results are compared with the
+//! All ranks in a group in one process: the plans copy rows, and the results are compared with the
 //! reference.
 
 mod common;
@@ -13,16 +13,16 @@ use weft_moe::{
     RowsMut, SendPlan, Shape, Weighting, combine, header, metadata, reply,
 };
 
-/// One rank: its plans and one of its channels.
+/// One rank: plans and one channel.
 struct Member {
     shape: Shape,
     send: SendPlan,
     counts: RoundCounts,
     receive: ReceivePlan,
     memory: Vec<u8>,
-    /// Rows of arrival areas that a peer has written in this round.
+    /// Arrival area rows that a peer has written in this round.
     written: HashSet<(Area, u32)>,
-    /// Tokens as they leave: a row each, at the stride of the token area.
+    /// Tokens as they leave: a row each, at the token area's stride.
     leaving: Vec<u8>,
 }
 
@@ -77,7 +77,7 @@ fn area_rows<'a>(shape: &Shape, memory: &'a [u8], area: Area, rows: Range<usize>
     Rows::new(&memory[span(shape, area, rows)], shape.area_row_bytes(area), stride)
 }
 
-/// Writes rows of one member's area into another's; each arrival row is written at most once a round.
+/// Writes rows from one member's area into another's; each arrival row is written at most once a round.
 fn write(
     members: &mut [Member],
     (from, area, rows): (u32, Area, Range<usize>),
@@ -97,7 +97,7 @@ fn write(
     target.memory[span].copy_from_slice(&bytes);
 }
 
-/// Writes tokens of one member into another's slots.
+/// Writes tokens from one member into another's slots.
 fn write_tokens(
     members: &mut [Member],
     (from, rows): (u32, Range<usize>),
@@ -113,7 +113,7 @@ fn write_tokens(
     target.memory[span].copy_from_slice(&bytes);
 }
 
-/// One round of dispatch, experts and combine. Gives each rank's output, or the first error.
+/// One round: dispatch, experts and combine. Gives each rank's output, or the first error.
 fn run_round(
     members: &mut [Member],
     batches: &[Batch],
@@ -208,7 +208,7 @@ fn run_round(
     Ok(outputs)
 }
 
-/// Work of a rank between the halves: places its tokens, runs its experts, writes its replies.
+/// A rank's work between the halves: places tokens, runs experts, writes replies.
 fn compute(member: &mut Member, weighting: Weighting) -> Result<(), Error> {
     let config = member.shape.config().clone();
     member.receive.begin(&member.counts)?;

@@ -1,5 +1,5 @@
-//! The drivers of all ranks under the simulator: every run ends in the right reply on every rank or,
-//! where something died, in the error that names it; never in a hang.
+//! All ranks' drivers under the simulator: every run ends in the right reply on every rank or, where
+//! something died, in the error that names it; never in a hang.
 
 mod common;
 #[path = "sim/program.rs"]
@@ -7,16 +7,10 @@ mod program;
 #[path = "sim/scenario.rs"]
 mod scenario;
 
-#[path = "../../fabric/tests/common/injected_fault.rs"]
-mod injected_fault;
-#[path = "../../fabric/tests/common/seeds.rs"]
-mod seeds;
-
-use injected_fault::InjectedFault;
 use scenario::{Scenario, results, run};
-use weft_fabric::random::SplitMix64;
-use weft_fabric::{PartRule, Rank};
+use weft_fabric::PartRule;
 use weft_moe::Layout;
+use weft_scenarios::{before_each_event, in_turn, seeds};
 
 #[test]
 fn every_run_ends_in_the_right_reply_or_the_right_error() {
@@ -35,24 +29,14 @@ fn any_step_may_be_the_last() {
             scenario.rounds.truncate(2);
             scenario
         };
-        let (ranks, mut random) = (well().config.ranks, SplitMix64::new(!seed));
-        for (step, at) in run(well())?.into_iter().enumerate() {
-            let (a, b) = (Rank(step as u32 % ranks), Rank((step as u32 + 1) % ranks));
-            for fault in [
-                InjectedFault::Killed(a),
-                InjectedFault::Cut(a, b),
-                InjectedFault::Paused,
-                InjectedFault::Silent(a),
-            ] {
-                run(well().with_fault(fault, at, &mut random))
-                    .map_err(|wrong| format!("{fault:?} at {} ns: {wrong}", at.0))?;
-            }
-        }
-        Ok(())
+        let ranks = well().config.ranks;
+        before_each_event(seed, run(well())?, in_turn(ranks), |fault, at, random| {
+            run(well().with_fault(fault, at, random)).map(drop)
+        })
     });
 }
 
-/// As many seeds of what `scenario` makes of each.
+/// Runs as many seeds as given of the cases that `scenario` makes from each.
 fn well(test: &str, seeds: u64, scenario: impl Fn(u64) -> Scenario + Sync) {
     seeds::each(test, seeds, |seed| run(scenario(seed)).map(drop));
 }
@@ -102,7 +86,7 @@ fn rows_of_the_next_round_are_not_taken_for_rows_of_this_one() {
     });
 }
 
-/// Rounds within and beyond the capacity, interleaved: each handle gets its own result.
+/// Rounds within and beyond the capacity, interleaved: each handle gets the matching result.
 #[test]
 fn a_refused_round_leaves_the_others_alone() {
     well("a_refused_round", 150, |seed| {

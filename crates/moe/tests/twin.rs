@@ -22,7 +22,7 @@ use weft_moe::device::{
 use weft_moe::routing::Routing;
 use weft_moe::{BlockScaled, DType, ExpertMap, Float8, ScaleType, TokenType, Weighting};
 
-/// Miri takes its time.
+/// Miri is slow.
 const MOST_RANKS: u32 = if cfg!(miri) { 3 } else { 9 };
 const MOST_TOKENS: u32 = if cfg!(miri) { 3 } else { 140 };
 const MOST_ROUNDS: usize = if cfg!(miri) { 3 } else { 8 };
@@ -59,7 +59,7 @@ fn token_types() -> impl Strategy<Value = (TokenType, TokenType)> {
     prop_oneof![plain, as_given, cast]
 }
 
-/// LayerMaps of some layers: every expert somewhere, and some more of them, on ranks that own different numbers.
+/// Maps for some layers: every expert somewhere, and some more replicas, on ranks that own different numbers.
 fn maps(ranks: u32, experts: u32) -> impl Strategy<Value = Vec<ExpertMap>> {
     let held = prop::collection::vec((0..ranks, 0..experts), 0..2 * ranks as usize);
     (prop::collection::vec(0..ranks, experts as usize), held, 0usize..4, any::<u64>()).prop_map(
@@ -267,7 +267,7 @@ proptest! {
     }
 }
 
-/// Areas of the plan: index within the chunk, counts of earlier chunks, and masked ids.
+/// Plan areas: index within the chunk, earlier chunks' counts, and masked ids.
 #[test]
 fn the_bandwidth_path_keeps_its_plan() {
     let config = DeviceConfig::new(3, 0, 7, 2).sized(150, 16);
@@ -316,7 +316,7 @@ fn the_bandwidth_path_keeps_its_plan() {
     }
 }
 
-/// Elements that differ from row to row, of a type.
+/// Elements in a type that differ from row to row.
 fn rows_of(dtype: DType, elements: usize, seed: usize) -> Vec<u8> {
     let value = |i: usize| ((i * 37 + seed * 11) % 101) as f32 / 7.0 - 6.0;
     let mut bytes = vec![0; elements * dtype.bytes()];
@@ -377,7 +377,7 @@ fn what_is_added_comes_after_the_sums_and_before_the_rounding() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 256 }))]
 
-    /// Whatever bits tokens have, their codes and scales are those of the stated arithmetic.
+    /// For any token bits, codes and scales follow the stated arithmetic.
     #[test]
     fn any_bits_are_cast_as_stated(
         words in prop::collection::vec(any::<u32>(), 272),
@@ -389,10 +389,10 @@ proptest! {
         scale in prop::sample::select(&ScaleType::ALL),
         block in prop::sample::select(&[32u32, 64, 128, 256]),
     ) {
-        // Fewer bits of exponent make blocks whose elements all count.
+        // Fewer exponent bits make blocks whose elements all count.
         let mut words: Vec<u32> =
             words.iter().map(|word| (word & !(0x7F80_0000 << shift)) | 0x3000_0000 >> shift).collect();
-        // And fewer of the mantissa some that fall between two codes.
+        // And fewer mantissa bits make some that fall between two codes.
         words.iter_mut().for_each(|word| *word &= u32::MAX << coarse);
         special.iter().for_each(|(at, word)| words[*at] = *word);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

@@ -25,29 +25,29 @@ use weft_moe::{
 const RANKS: u32 = 4;
 const ROUNDS: u64 = 40;
 
-/// Decode batches of up to 128 tokens, top-8 of 32 experts on four ranks: up to 128 rows for each peer.
+/// Decode batches with up to 128 tokens, top-8 from 32 experts on four ranks: up to 128 rows for each peer.
 fn config() -> Config {
     Config::new(RANKS, 0, 32, 8).sized(128, 32).dtype(DType::BF16)
 }
 
-/// Batches of all ranks in a round: every kind of routing, and batches that are empty or full among them.
+/// All ranks' batches in a round: every kind of routing, including empty and full batches.
 fn batches_of(round: u64) -> Vec<Batch> {
     let zipf = Routing::Zipf { exponent: 1.0 };
     let routing = [Some(Routing::Uniform), Some(zipf), Some(Routing::Incast), None];
     batches(&config(), routing[round as usize % 4], round % 3, round)
 }
 
-/// Rank of a group over one simulated NIC each.
+/// Rank in a group over one simulated NIC each.
 struct Member {
     engine: Engine,
     moe: AllToAll,
-    /// NICs of all ranks.
+    /// All ranks' NICs.
     nics: Arc<Vec<Arc<TwinNic>>>,
 }
 
 impl Member {
     fn join(rank: Rank, nics: &Arc<Vec<Arc<TwinNic>>>, gather: &mut AllGather<'_>) -> Member {
-        // No report of consumption is due in as many rounds, so credits are the only signals.
+        // No consumption report is due in as many rounds, so credits are the only signals.
         let verbs = VerbsConfig { max_unconsumed: 4096, ..VerbsConfig::default() };
         let device = VerbsDevice::over(verbs, &nics[rank.index()..][..1]).unwrap();
         let devices: [Arc<dyn Device>; 1] = [Arc::new(device)];
@@ -58,7 +58,7 @@ impl Member {
         let shape = Shape::new(Config { rank: rank.0, ..config() }).unwrap();
         let mut driver = Driver::allocate(&mut engine, &shape).unwrap();
         for owner in (0..RANKS).map(Rank) {
-            // The grants of one owner, a block for each peer.
+            // One owner's grants, a block for each peer.
             let mut grants = Vec::new();
             for peer in (0..RANKS).map(Rank).filter(|_| owner == rank) {
                 let grant = (peer != rank).then(|| driver.grant(&mut engine, peer).unwrap());
@@ -84,7 +84,7 @@ impl Member {
         self.nics.iter().map(|nic| own.chains_toward(nic)).collect()
     }
 
-    /// Runs one half of a round to its end.
+    /// Runs one half of a round until it ends.
     fn wait<T>(
         &mut self,
         half: impl FnOnce(&AllToAll, &mut Engine, &mut WaitOptions<'_>) -> T,
@@ -105,7 +105,7 @@ impl Member {
         handle
     }
 
-    /// Outputs of the experts of this rank, a row for each position.
+    /// Outputs from this rank's experts, a row for each position.
     fn run_experts(&mut self, handle: RoundHandle) -> Vec<u8> {
         let Member { engine, moe, .. } = self;
         let outputs = moe.with_received(engine, handle, |received, _| {
@@ -129,7 +129,7 @@ impl Member {
         outputs.unwrap()
     }
 
-    /// Returns the combined rows, of the output type.
+    /// Returns the combined rows, in the output type.
     fn combine(&mut self, handle: RoundHandle, outputs: &[u8], tokens: usize) -> Vec<u8> {
         let Member { engine, moe, .. } = self;
         let row = moe.shape().row_bytes(config().combine_dtype);
@@ -151,8 +151,8 @@ fn data(before: &[TwinChains], after: &[TwinChains]) -> Vec<u64> {
     before.iter().zip(after).map(|(before, after)| after.data - before.data).collect()
 }
 
-/// A dispatch is a header, the private rows and the remainder, a combine the replies: each one chain where it
-/// is not empty, whatever the routing. The credit of a round is the only signal.
+/// A dispatch is a header, the private rows and the remainder, a combine the replies: each is one chain where
+/// it is not empty, whatever the routing. The round's credit is the only signal.
 #[test]
 #[cfg_attr(miri, ignore = "the simulated NIC has descriptors")]
 fn a_round_posts_three_chains_of_dispatch_one_of_combine_and_one_credit_for_each_peer() {
@@ -197,7 +197,7 @@ fn a_round_posts_three_chains_of_dispatch_one_of_combine_and_one_credit_for_each
                 most = [most[0].max(of_dispatch[peer]), most[1].max(sent.into())];
             }
         }
-        // The credit of the last round leaves with a poll.
+        // The last round's credit leaves with a poll.
         let deadline = soon();
         let credits = |member: &Member| -> Vec<u64> {
             let chains = member.chains();

@@ -1,16 +1,16 @@
 //! Event calendar: a 4-ary min-heap of time buckets. Jobs due at the same instant share a bucket.
 //!
-//! In a schedule whose ranks run in step, thousands of jobs end at one instant. They share one bucket, looked
-//! up by its exact time, and so one heap entry. A job is in at most one bucket. An empty bucket is dropped
-//! when it reaches the top, or when empty buckets make up most of the heap.
+//! In a schedule whose ranks run in step, thousands of jobs end at one instant. They share one bucket, looked up by the
+//! exact time, and so one heap entry. A job is in at most one bucket. An empty bucket is dropped when it reaches the
+//! top, or when most heap entries are empty buckets.
 
 use crate::types::NONE;
 
-/// Relative tolerance within which times are one instant: sums of the same durations in different orders
-/// differ by a few units in the last place, and would drift apart.
+/// Relative tolerance within which times are one instant: summing the same durations in different orders gives times
+/// that differ by a few units in the last place, and would drift apart.
 pub(crate) const SAME_INSTANT: f64 = 1e-13;
 
-/// Size of the direct-mapped cache of buckets by time.
+/// Slot count in the direct-mapped bucket cache by time.
 const RECENT: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -137,7 +137,7 @@ impl Calendar {
         }
     }
 
-    /// Removes all jobs of the next instant, by time and then by order of insertion.
+    /// Removes all jobs at the next instant, by time and then by insertion order.
     pub(crate) fn take_instant(&mut self, jobs: &mut Vec<u32>) -> Option<f64> {
         let time = self.next_time()?;
         let latest = time + time * SAME_INSTANT;

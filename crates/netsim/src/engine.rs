@@ -7,12 +7,12 @@ use crate::network::{Links, Paths, UncontendedRate};
 use crate::solver::Solver;
 use crate::types::{Event, FlowHandle, Link, LinkId, LinkUsage, NONE, PathId, ServerId, Tag};
 
-/// Limit of instants at one time; more are [`Error::NoProgress`].
+/// Maximum instants at one time; more are [`Error::NoProgress`].
 const MAX_INSTANTS: u64 = 1 << 20;
-/// Limit of ended jobs at one time; more are [`Error::NoProgress`].
+/// Maximum ended jobs at one time; more are [`Error::NoProgress`].
 const MAX_ENDS: u64 = 1 << 28;
 
-/// A network with its jobs in flight. See the [crate] for an example.
+/// A network with jobs in flight. See the [crate] for an example.
 #[derive(Clone, Debug)]
 pub struct Engine {
     now: f64,
@@ -31,7 +31,7 @@ pub struct Engine {
     instant: Vec<u32>,
     /// Flows that start to move, while rates are solved.
     joined: Vec<(u32, UncontendedRate)>,
-    /// Numbers of instants and of ended jobs at the present time.
+    /// Instants and ended jobs at the present time.
     instants: u64,
     ends: u64,
     /// Fatal error, returned by all later calls.
@@ -39,7 +39,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Network of these links at time 0, without jobs.
+    /// Network with these links at time 0, without jobs.
     ///
     /// # Errors
     /// [`Error::Bandwidth`], [`Error::Latency`], [`Error::TooMany`].
@@ -63,8 +63,8 @@ impl Engine {
         })
     }
 
-    /// Adds a path over these links, in order, or returns the number of an equal one. A path without links is a
-    /// copy within a host, of no duration.
+    /// Adds a path over these links, in order, or returns an equal path's number. A path without links is a copy within
+    /// a host, with no duration.
     ///
     /// # Errors
     /// [`Error::UnknownLink`], [`Error::Loop`].
@@ -74,7 +74,7 @@ impl Engine {
         self.paths.add(&mut self.links, links, moving, jobs.capacity() as u64)
     }
 
-    /// Adds a first-in first-out server: the posting of a NIC, a GPU stream, a memory.
+    /// Adds a first-in first-out server, for example a NIC that posts, a GPU stream, a memory.
     pub fn add_server(&mut self) -> ServerId {
         self.servers.push(0.0);
         ServerId((self.servers.len() - 1) as u32)
@@ -90,13 +90,13 @@ impl Engine {
         self.jobs.len()
     }
 
-    /// Number of job slots: the maximum that were in flight at one time.
+    /// Job slot count: the maximum that were in flight at one time.
     pub fn slots(&self) -> usize {
         self.jobs.capacity()
     }
 
-    /// Starts a flow of `bytes` along a path: it waits `delay` seconds and the latencies of the links, then shares
-    /// their bandwidth. Without bytes or links, it arrives after `delay` and latency.
+    /// Starts a flow of `bytes` bytes along a path: it waits `delay` seconds and the link latencies, then shares the
+    /// link bandwidth. Without bytes or links, it arrives after `delay` and latency.
     ///
     /// # Errors
     /// [`Error::UnknownPath`], [`Error::Duration`].
@@ -113,8 +113,8 @@ impl Engine {
         self.start(self.now + (delay + latency), path, moves, bytes, tag)
     }
 
-    /// Starts a flow behind a service of `service` seconds, which queues at a server. Cancelling the flow does
-    /// not cancel the service.
+    /// Starts a flow behind a service that takes `service` seconds and queues at a server. Cancelling the flow does not
+    /// cancel the service.
     ///
     /// # Errors
     /// [`Error::UnknownServer`], [`Error::UnknownPath`], [`Error::Duration`].
@@ -135,7 +135,7 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Queues a service of `service` seconds at a server; its end is an event.
+    /// Queues a service that takes `service` seconds at a server; its end is an event.
     ///
     /// # Errors
     /// [`Error::UnknownServer`], [`Error::Duration`].
@@ -171,7 +171,7 @@ impl Engine {
         self.jobs.remove(flow.slot);
     }
 
-    /// Sets the bandwidth of a link from now on; 0 is a failed link.
+    /// Sets a link's bandwidth from now on; 0 is a failed link.
     ///
     /// # Errors
     /// [`Error::UnknownLink`], [`Error::Bandwidth`].
@@ -185,8 +185,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Advances to the next instant with events, appends them to `events`, and returns its time; `None` without
-    /// jobs in flight. The order of events of one instant depends on the sequence of calls alone.
+    /// Advances to the next instant with events, appends them to `events`, and returns the time; `None` without jobs in
+    /// flight. The event order within one instant depends only on the call sequence.
     ///
     /// # Errors
     /// [`Error::Stalled`] if only stalled flows are left (recoverable: restore the link and call again);
@@ -205,8 +205,8 @@ impl Engine {
         }
     }
 
-    /// Lower bound of the time of the next event, unless a job is started: the next instant at which a job ends
-    /// or a flow starts to move. `None` without one.
+    /// Lower bound on the next event's time, unless a job is started: the next instant at which a job ends or a flow
+    /// starts to move. `None` without one.
     pub fn next_time(&mut self) -> Option<f64> {
         self.next_instant().ok().flatten().map(|time| time.max(self.now))
     }
@@ -214,7 +214,7 @@ impl Engine {
     /// Advances to `to` and appends all events until then, inclusive.
     ///
     /// # Errors
-    /// [`Error::Past`]; those of [`Engine::next`] except [`Error::Stalled`].
+    /// [`Error::Past`]; errors from [`Engine::next`] except [`Error::Stalled`].
     pub fn advance(&mut self, to: f64, events: &mut Vec<Event>) -> Result<()> {
         if !(to >= self.now && to.is_finite()) {
             return Err(Error::Past { now: self.now, to });
@@ -228,7 +228,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Usage of a link; zeros for an unknown link.
+    /// Link usage; zeros for an unknown link.
     pub fn link_usage(&self, link: LinkId) -> LinkUsage {
         let Ok(index) = self.links.check(link) else { return LinkUsage::default() };
         let mut usage = self.links.usage(index, self.now);
@@ -239,14 +239,14 @@ impl Engine {
         usage
     }
 
-    /// Rate of a flow from now on, in bytes/s: 0 during its latency and on a failed link; `None` if it has ended.
+    /// A flow's rate from now on, in bytes/s: 0 during latency and on a failed link; `None` if it has ended.
     pub fn rate(&mut self, flow: FlowHandle) -> Option<f64> {
         self.solve_rates();
         let job = self.jobs.slots.get(flow.slot as usize)?;
         (job.generation == flow.generation && job.phase != Phase::Free).then_some(job.rate)
     }
 
-    /// End of a service queued now.
+    /// Time when a service queued now will end.
     fn service_end(&self, server: ServerId, service: f64, tag: Tag) -> Result<f64> {
         check_duration("service", service, tag)?;
         match self.servers.get(server.0 as usize) {
@@ -283,7 +283,7 @@ impl Engine {
         Ok(slot)
     }
 
-    /// Time of the next instant. Rates are solved before time advances, once for all changes of an instant.
+    /// Time of the next instant. Rates are solved before time advances, once for all changes in an instant.
     #[inline]
     fn next_instant(&mut self) -> Result<Option<f64>> {
         if let Some(fatal) = &self.fatal {
@@ -306,7 +306,7 @@ impl Engine {
         (self.instants, self.ends) = (0, 0);
     }
 
-    /// Processes all jobs of the next instant, at `time`.
+    /// Processes all jobs at the next instant, at `time`.
     fn take_instant(&mut self, time: f64, events: &mut Vec<Event>) -> Result<()> {
         if time > self.now {
             self.set_time(time);
@@ -343,7 +343,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Solves the rates of all moving flows from now on.
+    /// Solves the rates for all moving flows from now on.
     fn solve_rates(&mut self) {
         if self.arrived.is_empty() && self.touched.is_empty() && self.changed.is_empty() {
             return;
@@ -386,14 +386,14 @@ impl Engine {
         }
     }
 
-    /// True if another flow is on one of the flow's links.
+    /// True if another flow shares a link with the flow.
     #[inline]
     fn is_shared(&self, slot: u32) -> bool {
         let path = self.paths.links(self.jobs.slots[slot as usize].path);
         path.iter().any(|&link| self.links.state[link as usize].flows > 1)
     }
 
-    /// Sets the rate of a flow that has its links to itself.
+    /// Sets the rate for a flow that shares no link.
     #[inline]
     fn start_alone(&mut self, slot: u32, alone: UncontendedRate) {
         let job = &mut self.jobs.slots[slot as usize];
@@ -404,7 +404,7 @@ impl Engine {
         }
     }
 
-    /// Adds a flow that shares links, and its rivals, to the solver.
+    /// Adds a flow that shares links, with the rivals, to the solver.
     fn add_contended(&mut self, slot: u32) {
         let job = &mut self.jobs.slots[slot as usize];
         self.solver.add(slot, job);
@@ -431,7 +431,7 @@ impl Engine {
         }
     }
 
-    /// Schedules the end of a flow by its rate.
+    /// Schedules a flow's end by the flow rate.
     #[inline]
     fn schedule_end(&mut self, slot: u32) {
         let job = &self.jobs.slots[slot as usize];

@@ -1,31 +1,31 @@
-//! Errors of this crate, one variant per cause.
+//! Crate errors, one variant per cause.
 
 use crate::types::{LinkId, Tag};
 
-/// Result of a call of the engine.
+/// Result type for engine calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Error of the engine. A failed call leaves the engine unchanged.
+/// Engine error. A failed call leaves the engine unchanged.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Bandwidth outside its range.
+    /// Bandwidth out of range.
     #[error("bandwidth {bandwidth} bytes/s of link {link}: expected a finite number above 0")]
     Bandwidth {
         /// The link.
         link: LinkId,
-        /// Its bandwidth.
+        /// Given bandwidth.
         bandwidth: f64,
     },
-    /// Latency outside its range.
+    /// Latency out of range.
     #[error("latency {latency} s of link {link}: expected a finite number of at least 0")]
     Latency {
         /// The link.
         link: LinkId,
-        /// Its latency.
+        /// Given latency.
         latency: f64,
     },
-    /// Count above the range of its numbers.
+    /// Count above what its numbers can hold.
     #[error("too many {what}: expected at most {most}")]
     TooMany {
         /// Counted items.
@@ -38,7 +38,7 @@ pub enum Error {
     UnknownLink {
         /// The number.
         link: LinkId,
-        /// Number of links.
+        /// Link count.
         links: u32,
     },
     /// Path number out of range.
@@ -46,7 +46,7 @@ pub enum Error {
     UnknownPath {
         /// The number.
         path: u32,
-        /// Number of paths.
+        /// Path count.
         paths: u32,
     },
     /// Server number out of range.
@@ -54,7 +54,7 @@ pub enum Error {
     UnknownServer {
         /// The number.
         server: u32,
-        /// Number of servers.
+        /// Server count.
         servers: u32,
     },
     /// Path with a repeated link.
@@ -62,15 +62,15 @@ pub enum Error {
     Loop {
         /// The link.
         link: LinkId,
-        /// Its first hop, counted from 0.
+        /// First hop, counted from 0.
         first: usize,
-        /// Its second hop.
+        /// Second hop.
         second: usize,
     },
-    /// Duration outside its range.
+    /// Duration out of range.
     #[error("{what} {seconds} s of {tag}: expected a finite number of at least 0")]
     Duration {
-        /// Kind of duration.
+        /// Duration kind.
         what: &'static str,
         /// The job.
         tag: Tag,
@@ -82,7 +82,7 @@ pub enum Error {
     Time {
         /// The job.
         tag: Tag,
-        /// Its end.
+        /// End time.
         time: f64,
     },
     /// Time to advance to that is past or not finite.
@@ -98,9 +98,9 @@ pub enum Error {
     Stalled {
         /// Stalled flow with the lowest slot.
         tag: Tag,
-        /// Its failed link.
+        /// A failed link on the path.
         link: LinkId,
-        /// Number of stalled flows.
+        /// Stalled flow count.
         flows: u32,
         /// Present time.
         time: f64,
@@ -112,7 +112,7 @@ pub enum Error {
     NoProgress {
         /// The instant.
         time: f64,
-        /// Number of times.
+        /// Instant count.
         instants: u64,
         /// Last job that ended.
         tag: Tag,

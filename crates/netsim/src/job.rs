@@ -3,18 +3,18 @@
 use crate::error::{Error, Result};
 use crate::types::{NONE, Tag};
 
-/// Phase of a job.
+/// Job phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Free slot.
     Free,
-    /// Service, timer, or flow without bytes: ends at its time.
+    /// Service, timer, or flow without bytes: ends at a fixed time.
     Timer,
-    /// Flow that waits for its server, its delay and its latency.
+    /// Flow that waits for a server, a delay and a latency.
     Latency,
-    /// Flow that starts to move once all jobs of this instant are processed.
+    /// Flow that starts to move once all jobs at this instant are processed.
     Arrived,
-    /// Flow on its links.
+    /// Flow on the links.
     Moving,
 }
 
@@ -30,9 +30,9 @@ pub(crate) struct Job {
     pub(crate) rate: f64,
     pub(crate) path: u32,
     pub(crate) generation: u32,
-    /// Link that limits its rate, or `NONE`.
+    /// Link that limits the rate, or `NONE`.
     pub(crate) bottleneck: u32,
-    /// Last round of the solver that included it, and last round that fixed its rate.
+    /// Last solver round that included it, and last round that fixed the rate.
     pub(crate) solved: u32,
     pub(crate) frozen: u32,
     pub(crate) phase: Phase,
@@ -57,7 +57,7 @@ impl Jobs {
         self.slots.len() - self.free.len()
     }
 
-    /// Number of slots, used or free.
+    /// Slot count, used or free.
     pub(crate) fn capacity(&self) -> usize {
         self.slots.len()
     }
@@ -87,7 +87,7 @@ impl Jobs {
         };
         if let Some(slot) = self.free.pop() {
             let job = &mut self.slots[slot as usize];
-            // `solved` and `frozen` of the previous job refer to past rounds.
+            // `solved` and `frozen` from the previous job refer to past rounds.
             *job = Job { generation: job.generation, ..new };
             return Ok(slot);
         }
@@ -98,7 +98,7 @@ impl Jobs {
         Ok((self.slots.len() - 1) as u32)
     }
 
-    /// Frees a slot, which invalidates handles of its job.
+    /// Frees a slot, which invalidates handles to the job.
     #[inline]
     pub(crate) fn remove(&mut self, slot: u32) {
         let job = &mut self.slots[slot as usize];
@@ -107,7 +107,7 @@ impl Jobs {
         self.free.push(slot);
     }
 
-    /// Moving flows with their slots.
+    /// Moving flows with slots.
     pub(crate) fn moving(&self) -> impl Iterator<Item = (u32, &Job)> {
         let jobs = (0..).zip(&self.slots);
         jobs.filter(|(_, job)| job.phase == Phase::Moving)

@@ -1,10 +1,9 @@
-//! Flow-level network simulator: transfer times of flows that share links.
+//! Flow-level network simulator: transfer times for flows that share links.
 //!
-//! An [`Engine`] holds directed links with a bandwidth and a latency, paths over them, and flows along the
-//! paths. A flow first spends its latency, then shares bandwidth with all moving flows under max-min
-//! fairness: the rate of a flow can only rise at the cost of one that is no faster. Servers process work
-//! first in, first out; timers expire. The engine advances from one instant to the next and returns the
-//! events of each; the caller starts new work in response.
+//! An [`Engine`] holds directed links with a bandwidth and a latency, paths over them, and flows along the paths. A
+//! flow first spends a latency, then shares bandwidth with all moving flows under max-min fairness: a flow's rate can
+//! only rise at the cost of one that is no faster. Servers process work first in, first out; timers expire. The engine
+//! advances from one instant to the next and returns each instant's events; the caller starts new work in response.
 //!
 //! ```
 //! use weft_netsim::{Engine, Link, LinkId, Tag};
@@ -28,8 +27,8 @@
 //!
 //! - `engine.rs`: flows, services and timers, from one instant to the next
 //! - `calendar.rs`: event calendar
-//! - `job.rs`: slots of jobs
-//! - `network.rs`: links, paths, and lists of the flows on each link
+//! - `job.rs`: job slots
+//! - `network.rs`: links, paths, and flow lists on each link
 //! - `solver.rs`: max-min fair rates
 //! - `types.rs`: identifiers and reports
 

@@ -1,9 +1,9 @@
-//! Links, paths, and the list of moving flows on each link.
+//! Links, paths, and the list with moving flows on each link.
 
 use crate::error::{Error, Result};
 use crate::types::{Link, LinkId, LinkUsage, NONE, PathId};
 
-/// State of a link, one cache line: each flow that starts or ends touches most of it.
+/// Link state, one cache line: each flow that starts or ends touches most fields.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct LinkState {
@@ -11,37 +11,37 @@ pub(crate) struct LinkState {
     busy_since: f64,
     busy: f64,
     bytes: f64,
-    /// Number of moving flows.
+    /// Moving flow count.
     pub(crate) flows: u32,
     most_flows: u32,
-    /// Head of the list of their hops.
+    /// Head of the hop list.
     head: u32,
-    /// Last round of the solver that added this link's rivals.
+    /// Last solver round that added this link's rivals.
     pub(crate) seen: u32,
-    /// Its index among the links of the solver's attempt, if that entry names this link.
+    /// Index among the links in the solver's attempt, if that entry names this link.
     pub(crate) place: u32,
     /// True if a flow has left it at this instant.
     pub(crate) touched: bool,
 }
 
-/// A flow on one link: node of the doubly linked list of that link's flows.
+/// A flow on one link: node in the doubly linked list with that link's flows.
 #[derive(Clone, Copy, Debug)]
 struct Hop {
     previous: u32,
     next: u32,
 }
 
-/// Rate of a flow that has its links to itself.
+/// Rate for a flow that shares no link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UncontendedRate {
-    /// Minimum bandwidth of its links in bytes/s, and the link that has it.
+    /// Minimum link bandwidth in bytes/s, and the link that has it.
     pub(crate) rate: f64,
     pub(crate) bottleneck: u32,
     /// True if a link already had a flow.
     pub(crate) contended: bool,
 }
 
-/// Links with the lists of their flows. Hop `h` of flow `f` has the number `f << shift | h`.
+/// Links with flow lists. Hop `h` in flow `f` has the number `f << shift | h`.
 #[derive(Clone, Debug)]
 pub(crate) struct Links {
     pub(crate) state: Vec<LinkState>,
@@ -91,12 +91,12 @@ impl Links {
         Err(Error::UnknownLink { link, links: self.state.len() as u32 })
     }
 
-    /// Limit of flows, given the longest path.
+    /// Maximum flow count, given the longest path.
     pub(crate) fn most_flows(&self) -> u64 {
         u64::from(NONE >> self.shift)
     }
 
-    /// Adds a flow to the links of its path.
+    /// Adds a flow to the links on the path.
     #[inline]
     pub(crate) fn join(&mut self, flow: u32, path: &[u32], now: f64) -> UncontendedRate {
         let mut joined =
@@ -126,8 +126,8 @@ impl Links {
         joined
     }
 
-    /// Removes a flow from the links of its path and counts its `bytes`. Links with remaining flows are added
-    /// to `touched`.
+    /// Removes a flow from the links on its path and counts its `bytes`. Links with remaining flows are added to
+    /// `touched`.
     #[inline]
     pub(crate) fn leave(
         &mut self,
@@ -177,14 +177,14 @@ impl Links {
         })
     }
 
-    /// Usage of a link until now, without the bytes of its present flows.
+    /// Link usage until now, without the bytes in its present flows.
     pub(crate) fn usage(&self, link: usize, now: f64) -> LinkUsage {
         let state = &self.state[link];
         let running = if state.flows > 0 { now - state.busy_since } else { 0.0 };
         LinkUsage { bytes: state.bytes, busy: state.busy + running, most_flows: state.most_flows }
     }
 
-    /// Widens the hop numbers for paths of `length` links and rebuilds the lists of all `moving` flows.
+    /// Widens the hop numbers for paths of `length` links and rebuilds the lists for all `moving` flows.
     fn relink(&mut self, length: usize, moving: &[(u32, &[u32])]) {
         self.shift = length.next_power_of_two().trailing_zeros();
         self.hops.clear();
@@ -219,8 +219,8 @@ struct Path {
 pub(crate) struct Paths {
     paths: Vec<Path>,
     links: Vec<u32>,
-    /// Hash table of paths by their links: open addressing, a power of two of slots, at most two thirds full;
-    /// each slot has a path's hash and number.
+    /// Hash table for paths by links: open addressing, a power of two slots, at most two thirds full; each slot has a
+    /// path's hash and number.
     table: Vec<(u32, u32)>,
 }
 
@@ -231,7 +231,7 @@ impl Paths {
         &self.links[first as usize..(first + links) as usize]
     }
 
-    /// Sum of the latencies of its links; true if it has links.
+    /// Sum of the link latencies; true if it has links.
     #[inline]
     pub(crate) fn latency(&self, path: PathId) -> Result<(f64, bool)> {
         match self.paths.get(path.0 as usize) {
@@ -240,7 +240,7 @@ impl Paths {
         }
     }
 
-    /// Adds a path, or returns the number of an equal one. `moving` returns the flows on links for a rebuild.
+    /// Adds a path, or returns an equal path's number. `moving` returns the flows on links for a rebuild.
     pub(crate) fn add(
         &mut self,
         network: &mut Links,
@@ -272,13 +272,13 @@ impl Paths {
         }
         let (number, first) = (self.paths.len(), self.links.len());
         if number as u64 >= u64::from(NONE) || (first + links.len()) as u64 > u64::from(NONE) {
-            return Err(Error::TooMany { what: "links of paths", most: u64::from(NONE) });
+            return Err(Error::TooMany { what: "links on paths", most: u64::from(NONE) });
         }
         if links.len() > 1 << network.shift {
             let shift = links.len().next_power_of_two().trailing_zeros();
             if most_jobs > u64::from(NONE >> shift) {
                 return Err(Error::TooMany {
-                    what: "flows on paths of this length",
+                    what: "flows on paths this long",
                     most: u64::from(NONE >> shift),
                 });
             }

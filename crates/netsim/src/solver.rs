@@ -1,33 +1,33 @@
-//! Solver of max-min fair rates, incremental: it includes only the flows that a change affects.
+//! Solver for max-min fair rates, incremental: it includes only the flows that a change affects.
 //!
-//! An allocation is max-min fair if and only if it respects each link's bandwidth and each flow has a
-//! bottleneck: a saturated link on which no flow is faster (Bertsekas and Gallager, Data Networks, 6.5). So a
-//! subset of the flows can be solved while the rates of all others are fixed; if each flow on the links
-//! concerned then has a bottleneck, the whole is the unique max-min fair allocation. Flows that have lost
-//! theirs join the next attempt. Changes are local in most networks, so the subset stays small.
+//! An allocation is max-min fair if and only if it respects each link's bandwidth and each flow has a bottleneck: a
+//! saturated link on which no flow is faster (Bertsekas and Gallager, Data Networks, 6.5). So a flow subset can be
+//! solved while all other rates are fixed; if each flow on the links concerned then has a bottleneck, the whole is the
+//! unique max-min fair allocation. Flows that have lost the bottleneck join the next attempt. Changes are local in most
+//! networks, so the subset stays small.
 
 use crate::job::{Job, Jobs};
 use crate::network::{Links, Paths};
 
-/// Relative tolerance of rates and loads: above rounding errors, far below measurable differences.
+/// Relative tolerance for rates and loads: above rounding errors, far below measurable differences.
 const SAME: f64 = 1e-9;
-/// Relative tolerance within which levels of one attempt are equal.
+/// Relative tolerance within which levels in one attempt are equal.
 const SAME_LEVEL: f64 = 1e-13;
 /// Number of attempts before all connected flows are included.
 const ATTEMPTS: u32 = 8;
-/// Number of levels of one attempt before the search uses a heap.
+/// Number of levels in one attempt before the search uses a heap.
 const LEVELS: u32 = 12;
 
-/// Link used by flows of the subset.
+/// Link used by flows in the subset.
 #[derive(Clone, Copy, Debug)]
 struct Local {
     link: u32,
-    /// Number of its flows in the subset, and of those without a rate.
+    /// Flows on the link that are in the subset, and flows that have no rate.
     members: u32,
     open: u32,
     /// Unassigned bandwidth.
     residual: f64,
-    /// Rate of the flows of the subset whose bottleneck it is.
+    /// Rate for subset flows whose bottleneck it is.
     level: f64,
 }
 
@@ -40,10 +40,10 @@ impl Local {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Solver {
     round: u32,
-    /// Flows of the subset, with their previous rates.
+    /// Subset flows, with previous rates.
     pub(crate) flows: Vec<(u32, f64)>,
     locals: Vec<Local>,
-    /// Indices in `locals` of links with flows without a rate.
+    /// Indices in `locals` for links with flows without a rate.
     open: Vec<u32>,
     heap: Vec<(f64, u32)>,
     joining: Vec<u32>,
@@ -74,7 +74,7 @@ impl Solver {
         }
     }
 
-    /// Adds the flows of a link that an additional flow on it is likely to slow down, once per round.
+    /// Adds the flows on a link that an additional flow on it is likely to slow down, once per round.
     pub(crate) fn add_rivals(&mut self, link: u32, links: &mut Links, jobs: &mut Jobs) {
         let state = &mut links.state[link as usize];
         if state.seen == self.round {
@@ -90,7 +90,7 @@ impl Solver {
         }
     }
 
-    /// Adds the flows whose bottleneck is this link, or all its flows.
+    /// Adds the flows whose bottleneck is this link, or all flows on it.
     pub(crate) fn add_flows(&mut self, link: u32, all: bool, links: &Links, jobs: &mut Jobs) {
         for flow in links.flows(link) {
             let job = &mut jobs.slots[flow as usize];
@@ -100,7 +100,7 @@ impl Solver {
         }
     }
 
-    /// Solves the rates of the subset, and of all flows that it affects.
+    /// Solves the rates in the subset, and for all flows that it affects.
     pub(crate) fn solve(&mut self, links: &mut Links, paths: &Paths, jobs: &mut Jobs) {
         let members = self.round;
         let mut attempt = 0;
@@ -121,7 +121,7 @@ impl Solver {
         }
     }
 
-    /// Collects the links of the subset, with the bandwidth left by other flows.
+    /// Collects the links in the subset, with the bandwidth left by other flows.
     fn gather(&mut self, members: u32, links: &mut Links, paths: &Paths, jobs: &mut Jobs) {
         self.locals.clear();
         for &(flow, _) in &self.flows {
@@ -153,8 +153,8 @@ impl Solver {
         }
     }
 
-    /// Progressive filling: the link with the smallest share per flow fixes the rates of its flows; repeated on
-    /// the residual bandwidth.
+    /// Progressive filling: the link with the smallest share per flow fixes the rates for the flows on it; repeated on the
+    /// residual bandwidth.
     fn fill(&mut self, members: u32, links: &Links, paths: &Paths, jobs: &mut Jobs) {
         let mut levels = 0;
         while !self.open.is_empty() {
@@ -208,7 +208,7 @@ impl Solver {
         self.heap = heap;
     }
 
-    /// Fixes the rate of all flows on a link that have none.
+    /// Fixes the rate for all flows on a link that have none.
     fn fix_rates(
         &mut self,
         place: u32,
@@ -234,7 +234,7 @@ impl Solver {
         }
     }
 
-    /// Finds flows outside the subset that have lost their bottleneck, or exceed another flow's.
+    /// Finds flows outside the subset that have lost a bottleneck, or exceed another flow's.
     fn verify(&mut self, members: u32, links: &Links, jobs: &Jobs) {
         for local in &self.locals {
             let state = &links.state[local.link as usize];

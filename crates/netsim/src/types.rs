@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Null index of jobs, links, hops and buckets.
+/// Null index for jobs, links, hops and buckets.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// A directed link.
@@ -14,7 +14,7 @@ pub struct Link {
     pub latency: f64,
 }
 
-/// A link's number: its index in the argument of [`crate::Engine::new`].
+/// A link's number: the index in the argument to [`crate::Engine::new`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u32);
 
@@ -26,7 +26,7 @@ pub struct PathId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServerId(pub u32);
 
-/// The caller's identifier of a job, returned in its event; opaque to the engine.
+/// The caller's job identifier, for example a rank number, returned in the event; opaque to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u64);
 
@@ -42,25 +42,25 @@ impl fmt::Display for LinkId {
     }
 }
 
-/// End of a job: a flow has arrived, a service is done, or a timer has expired.
+/// Job end: a flow has arrived, a service is done, or a timer has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event {
-    /// Tag of the job.
+    /// Job tag.
     pub tag: Tag,
 }
 
-/// Handle of a flow in flight; invalid once the flow has ended.
+/// Handle to a flow in flight; invalid once the flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowHandle {
     pub(crate) slot: u32,
     pub(crate) generation: u32,
 }
 
-/// Usage of a link since time 0.
+/// Link usage since time 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkUsage {
-    /// Bytes carried, including those of flows in flight.
+    /// Bytes carried, including bytes in flight.
     pub bytes: f64,
     /// Seconds with at least one flow on it, moving or stalled by a failed link.
     pub busy: f64,

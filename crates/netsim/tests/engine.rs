@@ -1,4 +1,4 @@
-//! Engine: exact virtual times, order of events, usage, and each error.
+//! Engine: exact virtual times, event order, usage, and each error.
 
 mod support;
 
@@ -53,8 +53,8 @@ fn a_flow_of_no_bytes_or_over_no_link_only_waits() {
 
 #[test]
 fn a_later_flow_takes_half_until_the_first_has_ended() {
-    // The first is alone for 1 s of its 3, then both run at half speed: the first takes 4 s more, the second,
-    // half done by then, 2 s alone.
+    // The first has the link to itself for 1 s, then both run at half speed: the first takes 4 s more, the second, half
+    // done by then, 2 s by itself.
     let mut engine = engine(&[100.0]);
     let path = path(&mut engine, &[0]);
     engine.start_flow(path, 300, 0.0, Tag(1)).unwrap();
@@ -64,7 +64,7 @@ fn a_later_flow_takes_half_until_the_first_has_ended() {
 
 #[test]
 fn bandwidth_left_by_a_bottleneck_goes_to_other_flows() {
-    // Flow 1 has a third of the narrow link; flow 4 gets the rest of the wide one.
+    // Flow 1 has a third of the narrow link; flow 4 gets the rest on the wide one.
     let mut engine = engine(&[30.0, 100.0]);
     let (both, narrow, wide) =
         (path(&mut engine, &[0, 1]), path(&mut engine, &[0]), path(&mut engine, &[1]));
@@ -117,7 +117,7 @@ fn a_cancelled_flow_frees_its_share_and_its_handle_is_invalid() {
     engine.cancel(first);
     engine.cancel(waiting);
     assert_eq!(engine.rate(first), None);
-    // These reuse the slots of cancelled flows, whose handles must not match them.
+    // These reuse slots from cancelled flows, whose handles must not match them.
     engine.start_flow(path, 0, 1.0, Tag(4)).unwrap();
     engine.start_flow(path, 0, 1.0, Tag(5)).unwrap();
     engine.cancel(first);
@@ -135,7 +135,7 @@ fn a_degraded_link_slows_its_flows_and_a_restored_one_resumes_them() {
     engine.start_flow(second, 1000, 0.0, Tag(2)).unwrap();
     let mut events = Vec::new();
     engine.advance(4.0, &mut events).unwrap();
-    // 800 bytes are left of each. 10 and 90 a second, then none and 100.
+    // Each has 800 bytes left. 10 and 90 a second, then none and 100.
     engine.set_bandwidth(LinkId(0), 10.0).unwrap();
     engine.advance(8.0, &mut events).unwrap();
     engine.set_bandwidth(LinkId(0), 0.0).unwrap();
@@ -214,7 +214,7 @@ fn equal_paths_have_one_number_and_a_longer_path_keeps_flows() {
     let long = path(&mut engine, &(0..40).collect::<Vec<_>>());
     assert_ne!(long, short);
     engine.start_flow(long, 400, 0.0, Tag(3)).unwrap();
-    // 250 bytes are left of both, at a third of the speed; then 150 are left of the long one.
+    // Both have 250 bytes left, at a third of the speed; then the long one has 150 left.
     let found = run(&mut engine);
     assert_eq!(found.len(), 2);
     assert!(close(found[0].0, 8.5) && found[0].1.len() == 2);
@@ -350,7 +350,7 @@ fn time_without_progress_is_an_error() {
     assert!(matches!(error, Error::NoProgress { time: 1.0, tag: Tag(7), .. }), "{error}");
 }
 
-/// Two chains of equal durations, added in different orders, must stay in step.
+/// Two chains with equal durations, added in different orders, must stay in step.
 #[test]
 fn sums_in_another_order_are_still_the_same_instant() {
     let durations = [0.1, 0.2, 0.3, 0.7];

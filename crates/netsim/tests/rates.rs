@@ -1,4 +1,4 @@
-//! Rates of the engine against exact max-min fair shares, and against the definition.
+//! Engine rates against exact max-min fair shares, and against the definition.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn network(
     })
 }
 
-/// Step of a random run; numbers are taken modulo the present counts.
+/// Step in a random run; numbers are taken modulo the present counts.
 #[derive(Clone, Debug)]
 enum Change {
     Start { path: usize, bytes: u64 },
@@ -39,7 +39,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// Engine with its flows in flight, by path.
+/// Engine with flows in flight, by path.
 struct World {
     engine: Engine,
     bandwidths: Vec<u64>,
@@ -94,7 +94,7 @@ impl World {
         }
     }
 
-    /// Moving flows with their rates.
+    /// Moving flows with rates.
     fn rates(&mut self) -> Vec<(usize, f64)> {
         // Flows just started begin to move at the next instant, which is the present time.
         let now = self.engine.now();
@@ -175,8 +175,8 @@ proptest! {
     }
 }
 
-/// Chain of links of rising bandwidth with a long flow over each two neighbours: each link is a level of its
-/// own, and one change may affect all.
+/// Link chain with rising bandwidth and a long flow over each two neighbours: each link is a separate level, and one
+/// change may affect all.
 #[test]
 fn a_change_reaches_as_far_as_it_must() {
     let links = 400;

@@ -1,5 +1,4 @@
-//! SimGrid's virtual times of four all-reduces of 16 ranks on a 2-tier fat tree, for comparison without
-//! SimGrid.
+//! SimGrid's virtual times for four all-reduces among 16 ranks on a 2-tier fat tree, for comparison without SimGrid.
 //!
 //! The networks, routes and messages in `simgrid/` were written by `weft-bench-sim export` (whose
 //! `platform.rs` defines the columns) with `--ranks 16 --topology
@@ -11,7 +10,7 @@
 use std::str::FromStr;
 use weft_netsim::{Engine, Link, LinkId, PathId, Tag};
 
-/// Program of a rank: writes (step, peer, bytes) and waits (step, peer), in the order of steps.
+/// A rank's program: writes (step, peer, bytes) and waits (step, peer), in step order.
 struct Program {
     paths: Vec<(u32, PathId)>,
     writes: Vec<(u32, u32, u64)>,
@@ -21,7 +20,7 @@ struct Program {
 }
 
 impl Program {
-    /// Runs until it blocks; starts its writes on the engine.
+    /// Runs until it blocks; starts the writes on the engine.
     fn go_on(&mut self, rank: u32, engine: &mut Engine) {
         loop {
             let write = self.writes.get(self.next.0);

@@ -1,4 +1,4 @@
-//! Runs a scenario from a file or standard input, and prints its outcome.
+//! Runs a scenario from a file or standard input, and prints the outcome.
 
 use std::io::Read;
 

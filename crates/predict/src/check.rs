@@ -1,4 +1,4 @@
-//! Range checks of a scenario's numbers.
+//! Range checks for the numbers in a scenario.
 
 use crate::error::Error;
 
@@ -10,7 +10,7 @@ pub(crate) fn at_least_0(field: impl Into<String>, value: f64) -> Result<(), Err
     Err(Error::field(field, value, "at least 0"))
 }
 
-/// Rejects numbers of 0 or less and non-finite ones.
+/// Rejects numbers up to 0 and non-finite ones.
 pub(crate) fn more_than_0(field: impl Into<String>, value: f64) -> Result<(), Error> {
     if value.is_finite() && value > 0.0 {
         return Ok(());
@@ -18,7 +18,7 @@ pub(crate) fn more_than_0(field: impl Into<String>, value: f64) -> Result<(), Er
     Err(Error::field(field, value, "more than 0"))
 }
 
-/// Rejects a count of 0 or above `most`.
+/// Rejects a zero count or one above `most`.
 pub(crate) fn from_1_to(most: u64, field: &str, value: impl Into<u64>) -> Result<(), Error> {
     let value = value.into();
     if (1..=most).contains(&value) {

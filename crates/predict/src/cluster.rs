@@ -1,27 +1,27 @@
-//! Cluster of a scenario: network, routing, constants, faults and stragglers.
+//! Scenario cluster: network, routing, constants, faults and stragglers.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 use crate::check::{at_least_0, more_than_0};
 use crate::constants::Constants;
 use crate::error::Error;
 use weft_topology::{Description, Network, Routing};
 
-/// Network of a scenario with its routing, constants, faults and stragglers.
+/// Scenario network with routing, constants, faults and stragglers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
-    /// Short form such as `bigraph:switches=16,endpoints=4`, path of a JSON file, or the network itself as
-    /// JSON.
+    /// Short form such as `bigraph:switches=16,endpoints=4`, JSON file path, or the network itself as JSON.
     pub topology: Value,
     /// `unique`, `static`, `ecmp` or `adaptive`.
     #[serde(default = "default_routing")]
     pub routing: String,
-    /// Seed of ECMP's hash, jitter, arrivals and expert choice.
+    /// Seed for the ECMP hash, jitter, arrivals and expert choice.
     #[serde(default)]
     pub seed: u64,
-    /// Constants of the model.
+    /// Model constants.
     #[serde(default)]
     pub constants: ConstantOverrides,
     /// Degraded and failed links.
@@ -32,24 +32,27 @@ pub struct Cluster {
     pub stragglers: Vec<Straggler>,
 }
 
+/// Maximum rank count, the same as in a group of processes; a job that sets no rank count has all endpoints.
+const MOST_RANKS: u32 = 1 << 16;
+
 /// Differences from [`Constants::ideal`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConstantOverrides {
-    /// Fields of [`Constants`] by name.
+    /// [`Constants`] fields by name.
     #[serde(default)]
     pub set: serde_json::Map<String, Value>,
 }
 
-/// Change of a link's bandwidth.
+/// Change in a link's bandwidth.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// Name of the node at one end.
+    /// Node name at one end, for example `leaf0`.
     pub from: String,
-    /// Name of the node at the other end.
+    /// Node name at the other end.
     pub to: String,
-    /// Remaining share of the bandwidth; 0 is a failed link.
+    /// Remaining bandwidth share; 0 is a failed link.
     pub bandwidth: f64,
     /// Beginning, in seconds.
     #[serde(default)]
@@ -57,7 +60,7 @@ pub struct Fault {
     /// End, in seconds; permanent if absent.
     #[serde(default)]
     pub until_s: Option<f64>,
-    /// Direction from `from` to `to` alone.
+    /// True if only the direction from `from` to `to` changes.
     #[serde(default)]
     pub one_way: bool,
 }
@@ -68,10 +71,10 @@ pub struct Fault {
 pub struct Straggler {
     /// Rank.
     pub rank: u32,
-    /// Factor on the times of its compute, reductions, copies, posts and waits.
+    /// Factor on the rank's compute, reduction, copy, post and wait times.
     #[serde(default = "one")]
     pub slow: f64,
-    /// Delay of its start, in seconds.
+    /// Start delay in seconds.
     #[serde(default)]
     pub late_s: f64,
 }
@@ -93,12 +96,12 @@ impl Cluster {
         })
     }
 
-    /// Network of the topology.
+    /// Network that the topology describes.
     pub fn network(&self) -> Result<Network, Error> {
         Ok(self.description()?.network()?)
     }
 
-    /// Rule of path selection.
+    /// Path selection rule.
     pub fn routing(&self) -> Result<Routing, Error> {
         Ok(match self.routing.as_str() {
             "unique" => Routing::Unique,
@@ -112,15 +115,19 @@ impl Cluster {
         })
     }
 
-    /// Checked constants of the model.
+    /// Checked model constants.
     pub fn constants(&self) -> Result<Constants, Error> {
         let constants = self.constants.resolve()?;
         constants.check()?;
         Ok(constants)
     }
 
-    /// Rejects invalid faults, and stragglers outside of `ranks` ranks.
+    /// Rejects too many ranks, invalid faults, and stragglers outside `ranks` ranks.
     pub fn check(&self, ranks: u32) -> Result<(), Error> {
+        if ranks > MOST_RANKS {
+            let must = format!("at most {MOST_RANKS}; set the number of ranks");
+            return Err(Error::field("job.ranks", ranks, must));
+        }
         for fault in &self.faults {
             let until = fault.until_s.unwrap_or(f64::INFINITY);
             if !(0.0..=1.0).contains(&fault.bandwidth) {
@@ -134,7 +141,12 @@ impl Cluster {
                 ));
             }
         }
+        let mut named = BTreeSet::new();
         for straggler in &self.stragglers {
+            if !named.insert(straggler.rank) {
+                let must = "each rank once; give its slow and late_s in one entry";
+                return Err(Error::field("stragglers.rank", straggler.rank, must));
+            }
             if straggler.rank >= ranks {
                 let must = format!("one of 0 to {}", ranks - 1);
                 return Err(Error::field("stragglers.rank", straggler.rank, must));

@@ -1,4 +1,4 @@
-//! Constants of the model: costs of a message, a step, a reduction and a collective.
+//! Model constants: message, step, reduction and collective costs.
 //!
 //! No constant depends on the algorithm, the size or the network.
 
@@ -7,34 +7,33 @@ use serde::{Deserialize, Serialize};
 use crate::check::{at_least_0, more_than_0};
 use crate::error::Error;
 
-/// Costs beyond the bandwidth and the latency of links, in seconds and bytes per second. A rate of `None` is
-/// infinite.
+/// Costs beyond link bandwidth and latency, in seconds and bytes per second. A `None` rate is infinite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Constants {
-    /// Time for which posting one write occupies the NIC; posts of one NIC queue.
+    /// Time for which posting one write occupies the NIC; posts at one NIC queue.
     pub post_s: f64,
-    /// Time of a message from NIC to NIC beyond the latency of links and the transfer of its bytes.
+    /// Time per message from NIC to NIC beyond link latency and byte transfer.
     pub message_latency_s: f64,
-    /// Time from the arrival of a write to the next operation of the waiting rank.
+    /// Time from when a write arrives until the waiting rank's next operation.
     pub wait_s: f64,
-    /// Time of each rank before the first operation of a collective.
+    /// Time on each rank before the first operation in a collective.
     pub launch_s: f64,
-    /// Fixed time of a reduction.
+    /// Fixed time per reduction.
     pub reduce_launch_s: f64,
-    /// Rate of reductions, in bytes of the reduced vector.
+    /// Reduction rate, in bytes of the reduced vector.
     pub reduce_bytes_per_s: Option<f64>,
-    /// Bytes of a reduction that do not overlap with their arrival: a longer reduction takes as long as one of
-    /// this length. `None`: no overlap.
+    /// Bytes in a reduction that do not overlap with their arrival: a longer reduction takes as long as one with this
+    /// length. `None`: no overlap.
     pub reduce_tail_bytes: Option<u64>,
-    /// Segment size: longer vectors are cut into segments, processed one after the other, as by a library with
-    /// staging buffers of this size. `None`: one segment.
+    /// Segment size: longer vectors are cut into segments, processed one after the other, as in a library with staging
+    /// buffers that have this size. `None`: one segment.
     pub segment_bytes: Option<u64>,
-    /// Rate of copies within a rank.
+    /// Copy rate within a rank.
     pub copy_bytes_per_s: Option<f64>,
-    /// Payload share of a link's bandwidth.
+    /// Payload share in a link's bandwidth.
     pub wire_efficiency: f64,
-    /// Mean of an exponentially distributed extra delay of each message.
+    /// Mean for each message's exponentially distributed extra delay.
     pub jitter_s: f64,
     /// The same mean, as a share of the message's transfer time on the rank's own link.
     pub jitter_share: f64,
@@ -60,7 +59,7 @@ impl Default for Constants {
 }
 
 impl Constants {
-    /// Rejects negative times, rates of 0 or less, and NaN.
+    /// Rejects negative times, rates up to 0, and NaN.
     pub fn check(&self) -> Result<(), Error> {
         let times = [
             ("post_s", self.post_s),
@@ -93,20 +92,20 @@ impl Constants {
         Ok(())
     }
 
-    /// Time of a reduction of `bytes`.
+    /// Time to reduce `bytes`.
     pub fn reduce_s(&self, bytes: u64) -> f64 {
         let exposed = self.reduce_tail_bytes.map_or(bytes, |tail| bytes.min(tail));
         self.reduce_launch_s + self.reduce_bytes_per_s.map_or(0.0, |rate| exposed as f64 / rate)
     }
 
-    /// Time of a copy of `bytes` within a rank.
+    /// Time to copy `bytes` within a rank.
     pub fn copy_s(&self, bytes: u64) -> f64 {
         self.copy_bytes_per_s.map_or(0.0, |rate| bytes as f64 / rate)
     }
 }
 
 impl Constants {
-    /// Bandwidth and latency alone, with 1.5 us for each message.
+    /// Only bandwidth and latency, with 1.5 us for each message.
     pub fn ideal() -> Constants {
         Constants { message_latency_s: 1.5e-6, ..Constants::default() }
     }

@@ -1,8 +1,8 @@
-//! Processor time of a simulation.
+//! Processor time that a simulation takes.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Stopwatch of this thread's processor time.
+/// Stopwatch for this thread's processor time.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuTime(f64);
 
@@ -12,7 +12,7 @@ impl CpuTime {
         CpuTime(now())
     }
 
-    /// Seconds of processor time since the start.
+    /// Processor seconds since the start.
     pub fn seconds(&self) -> f64 {
         now() - self.0
     }

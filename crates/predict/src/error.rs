@@ -1,4 +1,4 @@
-//! Errors of scenarios and their runs, a variant per cause.
+//! Errors in scenarios and runs, one variant per cause.
 
 use std::fmt::Display;
 
@@ -12,30 +12,30 @@ pub enum Error {
     /// Field out of range.
     #[error("{field} {value}: expected {must}")]
     Field {
-        /// Path of the field in the scenario.
+        /// Field path in the scenario, for example `job.ranks`.
         field: String,
-        /// Its value.
+        /// Given value.
         value: String,
         /// Expected values.
         must: String,
     },
-    /// Deadlock of a schedule.
+    /// Schedule deadlock.
     #[error(
         "schedule {schedule}: deadlock of rank {rank} at operation {op} (step {step}), {waits}; \
          {others} other ranks are blocked"
     )]
     Deadlock {
-        /// Name of the schedule.
+        /// Schedule name.
         schedule: String,
         /// A rank whose awaited write is never posted, or else the one with the least progress.
         rank: u32,
-        /// Its current operation.
+        /// The rank's current operation.
         op: u32,
-        /// Step of the operation.
+        /// Step in which the operation is.
         step: u32,
         /// Awaited rank and lane.
         waits: String,
-        /// Number of other blocked ranks.
+        /// Count of other blocked ranks.
         others: u32,
     },
     /// Flow over a failed link with no later event.
@@ -44,7 +44,7 @@ pub enum Error {
          writes); set until_s of the fault, or route around the link"
     )]
     Stalled {
-        /// Name of the flow.
+        /// Flow name.
         flow: String,
         /// Failed link.
         link: String,
@@ -60,7 +60,7 @@ pub enum Error {
         what: &'static str,
         /// Blocked rank with the least progress.
         rank: u32,
-        /// Its round.
+        /// The rank's round.
         round: u32,
     },
     /// No workload to run.
@@ -72,16 +72,16 @@ pub enum Error {
         /// Virtual time, in seconds.
         time_s: f64,
     },
-    /// Error of topology or routing.
+    /// Topology or routing error.
     #[error(transparent)]
     Topology(Box<weft_topology::Error>),
-    /// Error of a schedule's construction.
+    /// Schedule construction error.
     #[error(transparent)]
     Collectives(Box<weft_collectives::Error>),
-    /// Error of the network solver.
+    /// Network solver error.
     #[error(transparent)]
     Network(#[from] weft_netsim::Error),
-    /// Error of a mixture-of-experts shape or plan.
+    /// Error in a mixture-of-experts shape or plan.
     #[error(transparent)]
     Moe(#[from] weft_moe::Error),
 }

@@ -1,4 +1,4 @@
-//! Event loop of a world: runs workloads to their ends.
+//! Event loop for a world: runs workloads until they end.
 
 use weft_netsim::{Event, Tag};
 
@@ -7,15 +7,15 @@ use crate::progress::Progress;
 use crate::workload::Workload;
 use crate::world::{TAG_BITS, World};
 
-/// Job number of faults.
+/// Job number for faults.
 const FAULTS: u64 = (1 << (64 - TAG_BITS)) - 1;
-/// Events between two reports of progress.
+/// Events between two progress reports.
 const REPORT_EVENTS: u64 = 1 << 16;
 /// Instants between two reports: one with thousands of unequal flows takes milliseconds.
 const REPORT_INSTANTS: u32 = 512;
 
 impl World {
-    /// Runs workloads to their ends; the virtual time of the last end.
+    /// Runs workloads until they end; returns the virtual time at which the last one ended.
     pub fn run(
         &mut self,
         workloads: &mut [&mut dyn Workload],

@@ -1,4 +1,4 @@
-//! Degraded and failed links: timed changes of bandwidth.
+//! Degraded and failed links: timed bandwidth changes.
 
 use weft_netsim::{Engine, LinkId};
 use weft_topology::Network;
@@ -6,7 +6,7 @@ use weft_topology::Network;
 use crate::cluster::Fault;
 use crate::error::Error;
 
-/// Bandwidth changes of a scenario.
+/// Bandwidth changes in a scenario.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults {
     changes: Vec<BandwidthChange>,
@@ -25,7 +25,7 @@ impl Faults {
         let mut changes = Vec::new();
         for fault in faults {
             let node = |field: &str, name: &str| {
-                let must = "the name of a node of the network";
+                let must = "a node name in the network";
                 network
                     .find(name)
                     .ok_or_else(|| Error::field(format!("faults.{field}"), name, must))
@@ -55,7 +55,7 @@ impl Faults {
         Ok(Faults { changes })
     }
 
-    /// Times of the changes, with the tags for [`Faults::apply`].
+    /// Change times, with the tags for [`Faults::apply`].
     pub fn times(&self) -> impl Iterator<Item = (f64, u64)> {
         self.changes.iter().enumerate().map(|(number, change)| (change.at_s, number as u64))
     }

@@ -1,15 +1,14 @@
-//! Predicted times of collectives, training, MoE and query traffic on a simulated network.
+//! Predicted times for collectives, training, MoE and query traffic on a simulated network.
 //!
-//! [`run`] maps a scenario to its outcome, both as JSON; `weft sim` calls it. A [`World`] is one network
-//! with its routes and [`Constants`] in one virtual time; a [`Workload`] runs on it. `docs/simulator.md`
-//! has the limits of the model.
+//! [`run`] maps a scenario to an outcome, both as JSON; `weft sim` calls it. A [`World`] is one network with routes and
+//! [`Constants`] in one virtual time; a [`Workload`] runs on it. `docs/simulator.md` has the model's limits.
 //!
-//! - `scenario`: the union of all scenarios, and `run`
+//! - `scenario`: the union over all scenarios, and `run`
 //! - `mixture`: concurrent jobs on one network
 //! - `collective`, `train`, `moe`, `dlrm`, `query`: the workloads
 //! - `event_loop`, `workload`, `world`: virtual time, network, NICs
-//! - `network_model`: the network model of the fabric's simulator
-//! - `cluster`, `constants`, `faults`: conditions of a scenario
+//! - `network_model`: network model for the fabric's simulator
+//! - `cluster`, `constants`, `faults`: scenario conditions
 //! - `outcome`, `statistics`, `trace`: results
 //! - `check`, `cpu`, `error`, `progress`: shared leaves
 //!
@@ -55,23 +54,23 @@ mod world;
 pub use cluster::{Cluster, ConstantOverrides, Fault, Straggler};
 /// Costs beyond bandwidth and latency.
 pub use constants::Constants;
-/// Processor time of a simulation.
+/// Processor time that a simulation takes.
 pub use cpu::CpuTime;
 /// Errors.
 pub use error::Error;
-/// Network model of the fabric's simulator.
+/// Network model for the fabric's simulator.
 pub use network_model::{MessageCosts, SimulatedNetwork};
-/// Results of a run.
+/// Run results.
 pub use outcome::{LinkReport, Outcome};
-/// Progress of a run.
+/// Run progress.
 pub use progress::Progress;
 /// Scenarios, JSON in and JSON out.
 pub use scenario::{Scenario, run};
-/// Percentiles of times.
+/// Time percentiles.
 pub use statistics::Summary;
-/// Trace of a run.
+/// Run trace.
 pub use trace::{Span, Trace};
-/// Interface of workloads.
+/// Workload interface.
 pub use workload::Workload;
 /// Network in virtual time.
 pub use world::{Path, TAG_BITS, World};

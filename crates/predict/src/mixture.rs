@@ -1,4 +1,4 @@
-//! Mixture of workloads: concurrent jobs that share the links and NICs of one network.
+//! Workload mixture: concurrent jobs that share the links and NICs in one network.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -21,29 +21,29 @@ use crate::world::World;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixtureScenario {
-    /// Network and its conditions; stragglers are ranks of the first job.
+    /// Network with its conditions; stragglers are ranks in the first job.
     pub cluster: Cluster,
     /// Jobs.
     pub jobs: Vec<MixtureJob>,
     /// Number of reported links, busiest first.
     #[serde(default = "crate::outcome::default_links")]
     pub links: usize,
-    /// Most spans of the trace; 0 for no trace.
+    /// Maximum spans in the trace; 0 for no trace.
     #[serde(default)]
     pub trace: usize,
 }
 
-/// Job of a mixture.
+/// Job in a mixture.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MixtureJob {
-    /// Rounds of a collective.
+    /// Collective rounds.
     Collective(CollectiveJob),
     /// Training iterations.
     Train(TrainJob),
     /// Mixture-of-experts dispatch and combine.
     Moe(MoeJob),
-    /// Iteration of a recommendation model, fused.
+    /// Recommendation model iteration, fused.
     Dlrm(DlrmJob),
     /// Queries and responses.
     Query(QueryJob),
@@ -60,7 +60,7 @@ impl MixtureJob {
         }
     }
 
-    /// Links of the job beside the network's.
+    /// The job's links beside the network's.
     fn private_links(&self) -> Vec<Link> {
         match self {
             MixtureJob::Moe(job) => job.private_links(),
@@ -68,7 +68,7 @@ impl MixtureJob {
         }
     }
 
-    /// Workload of the job; `first_private` is the index of its first private link.
+    /// The job's workload; `first_private` is the index of the job's first private link.
     fn workload(
         &self,
         world: &mut World,
@@ -99,7 +99,7 @@ pub(crate) fn run(spec: &MixtureScenario, progress: &mut Progress<'_>) -> Result
         return Err(Error::field("jobs", "an empty list", "at least one job"));
     };
     for job in &spec.jobs {
-        // Checked before its private links are counted.
+        // Checked before the private links are counted.
         if let MixtureJob::Moe(job) = job {
             job.check()?;
         }

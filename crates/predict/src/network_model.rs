@@ -1,4 +1,4 @@
-//! Network model of the fabric's simulator: real drivers in the virtual time of a topology.
+//! Network model for the fabric's simulator: real drivers in a topology's virtual time.
 //!
 //! The fabric counts whole nanoseconds from an arbitrary origin, the engine seconds as `f64` from 0. One
 //! pair of instants ties both clocks; it is set anew whenever the wire is idle. So the engine's clock
@@ -16,26 +16,25 @@ use weft_topology::{EndpointId, Network, Router};
 use crate::check::at_least_0;
 use crate::error::Error;
 
-/// Fraction of a nanosecond that counts as rounding of `f64`.
+/// Fraction of a nanosecond that counts as `f64` rounding.
 const ROUNDING_NS: f64 = 1e-3;
-/// Rounding of a time besides, in units in the last place.
+/// Further time rounding, in units in the last place.
 const ROUNDING_ULPS: f64 = 8.0;
-/// Time for which the engine's clock follows an idle fabric, so that its servers finish.
+/// Time for which the engine's clock follows an idle fabric, so that the servers finish.
 const IDLE_S: f64 = 1.0;
 
-/// Costs of a message beside its bytes.
+/// Message costs beside the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MessageCosts {
-    /// Time for which posting one part occupies the sender's NIC; parts of one rank queue.
+    /// Time for which posting one part occupies the sender's NIC; parts from one rank queue.
     pub post_s: f64,
-    /// Time of a part beyond the latency of its links and the transfer of its bytes.
+    /// Time per part beyond link latency and byte transfer.
     pub latency_s: f64,
 }
 
-/// [`NetworkModel`] on a [`Network`]: parts share links max-min fairly, on one routed path for each pair of
-/// ranks.
+/// [`NetworkModel`] on a [`Network`]: parts share links max-min fairly, on one routed path for each rank pair.
 pub struct SimulatedNetwork {
-    // `next_event` takes `&self`, and the engine solves its rates when a time is requested.
+    // `next_event` takes `&self`, and the engine solves the rates when a time is requested.
     state: RefCell<State>,
 }
 
@@ -46,23 +45,23 @@ struct State {
     paths: Vec<PathId>,
     nics: Vec<ServerId>,
     costs: MessageCosts,
-    /// Instant of the fabric at the engine's time `origin_s`.
+    /// Fabric instant at the engine's time `origin_s`.
     origin: Time,
     origin_s: f64,
     flows: BTreeMap<FlowId, FlowHandle>,
     events: Vec<Event>,
     /// Arrivals not yet returned by `advance`.
     arrived: Vec<(Time, FlowId)>,
-    /// Next event of the engine, cached until a change.
+    /// Next engine event, cached until a change.
     due: Option<Option<Time>>,
 }
 
 impl SimulatedNetwork {
-    /// Model of ranks with their NICs at the endpoints `places[rank]`. Ranks on one endpoint share no link.
-    /// All paths are routed here, so an unreachable pair is an error of the constructor.
+    /// Model for ranks with NICs at the endpoints `places[rank]`. Ranks on one endpoint share no link. All paths are
+    /// routed here, so that the constructor reports an unreachable pair.
     ///
     /// # Errors
-    /// Errors of the router, which name both ends; [`Error::Field`] for invalid costs.
+    /// Router errors, which name both ends; [`Error::Field`] for invalid costs.
     pub fn new(
         network: &Network,
         router: &mut Router,
@@ -84,7 +83,7 @@ impl SimulatedNetwork {
             for (to, &destination) in places.iter().enumerate() {
                 route.clear();
                 if source != destination {
-                    // One connection for each pair, as input of ECMP's hash.
+                    // One connection for each pair, as input to the ECMP hash.
                     let connection = (from * places.len() + to) as u64;
                     router.path(source, destination, connection, &mut route)?;
                 }
@@ -110,19 +109,19 @@ impl SimulatedNetwork {
         Ok(SimulatedNetwork { state: RefCell::new(state) })
     }
 
-    /// Traffic of a link so far.
+    /// Traffic on a link so far.
     pub fn link_usage(&self, link: weft_topology::LinkId) -> LinkUsage {
         self.state.borrow().engine.link_usage(LinkId(link.0))
     }
 }
 
 impl State {
-    /// Time of the engine at the fabric's `time`.
+    /// Engine time at the fabric's `time`.
     fn seconds(&self, time: Time) -> f64 {
         self.origin_s + time.since(self.origin).as_secs_f64()
     }
 
-    /// First instant of the fabric at or after the engine's `seconds`.
+    /// First fabric instant at or after the engine's `seconds`.
     fn instant(&self, seconds: f64) -> Time {
         let rounding = ROUNDING_NS.max(seconds * 1e9 * f64::EPSILON * ROUNDING_ULPS);
         let nanoseconds = ((seconds - self.origin_s) * 1e9 - rounding).ceil().max(0.0);
@@ -149,7 +148,7 @@ impl State {
 
     fn move_engine(&mut self, seconds: f64, at: Time) {
         self.events.clear();
-        // The constructor has checked all inputs; a flow without an end shows as a deadlock of the world.
+        // The constructor has checked all inputs; a flow without an end shows as a deadlock in the world.
         let _ = self.engine.advance(seconds, &mut self.events);
         for event in &self.events {
             let flow = FlowId(event.tag.0);

@@ -1,26 +1,26 @@
-//! Results of a run.
+//! Run results.
 
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::constants::Constants;
 
-/// Results that every scenario reports, with its own in `results`.
+/// Results that every scenario reports, with scenario-specific ones in `results`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Virtual time from the start to the end of the last workload.
+    /// Virtual time from the start until the last workload ends.
     pub time_s: f64,
-    /// Largest number of concurrent flows on a link.
+    /// Maximum number of concurrent flows on a link.
     pub max_link_load: u32,
-    /// Processor time of the simulation.
+    /// Processor time that the simulation took.
     pub cpu_s: f64,
-    /// Constants of the run.
+    /// Constants in this run.
     pub constants: Constants,
-    /// Number of messages.
+    /// Message count.
     pub flows: u64,
     /// Links, busiest first.
     pub links: Vec<LinkReport>,
-    /// Results of the scenario.
+    /// Scenario results.
     pub results: Value,
     /// Doubts about the network's description; see [`weft_topology::Network::warnings`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -30,12 +30,12 @@ pub struct Outcome {
     pub trace: Option<Value>,
 }
 
-/// Default number of links in an outcome.
+/// Default link count in an outcome.
 pub(crate) fn default_links() -> usize {
     16
 }
 
-/// Traffic of one link.
+/// Traffic on one link.
 #[derive(Clone, Debug, Serialize)]
 pub struct LinkReport {
     /// Source node.
@@ -46,8 +46,8 @@ pub struct LinkReport {
     pub bytes: f64,
     /// Time with at least one flow.
     pub busy_s: f64,
-    /// Share of the bandwidth in use over the run.
+    /// Bandwidth share in use over the run.
     pub utilisation: f64,
-    /// Largest number of concurrent flows.
+    /// Maximum number of concurrent flows.
     pub max_load: u32,
 }

@@ -1,4 +1,4 @@
-//! Scenarios of all workloads: JSON in, JSON out.
+//! Scenarios for all workloads: JSON in, JSON out.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::progress::Progress;
 use crate::query::QueryScenario;
 use crate::train::TrainScenario;
 
-/// Workload and its cluster.
+/// Workload with a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "scenario", rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -25,7 +25,7 @@ pub enum Scenario {
     Mixture(MixtureScenario),
     /// Mixture-of-experts dispatch and combine.
     Moe(MoeScenario),
-    /// Iteration of a recommendation model.
+    /// Recommendation model iteration.
     Dlrm(DlrmScenario),
     /// Queries and responses.
     Query(QueryScenario),
@@ -37,7 +37,7 @@ impl Scenario {
         Ok(serde_json::from_str(json)?)
     }
 
-    /// Runs it to its end.
+    /// Runs the scenario until it ends.
     pub fn run(&self, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
         match self {
             Scenario::Collective(scenario) => crate::collective::run(scenario, progress),
@@ -50,7 +50,7 @@ impl Scenario {
     }
 }
 
-/// Runs the scenario `json` and returns its outcome as JSON.
+/// Runs the scenario `json` and returns the outcome as JSON.
 pub fn run(json: &str, progress: &mut Progress<'_>) -> Result<String, Error> {
     Ok(serde_json::to_string(&Scenario::from_json(json)?.run(progress)?)?)
 }

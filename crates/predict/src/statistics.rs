@@ -1,4 +1,4 @@
-//! Percentiles of times.
+//! Time percentiles.
 
 use serde::Serialize;
 

@@ -1,18 +1,18 @@
-//! Trace of a run for Perfetto and chrome://tracing.
+//! Run trace for Perfetto and chrome://tracing.
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Interval of virtual time on one row of the trace.
+/// Interval of virtual time on one trace row.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Span {
-    /// Job number; with the rank a process of the trace.
+    /// Job number; with the rank a process in the trace.
     pub job: u32,
     /// Rank within the job.
     pub rank: u32,
-    /// Row of the rank, such as `compute` or `network`; a thread of the trace.
+    /// The rank's row, such as `compute` or `network`; a thread in the trace.
     pub row: &'static str,
     /// Operation.
     pub name: String,
@@ -24,7 +24,7 @@ pub struct Span {
     pub bytes: u64,
 }
 
-/// Bounded list of spans.
+/// Bounded span list.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     spans: Vec<Span>,
@@ -33,7 +33,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Trace of the first `most` spans; later ones are counted.
+    /// Trace with the first `most` spans; later ones are counted.
     pub fn new(most: usize) -> Trace {
         Trace { spans: Vec::new(), most, dropped: 0 }
     }
@@ -47,12 +47,12 @@ impl Trace {
         }
     }
 
-    /// Kept spans in the order of `add`.
+    /// Kept spans in `add` order.
     pub fn spans(&self) -> &[Span] {
         &self.spans
     }
 
-    /// The trace event format, in microseconds: a process for each rank of each job, a thread for each row.
+    /// Trace event format, in microseconds: a process for each rank in each job, a thread for each row.
     pub fn to_json(&self) -> Value {
         let mut rows: Vec<(u32, u32, &str)> = Vec::new();
         let mut numbers = HashMap::new();

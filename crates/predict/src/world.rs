@@ -12,20 +12,20 @@ use crate::outcome::{LinkReport, Outcome};
 use crate::trace::{Span, Trace};
 use weft_control::random::SplitMix64;
 
-/// Width of a workload's tags; the bits above hold the number of its job.
+/// Tag width for workloads; the bits above hold the job number.
 pub const TAG_BITS: u32 = 48;
 
-/// Route through the network. The engine's links have latency 0, so that latencies of messages that queue on
-/// a connection overlap; `latency_s` has them.
+/// Route through the network. The engine's links have latency 0, so that latencies overlap for messages that queue on a
+/// connection; `latency_s` has them.
 #[derive(Clone, Copy, Debug)]
 pub struct Path {
-    /// Path of the engine.
+    /// Engine path.
     pub id: PathId,
-    /// Latency of its links and of a message.
+    /// Latency for the links and a message.
     pub latency_s: f64,
 }
 
-/// Network with its routes and constants, shared by the workloads of a run.
+/// Network with routes and constants, shared by the workloads in a run.
 pub struct World {
     pub(crate) engine: Engine,
     description: Description,
@@ -45,7 +45,7 @@ pub struct World {
     links: Vec<LinkId>,
 }
 
-/// Post queue of one endpoint.
+/// Post queue for one endpoint.
 #[derive(Clone, Copy, Debug, Default)]
 struct Nic {
     free_at: f64,
@@ -53,24 +53,24 @@ struct Nic {
 }
 
 impl World {
-    /// Idle network of `cluster`.
+    /// Idle network for `cluster`.
     pub fn new(cluster: &Cluster) -> Result<World, Error> {
         World::with_domains(cluster, &[])
     }
 
-    /// Network of `cluster` with private links; see [`World::with_private_links`].
+    /// Network for `cluster` with private links; see [`World::with_private_links`].
     pub fn with_domains(cluster: &Cluster, private: &[Link]) -> Result<World, Error> {
         let description = cluster.description()?;
         let world = World::with_private_links(description.network()?, cluster, private)?;
         Ok(World { description, ..world })
     }
 
-    /// `network` with the routing, constants and faults of `cluster`.
+    /// `network` with the routing, constants and faults from `cluster`.
     pub fn on(network: Network, cluster: &Cluster) -> Result<World, Error> {
         World::with_private_links(network, cluster, &[])
     }
 
-    /// The same with private links, such as those of NVLink domains; only [`World::private_path`] uses them.
+    /// The same with private links, such as NVLink domain links; only [`World::private_path`] uses them.
     pub fn with_private_links(
         network: Network,
         cluster: &Cluster,
@@ -104,7 +104,7 @@ impl World {
         })
     }
 
-    /// Records a trace of up to `most` spans.
+    /// Records a trace with up to `most` spans.
     pub fn record(&mut self, most: usize) {
         self.trace = Some(Trace::new(most));
     }
@@ -124,12 +124,34 @@ impl World {
         &self.network
     }
 
-    /// Description of the network.
+    /// Endpoints in rank order: the description's rank map, or without one the first `count` endpoints.
+    ///
+    /// # Errors
+    /// [`Error::Field`] for more than the map or the network has.
+    pub fn places(&self, count: u32) -> Result<Vec<EndpointId>, Error> {
+        let network = &self.network;
+        let mut places = network.rank_map();
+        if places.len() < count as usize {
+            let name = network.name();
+            let (field, must) = match network.has_rank_map() {
+                true => (
+                    "rank_map",
+                    format!("at least {count} endpoints of {name}; name more, or pass fewer ranks"),
+                ),
+                false => ("the network's endpoints", format!("at least {count}; pass fewer ranks")),
+            };
+            return Err(Error::field(field, format!("of {}", places.len()), must));
+        }
+        places.truncate(count as usize);
+        Ok(places)
+    }
+
+    /// Network description.
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// SplitMix64 numbers that depend on the cluster's seed and on `stream` alone.
+    /// SplitMix64 numbers that depend only on the cluster's seed and on `stream`.
     pub fn random(&self, stream: u64) -> SplitMix64 {
         SplitMix64::stream(self.seed, stream)
     }
@@ -147,8 +169,8 @@ impl World {
         Ok(Path { id: self.engine.add_path(&self.links)?, latency_s })
     }
 
-    /// Path over private links, by their indices in the list of the constructor; an empty path is a copy on
-    /// one host in zero time.
+    /// Path over private links, by their indices in the constructor's list; an empty path is a copy on one host in zero
+    /// time.
     pub fn private_path(&mut self, links: &[u32], latency_s: f64) -> Result<Path, Error> {
         let first = self.network.links().len() as u32;
         let links: Vec<LinkId> = links.iter().map(|link| LinkId(first + link)).collect();
@@ -170,7 +192,7 @@ impl World {
         Ok(())
     }
 
-    /// Starts a flow: its bytes share the links of the path after `delay` seconds, which include the latency.
+    /// Starts a flow: after `delay` seconds, which include the latency, the bytes share the links on the path.
     pub fn start_flow(
         &mut self,
         path: Path,
@@ -183,12 +205,12 @@ impl World {
         Ok(())
     }
 
-    /// Starts a timer of `after` seconds.
+    /// Starts a timer for `after` seconds.
     pub fn timer(&mut self, after: f64, tag: u64) -> Result<(), Error> {
         Ok(self.engine.timer(after, Tag(self.job << TAG_BITS | tag))?)
     }
 
-    /// Payload bandwidth of the slowest link out of an endpoint, in bytes per second.
+    /// Payload bandwidth of the slowest link that leaves an endpoint, in bytes per second.
     pub fn endpoint_bandwidth(&self, endpoint: EndpointId) -> f64 {
         let links = self.network.links_from(self.network.endpoint(endpoint)).iter();
         let slowest = links.map(|link| self.network.link(*link).bandwidth);
@@ -200,13 +222,13 @@ impl World {
         self.nics[endpoint.0 as usize].users += 1;
     }
 
-    /// True if several workloads post at this NIC, and must do so in the order of time.
+    /// True if several workloads post at this NIC, and must do so in time order.
     pub fn shared(&self, endpoint: EndpointId) -> bool {
         self.nics[endpoint.0 as usize].users > 1
     }
 
-    /// Posts a write that is ready at `at` at an endpoint's NIC, which takes `seconds`; the time of the post's
-    /// end.
+    /// Posts a write that is ready at `at` at an endpoint's NIC, which takes `seconds`; returns the time when the post
+    /// ends.
     pub fn post(&mut self, endpoint: EndpointId, at: f64, seconds: f64) -> f64 {
         let nic = &mut self.nics[endpoint.0 as usize];
         nic.free_at = nic.free_at.max(at) + seconds;
@@ -218,7 +240,7 @@ impl World {
         self.trace.is_some()
     }
 
-    /// Records a span of the current workload.
+    /// Records a span for the current workload.
     pub fn span(&mut self, span: Span) {
         let job = self.job as u32;
         if let Some(trace) = &mut self.trace {
@@ -231,13 +253,13 @@ impl World {
         self.flows
     }
 
-    /// Largest number of concurrent flows on a link.
+    /// Maximum number of concurrent flows on a link.
     pub fn max_link_load(&self) -> u32 {
         let links = 0..self.network.links().len() as u32;
         links.map(|link| self.engine.link_usage(LinkId(link)).most_flows).max().unwrap_or(0)
     }
 
-    /// Outcome of the run, with the `most` busiest links.
+    /// Run outcome, with the `most` busiest links.
     pub fn outcome(&self, time_s: f64, cpu: CpuTime, most: usize) -> Outcome {
         let network = &self.network;
         let usage = |number: u32| self.engine.link_usage(LinkId(number));
@@ -246,7 +268,7 @@ impl World {
             .filter(|(_, usage)| usage.most_flows > 0)
             .collect();
         let max_link_load = used.iter().map(|(_, usage)| usage.most_flows).max().unwrap_or(0);
-        // Stable: equally busy links keep the order of the network.
+        // Stable: equally busy links keep network order.
         used.sort_by(|(_, a), (_, b)| b.busy.total_cmp(&a.busy));
         used.truncate(most);
         let report = |(number, usage): (u32, LinkUsage)| {

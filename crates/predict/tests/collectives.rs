@@ -14,7 +14,7 @@ fn fails(spec: Value) -> String {
     }
 }
 
-/// One switch: every rank has a link of its own in each direction, and no two pairs share any.
+/// One switch: every rank has a separate link in each direction, and no two pairs share any.
 fn star(algorithm: &str, ranks: u32, bytes: u64, constants: Value) -> Value {
     json!({
         "scenario": "collective",
@@ -165,6 +165,57 @@ fn two_flows_on_one_link_take_twice_as_long() {
     assert_close(local["time_s"].as_f64().unwrap(), 6.0 * step(1.0), "local");
 }
 
+/// Two fast endpoints, and two behind links with a hundredth the bandwidth, which have the first ranks.
+fn mapped(map: Value) -> Value {
+    let pair = |first: &str, second: &str, leaf: &str, gbps: u32| {
+        let joins = |endpoint: &str| json!({"from": endpoint, "to": leaf, "gbps": gbps});
+        [joins(first), joins(second)]
+    };
+    let mut links = pair("g0", "g1", "fast", 100).to_vec();
+    links.extend(pair("g2", "g3", "slow", 1));
+    links.push(json!(["fast", "slow"]));
+    let endpoints = ["g0", "g1", "g2", "g3"];
+    json!({"switches": ["fast", "slow"], "endpoints": endpoints, "links": links, "rank_map": map})
+}
+
+#[test]
+fn every_scenario_has_its_ranks_at_the_endpoints_of_the_rank_map() {
+    let mib = 1_048_576;
+    let model = json!({
+        "name": "tiny", "layers": [{"name": "a", "forward_s": 1e-6, "backward_s": 1e-6, "gradient_bytes": mib}],
+        "optimizer_s": 0.0,
+    });
+    let jobs = [
+        ("collective", json!({"algorithm": "ring", "bytes": mib, "ranks": 2})),
+        ("collective", json!({"algorithm": "hd", "bytes": mib, "ranks": 2})),
+        (
+            "train",
+            json!({"model": model, "reduction": {"algorithm": "ring", "bytes": 0, "ranks": 2}}),
+        ),
+        ("moe", json!({"ranks": 2})),
+        ("dlrm", json!({"ranks": 2})),
+    ];
+    for (scenario, job) in jobs {
+        let spec = |map: Value| json!({"scenario": scenario, "cluster": {"topology": mapped(map)}, "job": job.clone()});
+        let fast = time(spec(json!(["g0", "g1", "g2", "g3"])));
+        let slow = time(spec(json!(["g2", "g3", "g0", "g1"])));
+        assert!(slow > 3.0 * fast, "{scenario}: {slow} s, {fast} s");
+        // A map that covers the ranks is enough, a shorter one is not.
+        assert_eq!(time(spec(json!(["g2", "g3"]))), slow, "{scenario}");
+        let error = fails(spec(json!(["g2"])));
+        assert!(error.starts_with("rank_map of 1: expected at least 2 endpoints"), "{error}");
+    }
+    let order = json!({
+        "scenario": "collective", "cluster": {"topology": mapped(json!(["g2", "g3"]))},
+        "job": {"algorithm": "ring", "bytes": mib, "ranks": 2, "placement": "order"},
+    });
+    let ring = json!({
+        "scenario": "collective", "cluster": {"topology": mapped(json!(["g0", "g1"]))},
+        "job": {"algorithm": "ring", "bytes": mib, "ranks": 2},
+    });
+    assert_eq!(time(order), time(ring), "an explicit placement is not the map's");
+}
+
 #[test]
 fn equal_seeds_give_equal_outcomes() {
     let spec = |seed: u64| {
@@ -222,8 +273,8 @@ fn links_fail_and_recover() {
     let (from, to) = (names["links"][0]["from"].clone(), names["links"][0]["to"].clone());
     let even = time(spec(json!({"from": from, "to": to, "bandwidth": 1.0})));
     let half = time(spec(json!({"from": from, "to": to, "bandwidth": 0.5})));
-    // The slow link is never idle once it has begun, so latencies pass while it works: all but the first, and
-    // the one of the step that others still make when it is done.
+    // The slow link is never idle once it has begun, so latencies pass while it works: all but the first, and the one
+    // in the step that others still make when it is done.
     let wire = 6.0 * f64::from(1 << 20) / BANDWIDTH;
     assert_close(half, 2.0 * LATENCY + 2.0 * wire, "half the bandwidth");
     let back = time(spec(
@@ -240,6 +291,7 @@ fn invalid_inputs_are_rejected_before_the_run() {
     for (path, value) in [
         ("/cluster/stragglers", json!([{"rank": 9, "late_s": 1.0}])),
         ("/cluster/stragglers", json!([{"rank": 1, "slow": 0.0}])),
+        ("/cluster/stragglers", json!([{"rank": 1, "slow": 2.0}, {"rank": 1, "late_s": 1.0}])),
         ("/cluster/faults", json!([{"from": "node9", "to": "leaf0", "bandwidth": 0.5}])),
         ("/cluster/constants", json!({"set": {"post_s": -1.0}})),
         ("/cluster/constants", json!({"set": {"wire_efficiency": 1.5}})),
@@ -275,7 +327,7 @@ fn a_run_can_be_cancelled() {
 
 #[test]
 fn adaptive_routes_spread_over_links() {
-    // Four pairs of ranks from leaf to leaf, four spines: hashes collide, adaptive routes do not.
+    // Four rank pairs from leaf to leaf, four spines: hashes collide, adaptive routes do not.
     let load = |routing: &str| {
         let outcome = run(json!({
             "scenario": "collective",
@@ -316,7 +368,7 @@ fn a_hierarchical_all_reduce_uses_nvlink_inside_hosts_whose_nics_share_a_leaf() 
         "job": {"algorithm": "hierarchical", "bytes": bytes, "local": 8},
         "links": 1000,
     }));
-    // Each GPU's NIC carries an eighth of the vector, 15/16 of it twice, and its NVLink 7/8 of all of it twice.
+    // Each GPU's NIC carries an eighth of the vector, 15/16 of it twice, and its NVLink 7/8 of the whole twice.
     for link in outcome["links"].as_array().unwrap() {
         let name = |end: &str| link[end].as_str().unwrap().to_owned();
         let (from, to) = (name("from"), name("to"));

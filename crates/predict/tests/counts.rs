@@ -1,4 +1,4 @@
-//! Time of an all-reduce for all numbers of ranks: a number costs little more than its neighbours.
+//! All-reduce time for all rank counts: each count costs little more than the counts next to it.
 
 use serde_json::json;
 use weft_collectives::tune::{Costs, RankPlacements, tune};
@@ -7,7 +7,7 @@ use weft_predict::collective::CollectiveWorkload;
 use weft_predict::{Cluster, World};
 use weft_topology::{BiGraph, EndpointId, FatTree, Network, Router, Routing};
 
-/// Costs of the tuner, and the same in the simulator.
+/// Tuner costs, and the same in the simulator.
 const COSTS: Costs = Costs { step_s: 2e-6, post_s: 2e-7, add_bytes_per_s: 1e11 };
 
 fn cluster(topology: &str) -> Cluster {
@@ -19,7 +19,7 @@ fn cluster(topology: &str) -> Cluster {
     serde_json::from_value(spec).unwrap()
 }
 
-/// Simulated time of the algorithm that the tuner chooses, and its name.
+/// Simulated time and name for the algorithm that the tuner chooses.
 fn chosen(
     topology: &str,
     network: &Network,
@@ -50,8 +50,9 @@ fn time(
     world.run(&mut [&mut workload], &mut |_, _| true).unwrap()
 }
 
-/// Ratio of each time to the lower one of both neighbours, from 6 ranks on. Below, other effects are larger: 3 ranks move
-/// 4/3 of the bytes of 2, short vectors take the time of their few messages, and the fifth rank is on a second leaf.
+/// Ratio of each time to the lower of both neighbours, from 6 ranks on. Below, other effects are larger: 3 ranks move
+/// 4/3 of the bytes that 2 move, short vectors take as long as their few messages, and the fifth rank is on a second
+/// leaf.
 fn ratios(times: &[(f64, Algorithm)]) -> impl Iterator<Item = (usize, f64)> {
     let ratio = |window: &[(f64, Algorithm)]| window[1].0 / window[0].0.min(window[2].0);
     times.windows(3).enumerate().skip(3).map(move |(at, window)| (at + 3, ratio(window)))
@@ -90,7 +91,7 @@ fn no_number_of_ranks_costs_over_1_3_times_the_better_neighbour() {
     assert!(expensive.is_empty(), "{}", expensive.join("\n"));
 }
 
-/// Times of HDRM in docs/collectives.md: of 256 KiB in microseconds, of 64 MiB in milliseconds.
+/// HDRM times in docs/collectives.md: for 256 KiB in microseconds, for 64 MiB in milliseconds.
 #[test]
 fn hdrm_takes_the_stated_times() {
     let (topology, graph) = ("bigraph:switches=8,endpoints=3", BiGraph::new(4, 3));

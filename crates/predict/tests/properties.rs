@@ -1,4 +1,4 @@
-//! Properties of every collective on every network.
+//! Properties for every collective on every network.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ fn run(spec: &Value) -> Value {
     serde_json::from_str(&outcome.unwrap_or_else(|error| panic!("{spec}: {error}"))).unwrap()
 }
 
-/// The bytes of all writes of a schedule.
+/// Total bytes in all writes in a schedule.
 fn written(algorithm: Algorithm, ranks: u32, bytes: u64) -> u64 {
     let schedule = build(Collective::AllReduce, algorithm, ranks, &Options::default()).unwrap();
     let mut sum = 0;
@@ -92,7 +92,7 @@ proptest! {
                 left += carried;
             }
         }
-        // Segments cut a vector elsewhere than blocks of the whole do: bytes are the same but for rounding.
+        // Segments cut a vector elsewhere than whole-vector blocks do: bytes are the same except for rounding.
         let sent = written(algorithm, ranks, bytes) as f64;
         let rounding = f64::from(ranks * ranks) * 200.0;
         prop_assert!((left - sent).abs() <= rounding + 1e-6 * sent, "{} left, {} written", left, sent);
@@ -106,7 +106,7 @@ proptest! {
         prop_assume!(ranks > 1);
         spec["job"]["algorithm"] = json!("ring");
         spec["job"]["bytes"] = json!(1 << 20);
-        // Jitter is drawn in the order of messages, which a slower link changes.
+        // Jitter is drawn in message order, which a slower link changes.
         spec["cluster"]["constants"]["set"]["jitter_s"] = json!(0.0);
         let even = run(&spec)["time_s"].as_f64().unwrap();
         spec["cluster"]["faults"] = json!([{"from": "leaf0.0", "to": "leaf0", "bandwidth": share}]);

@@ -1,4 +1,4 @@
-//! Schedules of all algorithms and from JSON, link loads, and deadlocks.
+//! Schedules from all algorithms and from JSON, link loads, and deadlocks.
 
 use serde_json::{Value, json};
 use weft_collectives::{
@@ -16,7 +16,7 @@ fn cluster(topology: &str, routing: &str) -> Cluster {
     serde_json::from_value(json!({"topology": topology, "routing": routing, "seed": 7})).unwrap()
 }
 
-/// Time and largest link load of a schedule of `bytes`.
+/// Time and maximum link load for a schedule with `bytes`.
 fn run(cluster: &Cluster, schedule: AnySchedule, map: &[EndpointId], bytes: u64) -> (f64, u32) {
     let mut world = World::new(cluster).unwrap();
     let mut workload =
@@ -42,7 +42,7 @@ fn link_loads_of_ranks_in_step_are_those_of_the_link_checker() {
             let schedule = all_reduce(algorithm, 16);
             let mut router = Router::new(&network, Routing::Ecmp { seed: 7 }).unwrap();
             let report = contention(&schedule, &mut router, &map).unwrap();
-            // Short messages: all of a step are over before the next step.
+            // Short messages: all messages in a step are over before the next step.
             let (_, load) = run(&cluster(topology, "ecmp"), schedule, &map, 16 * 64);
             assert!(
                 load <= report.max_load,
@@ -72,7 +72,7 @@ fn hdrm_loads_every_link_once_as_in_the_link_checker() {
 
 #[test]
 fn direct_and_tree_take_the_times_of_their_formulas() {
-    // One switch of eight: in two-shot every rank sends a block to each of the others, seven at a time, twice.
+    // One switch with eight endpoints: in two-shot every rank sends a block to each other rank, seven at a time, twice.
     let topology = "fat-tree:leaves=1,spines=1,hosts=8";
     let bytes = 8 << 20;
     let (two_shot, load) =
@@ -80,7 +80,7 @@ fn direct_and_tree_take_the_times_of_their_formulas() {
     assert_eq!(load, 7);
     let expected = 2.0 * (LATENCY + 7.0 * f64::from(1 << 20) / BANDWIDTH);
     assert!((two_shot / expected - 1.0).abs() < 1e-6, "{two_shot} {expected}");
-    // Two ranks: both trees are one edge, one chunk: up and down, each half of the vector, both ways at once.
+    // Two ranks: both trees are one edge, one chunk: up and down, each vector half, both ways at once.
     let options = Options { chunks: 1, ..Options::default() };
     let tree = build(Collective::AllReduce, Algorithm::Tree, 2, &options).unwrap();
     let topology = "fat-tree:leaves=1,spines=1,hosts=2";
@@ -140,7 +140,7 @@ fn a_schedule_from_json_takes_as_long_as_its_algorithm() {
 
 #[test]
 fn a_deadlock_names_rank_operation_and_step() {
-    // Rank 2 does not post its write of step 1.
+    // Rank 2 does not post its step-1 write.
     let error = outcome(&written(|program| {
         let write = |op: &Op| matches!(op, Op::Write { step: 1, .. });
         let index = program.ops[2].iter().position(write).unwrap();

@@ -1,5 +1,5 @@
-//! Network model of the fabric's simulator: its times are the engine's at any origin of the clock, and random
-//! worlds of the fabric's and the MoE suite end correctly over it.
+//! Network model for the fabric's simulator: times are the engine's at any clock origin, and random worlds from the
+//! fabric and MoE suites end correctly over it.
 
 #[path = "sim/moe.rs"]
 mod moe;
@@ -12,14 +12,10 @@ mod worlds;
 
 #[path = "../../moe/tests/common/mod.rs"]
 mod common;
-#[path = "../../fabric/tests/common/injected_fault.rs"]
-mod injected_fault;
 #[path = "../../moe/tests/sim/program.rs"]
 mod program;
 #[path = "sim/scenario.rs"]
 mod scenario;
-#[path = "../../fabric/tests/common/seeds.rs"]
-mod seeds;
 #[path = "../../fabric/tests/sim/traffic.rs"]
 mod traffic;
 
@@ -27,7 +23,7 @@ use weft_fabric::random::SplitMix64;
 use weft_predict::{MessageCosts, SimulatedNetwork};
 use weft_topology::{EndpointId, Network, Router, Routing};
 
-/// Model of `ranks` ranks on a random network.
+/// Model for `ranks` ranks on a random network.
 pub fn any_network(random: &mut SplitMix64, ranks: u32) -> SimulatedNetwork {
     let (network, routing) = match random.below(4) {
         0 => ("bigraph:switches=4,endpoints=2,gbps=8,latency_us=0.5", Routing::Static),

@@ -1,6 +1,6 @@
-//! SimGrid's virtual times of all-reduces of 16 ranks and 1 MiB, for comparison without SimGrid.
+//! SimGrid's virtual times for all-reduces among 16 ranks with 1 MiB, for comparison without SimGrid.
 //!
-//! `crates/netsim/tests/simgrid.rs` describes their origin. The compared cases have at most one write in flight
+//! `crates/netsim/tests/simgrid.rs` describes where they come from. The compared cases have at most one write in flight
 //! per connection: SimGrid sends several at the same time, the executor in order.
 
 use serde_json::json;

@@ -1,10 +1,10 @@
-//! Recommendation models, queries and all-to-alls: exact times where a formula has them, and what must not
-//! change with the seed, the order of ranks or the cut of a write.
+//! Recommendation models, queries and all-to-alls: exact times where a formula has them, and what must not change with
+//! the seed, the rank order or how a write is cut.
 
 use serde_json::{Value, json};
 
 const STAR: &str = "fat-tree:leaves=1,spines=1,hosts=16,gbps=8,latency_us=0.5";
-/// Two links of half a microsecond each.
+/// Two links with half a microsecond each.
 const LATENCY_S: f64 = 1e-6;
 /// Bytes a second.
 const BANDWIDTH: f64 = 1e9;
@@ -51,8 +51,8 @@ fn an_iteration_is_the_sum_of_its_parts() {
     let all = pooling_s + exchange_s + 3.0 * top_s + exchange_s + 2.0 * pooling_s;
     close(seconds(&found["results"]["unfused_s"]), all);
     close(seconds(&found["results"]["forward_exchange_s"]["unfused"]), exchange_s);
-    // Pooling takes 160 us and the exchange 120 us: fused, only the last slice for others and its
-    // latency are not hidden, and the own slice is pooled meanwhile.
+    // Pooling takes 160 us and the exchange 120 us: fused, only the last slice for others and the latency are not
+    // hidden, and the own slice is pooled meanwhile.
     let slice_s = pooling_s / 4.0;
     let last_s = 3.0 * slice_s + LATENCY_S + 40_000.0 / BANDWIDTH;
     let fused = last_s.max(pooling_s) + 3.0 * top_s + exchange_s + 2.0 * pooling_s;
@@ -130,7 +130,7 @@ fn arrivals_depend_on_the_seed_alone() {
     }
     let p99 = |policy: &str| seconds(&poisson(5, policy)["latency"]["p99_s"]);
     assert!(p99("least-loaded") < p99("random"), "it looks before it asks");
-    // The mean distance of arrivals is what was asked for.
+    // The mean arrival distance is what was asked for.
     let rate = seconds(&poisson(9, "random")["throughput_without_network_per_s"]);
     assert!((rate / 150_000.0 - 1.0).abs() < 0.06, "{rate}");
 }
@@ -159,7 +159,7 @@ fn rows_kept_by_a_rank_use_no_link() {
 
 #[test]
 fn rows_for_a_nic_are_posted_one_by_one() {
-    // All 32 tokens of each of 8 ranks for experts 14 and 15, of rank 7: one write of 32 rows, the private ones.
+    // All 32 tokens on each of 8 ranks go to experts 14 and 15, on rank 7: one write with 32 rows, the private ones.
     let to_7 = json!({"kind": "trace", "layers": [[14, 15]]});
     let job = [("rounds", json!(1)), ("token_routing", to_7), ("private_rows", json!(32))];
     let outcome = |changes: &[(&str, Value)]| run(moe(&[&job[..], changes].concat()));
@@ -167,9 +167,9 @@ fn rows_for_a_nic_are_posted_one_by_one() {
     let [plain, one, two] = [0.0, 1e-6, 2e-6].map(|row_s| outcome(&[posted_in(row_s)]));
     let dispatch_s = |outcome: &Value| seconds(&outcome["results"]["dispatch"]["max_s"]);
     close(dispatch_s(&two) - dispatch_s(&one), 32e-6);
-    // Replies are contiguous: the round takes no longer than its dispatch.
+    // Replies are contiguous: the round takes no longer than dispatch.
     close(seconds(&two["time_s"]) - seconds(&one["time_s"]), 32e-6);
-    // The link into rank 7 takes the rows of the seven others: a bound that does not depend on the model.
+    // The link into rank 7 takes rows from the seven others: a bound that does not depend on the model.
     let bytes = 7.0 * 32.0 * seconds(&plain["results"]["row_bytes"]);
     let bound_s = LATENCY_S + 2e-6 + bytes / BANDWIDTH;
     let found_s = dispatch_s(&plain);

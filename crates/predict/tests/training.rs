@@ -15,7 +15,7 @@ fn assert_close(seen: f64, expected: f64, what: &str) {
     assert!((seen / expected - 1.0).abs() < 1e-6, "{what}: {seen} s, expected {expected} s");
 }
 
-/// Two layers of 10 ms forward and 20 ms back, 12.5 MB of gradients each: 1.75 ms on a ring of four.
+/// Two layers with 10 ms forward and 20 ms back, 12.5 MB gradients each: 1.75 ms on a ring of four.
 fn train(overlap: bool, bucket_bytes: u64) -> Value {
     let layer = |name| json!({"name": name, "forward_s": 0.01, "backward_s": 0.02, "gradient_bytes": 12_500_000});
     json!({
@@ -50,7 +50,7 @@ fn with_overlap_the_last_bucket_alone_is_exposed() {
     let results = &run(train(true, 1))["results"];
     assert_close(seconds(&results["iteration_s"]), 0.061 + REDUCTION, "iteration");
     assert_close(seconds(&results["exposed_communication_s"]), REDUCTION, "exposed");
-    // One bucket of both layers leaves at the end.
+    // One bucket with both layers leaves at the end.
     let results = &run(train(true, 1 << 30))["results"];
     assert_close(seconds(&results["iteration_s"]), 0.061 + 2.0 * REDUCTION, "one bucket");
 }
@@ -87,7 +87,7 @@ fn jobs_share_links() {
     let both = mixture(json!([job([0, 2]), job([1, 3])]));
     assert_close(seconds(&both["time_s"]), 8.0 * 0.001, "both");
     assert_eq!(both["max_link_load"], 2);
-    // On leaves of their own they do not meet.
+    // On separate leaves they do not meet.
     let apart = mixture(json!([job([0, 1]), job([2, 3])]));
     assert_close(seconds(&apart["time_s"]), 4.0 * 0.001, "apart");
 }
@@ -108,7 +108,7 @@ fn jobs_at_one_nic_post_in_the_order_of_time() {
     });
     let outcome = run(spec);
     let first = seconds(&outcome["results"]["jobs"][0]["time_s"]);
-    // While the other job's five megabytes move, these few bytes have half of the link: they do not notice.
+    // While the other job's five megabytes move, these few bytes have half the link: they do not notice.
     assert!(first < 3.0 * 2.0 * 6e-6, "{first}");
 }
 
@@ -125,7 +125,7 @@ fn a_trace_has_compute_collectives_and_messages() {
         .filter(|event| event["cat"] == "network")
         .map(|event| event["args"]["bytes"].as_u64().unwrap())
         .sum();
-    // Three iterations of 25 MB, of which each of four ranks sends three quarters twice.
+    // Three iterations with 25 MB each; each of four ranks sends three quarters twice.
     assert_eq!(bytes, 3 * 25_000_000 * 6);
 }
 

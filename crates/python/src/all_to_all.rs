@@ -1,5 +1,6 @@
 //! MoE dispatch and combine for `weft.moe`.
 
+use crate::choices::choose;
 use crate::communicator::Communicator;
 use crate::errors::{Error, raise};
 use crate::fork;
@@ -67,7 +68,7 @@ impl AllToAll {
         })
     }
 
-    /// Releases the user's arrays of all rounds; writes in flight keep them until they complete.
+    /// Releases the user's arrays for all rounds; writes in flight keep them until they complete.
     fn release_inputs(&self, engine: &mut weft_fabric::Engine) {
         for region in lock(&self.rounds).drain().filter_map(|(_, round)| round.input) {
             engine.release(&region);
@@ -79,7 +80,7 @@ impl AllToAll {
     }
 }
 
-/// The bytes of an array.
+/// An array's bytes.
 ///
 /// # Safety
 /// The array's owner outlives the slice, and the array is not written to meanwhile.
@@ -172,14 +173,14 @@ impl AllToAll {
         Ok(AllToAll { shared, moe, rounds: Mutex::default(), shape })
     }
 
-    /// Bytes of a token with its scales, and of a reply, on the wire.
+    /// Wire bytes for a token with scales, and for a reply.
     #[getter]
     fn row_bytes(&self) -> (usize, usize) {
         let tokens = self.shape.token_bytes() + self.shape.scale_bytes();
         (tokens, self.shape.area_row_bytes(Area::Replies))
     }
 
-    /// The first and one past the last expert of this rank.
+    /// This rank's first expert and one past its last.
     #[getter]
     fn local_experts(&self) -> (u32, u32) {
         let experts = self.shape.placement().experts_of(self.shape.config().rank);
@@ -191,7 +192,7 @@ impl AllToAll {
         (self.shape.sizes().to_string(), self.shape.sizes().total_bytes())
     }
 
-    /// Starts a round; its number.
+    /// Starts a round; returns the round number.
     fn dispatch_send(
         &self,
         py: Python<'_>,
@@ -203,7 +204,7 @@ impl AllToAll {
         let memory = lent(tokens.0, tokens.1, tokens.2, None)?;
         let (round, started) = self.shared.with(py, |fabric| {
             // The Python layer made ids and weights in the dtypes int64 and float32, aligned by numpy.
-            // SAFETY: the arrays' owners are arguments of this call, and its docstring forbids
+            // SAFETY: the arrays' owners are arguments to this call, and the docstring forbids
             // changing the scales while it runs.
             let (ids, weights, scales) = unsafe {
                 let ids = bytes(&ids).align_to::<i64>().1;
@@ -276,7 +277,7 @@ impl AllToAll {
         let handle = self.handle(py, round)?;
         let row = self.shape.area_row_bytes(Area::ExpertOutput);
         self.shared.with(py, |fabric| {
-            // SAFETY: the owner is an argument of this call, and the docstring forbids changing the
+            // SAFETY: the owner is an argument to this call, and the docstring forbids changing the
             // array while it runs.
             let outputs = Rows::new(unsafe { bytes(&outputs) }, row, row);
             Ok(self.moe.combine_send(&mut fabric.access(), handle, outputs)?)
@@ -298,7 +299,7 @@ impl AllToAll {
             return Err(Self::shape_error(py, "the output", needed, out.1));
         }
         self.shared.wait(py, timeout, |fabric, waiter| {
-            // SAFETY: the owner is an argument of this call, and the docstring forbids touching the
+            // SAFETY: the owner is an argument to this call, and the docstring forbids touching the
             // array while it runs.
             let out = RowsMut::new(unsafe { bytes_mut(&mut out) }, row, row);
             Ok(self.moe.combine_recv(&mut fabric.access(), handle, out, waiter)?)
@@ -313,7 +314,7 @@ impl AllToAll {
         Ok(())
     }
 
-    /// The number of tokens that this rank sent in a round.
+    /// Token count that this rank sent in a round.
     fn tokens(&self, py: Python<'_>, round: u64) -> PyResult<usize> {
         let handle = self.handle(py, round)?;
         self.shared.with(py, |fabric| Ok(self.moe.tokens(&mut fabric.access(), handle)?))
@@ -338,7 +339,7 @@ impl AllToAll {
         })
     }
 
-    /// Ends it on this rank alone; the engine keeps memory that peers may write to. No effect in a forked child.
+    /// Ends it on this rank only; the engine keeps memory that peers may write to. No effect in a forked child.
     fn abandon(&self, py: Python<'_>) -> PyResult<()> {
         if fork::is_child() {
             return Ok(());
@@ -361,7 +362,7 @@ pub fn dtype(py: Python<'_>, name: &str) -> PyResult<DType> {
     })
 }
 
-/// The type of tokens of these names: 8-bit ones come with their scales' type and block.
+/// Token type with these names; 8-bit types come with a scale type and block.
 pub fn token_type(py: Python<'_>, name: &str, scales: Option<(&str, u32)>) -> PyResult<TokenType> {
     let format = Float8::ALL.into_iter().find(|format| format.name() == name);
     let (Some(format), Some((scale, block))) = (format, scales) else {
@@ -370,13 +371,4 @@ pub fn token_type(py: Python<'_>, name: &str, scales: Option<(&str, u32)>) -> Py
     let known = ScaleType::ALL.map(|scale| (scale.name(), scale));
     let scale = choose(py, "scale_dtype", scale, &known)?;
     Ok(TokenType::Scaled(BlockScaled { format, scale, block }))
-}
-
-pub fn choose<T: Copy>(py: Python<'_>, what: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {
-    if let Some((_, value)) = known.iter().find(|(known, _)| *known == name) {
-        return Ok(*value);
-    }
-    let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-    let message = format!("{what} is {name:?}: {} are known", names.join(" and "));
-    Err(raise(py, "ConfigurationError", &message))
 }

@@ -1,11 +1,11 @@
-//! Build of this native module: version, commit, target, profile.
+//! This native module's build: version, commit, target, profile.
 
 use pyo3::prelude::*;
 
-/// Version, commit, target and profile of the native module.
+/// The native module's version, commit, target and profile.
 #[pyclass(frozen, get_all, module = "weft._native")]
 pub struct BuildInfo {
-    /// The version of Weft.
+    /// Weft's version.
     version: &'static str,
     /// The commit it was built from, or "unknown" outside a git checkout.
     commit: &'static str,
@@ -25,7 +25,7 @@ impl BuildInfo {
     }
 }
 
-/// Version, commit, target and profile of the native module.
+/// The native module's version, commit, target and profile.
 #[pyfunction]
 pub fn build_info() -> BuildInfo {
     BuildInfo {

@@ -1,29 +1,29 @@
-//! `Communicator`: the group of ranks that `weft.init()` returns.
+//! `Communicator`: the rank group that `weft.init()` returns.
 
+use crate::awaits::{self, Await, Awaits};
+use crate::choices::choose;
 use crate::errors::Error;
 use crate::fork;
-use crate::memory::lent;
-use crate::numbers::{
-    Count, DestinationOffset, DestinationStride, Device, Expected, Length, Peer, Round,
-    SourceOffset, SourceStride, Window,
-};
+use crate::memory::{lent, with_remedy};
+use crate::numbers::{Device, Expected, Length, Peer, Round, Window};
 use crate::peer_group::PeerGroup;
 use crate::region::Region;
 use crate::request::Request;
-use crate::shared::{HandlerException, Shared, deadline, duration};
+use crate::shared::{HandlerException, Shared, call_at_end, deadline, deliver, duration};
+use crate::sharing;
+use crate::slices::{PySlices, pages};
+use crate::traces::{self, PyTotals, PyTrace};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::Ordering;
 use weft_control::{Cause, Operation, Poison};
 use weft_fabric::{
-    Communicator as Fabric, CompletionCallback, CounterConfig, CounterId, Error as FabricError,
-    Memory, Page, PeerWrite, Placement, Rank, Region as FabricRegion, RegionKey, RemoteRegion,
-    RequestId, Route, StridedPages, TrafficClass,
+    Communicator as Fabric, CounterConfig, CounterId, Memory, Page, PeerWrite, Placement, Rank,
+    Reader, Region as FabricRegion, RegionKey, RemoteRegion, Route, TrafficClass, WatchCondition,
 };
 
-/// A group of ranks that can write to each other.
+/// A rank group whose members can write to each other.
 #[pyclass(frozen, module = "weft._native")]
 pub struct Communicator {
     pub shared: Shared,
@@ -50,18 +50,9 @@ impl Communicator {
     }
 }
 
-/// Slices: source region, its offset, the peer's region, its offset, length; their number, and the strides in bytes
-/// in the source and in the destination.
-type PySlices =
-    (u32, SourceOffset, u32, DestinationOffset, Length, Count, SourceStride, DestinationStride);
-/// A route: provider, most bytes and most pages of a part.
+/// A route: provider, maximum bytes and pages in a part.
 type PyRoute = (&'static str, Option<u64>, Option<u32>);
-/// Totals: peer, provider, payload bytes, parts, arrivals, errors.
-type PyTotals = (u32, &'static str, u64, u64, u64, u64);
-/// Records of a trace: see `Communicator.take_trace`.
-type PyTrace =
-    (Vec<(u64, u32, u32, u64, u64)>, Vec<(u64, u32, u32, u64)>, Vec<(String, u64, u64)>, u64);
-/// Raises of a lane since the last credit: counter, peer, number.
+/// Lane raises since the last credit: counter, peer, number.
 type PyRaised = (u32, u32, u64);
 
 #[pymethods]
@@ -78,19 +69,19 @@ impl Communicator {
         self.world_size
     }
 
-    /// Number of times that the group was formed anew.
+    /// Number of re-formations.
     #[getter]
     fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Host identity of each rank.
+    /// Each rank's host identity.
     #[getter]
     fn hosts(&self) -> Vec<String> {
         self.hosts.clone()
     }
 
-    /// The provider of the route to each rank; `None` for this one.
+    /// The provider on the route to each rank; `None` for this one.
     fn routes(&self, py: Python<'_>) -> PyResult<Vec<Option<&'static str>>> {
         self.shared.with(py, |fabric| {
             let ranks = (0..fabric.world_size()).map(Rank);
@@ -99,7 +90,7 @@ impl Communicator {
         })
     }
 
-    /// Details by provider, such as the version of its library; providers without any are left out.
+    /// Details by provider, such as a library version; providers without any are left out.
     fn provider_details(
         &self,
         py: Python<'_>,
@@ -110,7 +101,7 @@ impl Communicator {
         })
     }
 
-    /// The route to a peer: its provider, and the most bytes and pages of a part; `None`: no limit.
+    /// The route to a peer: provider, and maximum bytes and pages in a part; `None`: no limit.
     fn route(&self, py: Python<'_>, peer: Peer) -> PyResult<PyRoute> {
         let route = self.route_to(py, peer)?;
         let rule = route.parts;
@@ -119,13 +110,13 @@ impl Communicator {
         Ok((route.provider.name(), bytes, pages))
     }
 
-    /// Raises of a lane by a write of pages of these lengths, to or from a peer.
+    /// Lane raises by a write with these page lengths, to or from a peer.
     fn parts(&self, py: Python<'_>, peer: Peer, lengths: Vec<Length>) -> PyResult<u64> {
         let lengths = lengths.into_iter().map(|length| length.0);
         Ok(self.route_to(py, peer)?.parts.count(lengths))
     }
 
-    /// Offset of each rank's clock from rank 0's in nanoseconds, and its error.
+    /// Each rank's clock offset from rank 0's in nanoseconds, and the error bound.
     fn clock_offsets(&self, py: Python<'_>) -> PyResult<Vec<(i64, u64)>> {
         self.shared.with(py, |fabric| {
             let ranks = (0..fabric.world_size()).map(Rank);
@@ -134,7 +125,7 @@ impl Communicator {
         })
     }
 
-    /// Each rank's bytes, in rank order; `for_share`: as the first half of `share`.
+    /// Each rank's bytes, in rank order; `for_share`: as the first half in `share`.
     #[pyo3(signature = (payload, timeout, for_share=false))]
     fn all_gather<'py>(
         &self,
@@ -151,7 +142,7 @@ impl Communicator {
         Ok(gathered.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 
-    /// Key shared by the members of this group; `None` for a pair.
+    /// Key shared by this group's members; `None` for a pair.
     fn derive_key<'py>(
         &self,
         py: Python<'py>,
@@ -169,7 +160,7 @@ impl Communicator {
         self.shared.wait(py, timeout, |fabric, waiter| Ok(fabric.barrier(waiter)?))
     }
 
-    /// Memory that peers can be granted: of the host, placed as requested, or of a device.
+    /// Memory that peers can be granted: on the host, placed as requested, or on a device.
     #[pyo3(signature = (length, device=None, numa_node=None, huge_pages=false))]
     fn alloc(
         &self,
@@ -191,8 +182,10 @@ impl Communicator {
         Ok(Region::new(&region, true, &self.shared))
     }
 
-    /// The user's memory, of the host or of the CUDA device of this ordinal.
-    #[pyo3(signature = (address, length, owner, writable, device=None))]
+    /// The user's memory, on the host or on the CUDA device with this ordinal, for a reader of what peers
+    /// write into it.
+    #[pyo3(signature = (address, length, owner, writable, device=None, reader="all"))]
+    #[allow(clippy::too_many_arguments)]
     fn register(
         &self,
         py: Python<'_>,
@@ -201,8 +194,11 @@ impl Communicator {
         owner: Py<PyAny>,
         writable: bool,
         device: Option<u32>,
+        reader: &str,
     ) -> PyResult<Region> {
-        let memory = lent(address, length, owner, device)?;
+        let known = [("all", Reader::All), ("owner", Reader::Owner)];
+        let reader = choose(py, "reader", reader, &known)?;
+        let memory = lent(address, length, owner, device)?.read_by(reader);
         let region = self.shared.with(py, |fabric| {
             Ok(fabric.register_user_buffer(memory).map_err(|error| with_remedy(error, device))?)
         })?;
@@ -248,14 +244,14 @@ impl Communicator {
         })
     }
 
-    /// The oldest round of a peer without a credit.
+    /// A peer's oldest round without a credit.
     fn open_round(&self, py: Python<'_>, counter: u32, peer: Peer) -> PyResult<u64> {
         self.shared.with(py, move |fabric| {
             Ok(fabric.engine().open_round(CounterId::from_number(counter), Rank(peer.0))?)
         })
     }
 
-    /// Grants all of `regions` to every peer and links `counters`. By rank: (key, length) of the
+    /// Grants all of `regions` to every peer and links `counters`. By rank: (key, length) for the
     /// regions that it granted.
     fn share(
         &self,
@@ -267,19 +263,40 @@ impl Communicator {
         self.shared.with(py, move |fabric| {
             let regions = regions.iter().map(|region| region.get().get());
             let regions: Vec<FabricRegion> = regions.collect::<Result<_, Error>>()?;
-            let regions: Vec<_> =
-                regions.iter().map(|region| (region, 0..region.memory().len() as u64)).collect();
-            let counters: Vec<_> = counters.into_iter().map(CounterId::from_number).collect();
-            let remotes = fabric.share(&regions, &counters, deadline(timeout))?;
-            let of_rank = |list: Vec<weft_fabric::RemoteRegion>| {
-                list.into_iter().map(|remote| (remote.key.0, remote.length)).collect()
-            };
-            Ok(remotes.into_iter().map(of_rank).collect())
+            sharing::share(fabric, &regions, counters, deadline(timeout))
         })
     }
 
-    /// Writes pages to peers and raises their counters, as one request, in a round or in the next one
-    /// toward each; `done` is called at its end.
+    /// A region's grant for one peer, encoded.
+    fn grant_region<'py>(
+        &self,
+        py: Python<'py>,
+        region: Py<Region>,
+        peer: Peer,
+        timeout: f64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let grant = self.shared.with(py, move |fabric| {
+            sharing::grant(fabric, &region.get().get()?, Rank(peer.0), deadline(timeout))
+        })?;
+        Ok(PyBytes::new(py, &grant))
+    }
+
+    /// Key and length of the region that a peer's grant has.
+    fn import_region(
+        &self,
+        py: Python<'_>,
+        peer: Peer,
+        grant: &[u8],
+        timeout: f64,
+    ) -> PyResult<(u32, u64)> {
+        let grant = grant.to_vec();
+        self.shared.with(py, move |fabric| {
+            sharing::import(fabric, Rank(peer.0), &grant, deadline(timeout))
+        })
+    }
+
+    /// Writes pages to peers and raises the counters, as one request, in a round or in the next one
+    /// toward each; `done` is called when it ends.
     #[pyo3(signature = (writes, counter, round, done))]
     fn scatter(
         &self,
@@ -304,7 +321,7 @@ impl Communicator {
         Ok(Request { id, shared: self.shared.clone() })
     }
 
-    /// Resolves a counter, a source and regions of peers (peer, key, length) for scatters to them.
+    /// Resolves a counter, a source and peers' regions (peer, key, length) for scatters to them.
     fn peer_group(
         &self,
         py: Python<'_>,
@@ -326,8 +343,8 @@ impl Communicator {
         Ok(PeerGroup::new(group, &self.shared))
     }
 
-    /// Waits until peers have raised a counter by as much as is expected of each, in an open round or in
-    /// the oldest of each.
+    /// Waits until peers have raised a counter by as much as is expected from each, in an open round or in
+    /// the oldest for each.
     #[pyo3(signature = (counter, round, expected, timeout))]
     fn wait(
         &self,
@@ -367,6 +384,50 @@ impl Communicator {
             };
             Ok(fabric.wait_for_credit(counter, peer, round, waiter)?)
         })
+    }
+
+    /// Calls `callback` once peers have raised a counter as [`Communicator::wait`] expects.
+    #[pyo3(signature = (counter, round, expected, callback))]
+    fn watch(
+        &self,
+        py: Python<'_>,
+        counter: u32,
+        round: Option<Round>,
+        expected: Vec<(Peer, Expected)>,
+        callback: Py<PyAny>,
+    ) -> PyResult<()> {
+        call_at_end(&self.shared, py, callback, raises(counter, round, expected))
+    }
+
+    /// Starts an await with this number for the same as [`Communicator::wait`]; `None` if it holds.
+    #[pyo3(signature = (counter, round, expected, awaits, number))]
+    fn start_await(
+        &self,
+        py: Python<'_>,
+        counter: u32,
+        round: Option<Round>,
+        expected: Vec<(Peer, Expected)>,
+        awaits: PyRef<'_, Awaits>,
+        number: u64,
+    ) -> PyResult<Option<Await>> {
+        awaits::start(&self.shared, py, &awaits, number, raises(counter, round, expected))
+    }
+
+    /// Starts an await with this number for the same as [`Communicator::wait_for_credit`]; `None` if it holds.
+    #[pyo3(signature = (peer, counter, round, awaits, number))]
+    fn start_await_for_credit(
+        &self,
+        py: Python<'_>,
+        peer: Peer,
+        counter: u32,
+        round: Option<Round>,
+        awaits: PyRef<'_, Awaits>,
+        number: u64,
+    ) -> PyResult<Option<Await>> {
+        let (counter, peer) = (CounterId::from_number(counter), Rank(peer.0));
+        let round = round.map(|Round(round)| round);
+        let condition = WatchCondition::Credited { counter, peer, round };
+        awaits::start(&self.shared, py, &awaits, number, condition)
     }
 
     /// Raises by a peer in an open round; in the oldest if none is named.
@@ -425,7 +486,7 @@ impl Communicator {
         })
     }
 
-    /// Gives a peer credit for its round.
+    /// Gives a peer credit for the round.
     fn credit(&self, py: Python<'_>, peer: Peer, counter: u32) -> PyResult<Request> {
         let id = self.shared.with(py, move |fabric| {
             Ok(fabric.engine().credit_now(Rank(peer.0), CounterId::from_number(counter))?)
@@ -435,31 +496,14 @@ impl Communicator {
 
     /// By peer: rank, provider, payload bytes, parts, arrivals, errors.
     fn statistics(&self, py: Python<'_>) -> PyResult<Vec<PyTotals>> {
-        self.shared.with(py, |fabric| {
-            let peers = fabric.engine().statistics().peers;
-            let row = |p: weft_fabric::PeerStatistics| {
-                let t = p.totals;
-                (p.rank.0, p.provider.name(), t.bytes, t.parts, t.arrivals, t.errors)
-            };
-            Ok(peers.into_iter().map(row).collect())
-        })
+        self.shared.with(py, |fabric| Ok(traces::totals(&fabric.engine())))
     }
 
-    /// Takes the records of the trace: writes (ns, peer, lane, value, bytes), arrivals (ns, peer, lane, value), phases
-    /// (name, begin ns, end ns), and the number dropped for want of room.
+    /// Takes the trace records: writes (ns, peer, lane, value, bytes), arrivals (ns, peer, lane, value), phases
+    /// (name, begin ns, end ns), and the number dropped for lack of room.
     fn take_trace(&self, py: Python<'_>) -> PyResult<PyTrace> {
-        self.shared.with(py, |fabric| {
-            let mut engine = fabric.engine();
-            let Some(trace) = engine.trace() else {
-                return Ok((Vec::new(), Vec::new(), Vec::new(), 0));
-            };
-            let writes = trace.writes.drain(..);
-            let writes = writes.map(|w| (w.at.0, w.peer.0, w.lane, w.value, w.bytes)).collect();
-            let arrivals = trace.arrivals.drain(..);
-            let arrivals = arrivals.map(|a| (a.at.0, a.peer.0, a.lane, a.value)).collect();
-            let phases = trace.phases.drain(..).map(|p| (p.name, p.begin.0, p.end.0)).collect();
-            Ok((writes, arrivals, phases, std::mem::take(&mut trace.dropped)))
-        })
+        self.shared
+            .with(py, |fabric| Ok(fabric.engine().trace().map(traces::take).unwrap_or_default()))
     }
 
     /// Raises the error that ended the group, if there is one.
@@ -476,78 +520,36 @@ impl Communicator {
         })
     }
 
-    /// A new communicator of the survivors.
+    /// A new communicator with the survivors.
     fn reform(&self, py: Python<'_>, timeout: f64) -> PyResult<Communicator> {
         self.shared
             .with(py, |fabric| Ok(fabric.reform(duration(timeout))?))
             .map(|fabric| Communicator::wrap(fabric, self.shared.raised.clone()))
     }
 
-    /// Ends the waits of all threads; objects made on it can still be released.
+    /// Ends all threads' waits; objects made on it can still be released.
     fn end_waits(&self, py: Python<'_>) {
         py.detach(|| self.shared.end_waits());
     }
 
-    /// Leaves the group and frees its resources; waits of other threads end with an error. No effect in a forked
+    /// Leaves the group and frees its resources; waits on other threads end with an error. No effect in a forked
     /// child.
     fn close(&self, py: Python<'_>) {
-        // A thread of the parent may hold any lock here, and no thread of this process releases it.
+        // A parent thread may hold any lock here, and no thread in this process releases it.
         if fork::is_child() {
             return;
         }
         py.detach(|| self.shared.close());
-        // Callbacks of requests that the close ended.
+        // Callbacks for requests that the close ended.
         self.shared.callbacks.run(py);
     }
 }
 
-/// The error with a remedy for memory of a device that no enabled provider can use.
-fn with_remedy(error: FabricError, device: Option<u32>) -> FabricError {
-    match (error, device) {
-        (FabricError::Unusable { provider, key, detail }, Some(device)) => {
-            let detail = format!(
-                "{detail}; to send it from cuda:{device} itself, add copy to the providers \
-                 (WEFT_PROVIDERS=copy,tcp)"
-            );
-            FabricError::Unusable { provider, key, detail }
-        }
-        (error, _) => error,
+/// Condition for a wait on a counter.
+fn raises(counter: u32, round: Option<Round>, expected: Vec<(Peer, Expected)>) -> WatchCondition {
+    WatchCondition::Raised {
+        counter: CounterId::from_number(counter),
+        round: round.map(|Round(round)| round),
+        expected: expected.into_iter().map(|(peer, raises)| (Rank(peer.0), raises.0)).collect(),
     }
-}
-
-fn pages(slices: Vec<PySlices>) -> Result<Vec<Page>, Error> {
-    let mut pages = Vec::with_capacity(slices.len());
-    for row in slices {
-        let (source, source_offset, destination, destination_offset, length, count, ..) = row;
-        let (.., source_stride, destination_stride) = row;
-        let first = Page {
-            source: RegionKey(source),
-            source_offset: source_offset.0,
-            destination: RegionKey(destination),
-            destination_offset: destination_offset.0,
-            length: length.0,
-        };
-        let slices = StridedPages {
-            first,
-            count: count.0,
-            source_stride: source_stride.0,
-            destination_stride: destination_stride.0,
-        };
-        slices.append_to(&mut pages)?;
-    }
-    Ok(pages)
-}
-
-/// Submits a request whose end calls `done`.
-pub fn deliver(
-    shared: &Shared,
-    done: Option<Py<PyAny>>,
-    submit: impl FnOnce(Option<CompletionCallback>) -> Result<RequestId, FabricError>,
-) -> Result<RequestId, Error> {
-    let (done, accepted) = done.map(|done| shared.callbacks.callback(done)).unzip();
-    let id = submit(done)?;
-    if let Some(accepted) = accepted {
-        accepted.store(true, Ordering::Relaxed);
-    }
-    Ok(id)
 }

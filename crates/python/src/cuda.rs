@@ -27,7 +27,7 @@ pub fn cuda_report(py: Python<'_>, nvrtc_folders: Vec<PathBuf>) -> PyResult<Boun
     Ok(answer)
 }
 
-/// Ordinal of the CUDA device that owns the memory at an address.
+/// Ordinal for the CUDA device that owns the memory at an address.
 #[pyfunction]
 pub fn cuda_device_of(address: u64) -> PyResult<u32> {
     let device = weft_cuda::device_of(address);
@@ -64,7 +64,7 @@ fn describe<'py>(py: Python<'py>, report: &DeviceReport) -> PyResult<Bound<'py, 
     Ok(answer)
 }
 
-/// UUID of a device in the notation of `nvidia-smi -L`.
+/// Device UUID as `nvidia-smi -L` prints it: for example, `GPU-` and 36 characters.
 fn uuid(device: Device) -> String {
     let digits = device.uuid().map(|byte| format!("{byte:02x}")).concat();
     let kind = if device.is_mig() { "MIG" } else { "GPU" };

@@ -1,10 +1,11 @@
-//! Conversion of Rust errors to Python exceptions: a class of `weft.errors` for each variant.
+//! Rust errors as Python exceptions: a `weft.errors` class for each variant.
 
+use pyo3::panic::PanicException;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 use weft_collectives::RunError;
 use weft_collectives::device::DeviceError;
-use weft_control::{Cause, Error as ControlError, Poison, Rank};
+use weft_control::{Cause, Error as ControlError, Poison, Rank, limits};
 use weft_cuda::Error as CudaError;
 use weft_dispatch::Error as DispatchError;
 use weft_fabric::{Error as FabricError, MissingPeer};
@@ -32,6 +33,7 @@ pub const CLASSES: &[&str] = &[
     "ExpertError",
     "ForkError",
     "GroupPoisonedError",
+    "InternalError",
     "LimitError",
     "ListenError",
     "MalformedError",
@@ -60,7 +62,7 @@ pub const CLASSES: &[&str] = &[
     "WrongGroupError",
 ];
 
-/// Parts of a Python exception.
+/// Python exception parts.
 struct ExceptionParts {
     class: &'static str,
     rank: Option<u32>,
@@ -86,7 +88,7 @@ impl ExceptionParts {
     }
 }
 
-/// An instance of a class of `weft.errors`.
+/// An instance of a `weft.errors` class.
 pub fn raise(py: Python<'_>, class: &'static str, message: &str) -> PyErr {
     build(py, &ExceptionParts::new(class), message).unwrap_or_else(|error| error)
 }
@@ -103,7 +105,7 @@ fn build(py: Python<'_>, raised: &ExceptionParts, message: &str) -> PyResult<PyE
     Ok(PyErr::from_value(value))
 }
 
-/// An error of any crate below.
+/// An error from any crate below.
 pub enum Error {
     /// Of an all-to-all.
     Moe(MoeError),
@@ -115,9 +117,9 @@ pub enum Error {
     Predict(PredictError),
     /// Of a network or a server.
     Topology(TopologyError),
-    /// Of a test of LoadGen or an accelerator node.
+    /// From a LoadGen test or an accelerator node.
     Qdl(QdlError),
-    /// Name of an object that was used after its end.
+    /// Name of an object that was used after it ended.
     Closed(&'static str),
     /// ExceptionParts by Python code that a wait called, such as a signal handler.
     Python(PyErr),
@@ -358,13 +360,30 @@ fn of_gpu(error: &GpuError) -> ExceptionParts {
         GpuError::Aborted { .. } => ExceptionParts::new("GroupPoisonedError"),
         GpuError::Overlap { .. } | GpuError::OutOfOrder { .. } => ExceptionParts::new("StageError"),
         GpuError::Reported(report) => ExceptionParts::new(report.class).about(report.rank),
+        GpuError::ProxyTimeout { peer, expected, seen, .. } => {
+            let missing = peer.map(|rank| MissingPeer { rank, expected: *expected, seen: *seen });
+            ExceptionParts::new("WaitTimeoutError").about(*peer).lacking(missing.as_slice())
+        }
         GpuError::UnknownRecord { peer, .. } => ExceptionParts::new("ProtocolError").about(*peer),
-        // What a heap or a kernel is made of.
-        GpuError::Empty { .. }
+        // What a kernel or a peer's proxy did.
+        GpuError::Command(_) => ExceptionParts::new("OutOfRangeError"),
+        GpuError::Ring(_) => ExceptionParts::new("ProtocolError"),
+        GpuError::ProxyPanicked { .. } => ExceptionParts::new("InternalError"),
+        GpuError::ProxyBusy { .. } => ExceptionParts::new("WaitTimeoutError"),
+        GpuError::ProxyRound { peer, .. } => {
+            ExceptionParts::new("ProtocolError").about(Some(*peer))
+        }
+        // Inputs to a heap or a kernel.
+        GpuError::Variable(_)
+        | GpuError::Source { .. }
+        | GpuError::Empty { .. }
         | GpuError::TwinOnDevice { .. }
         | GpuError::NotShareable { .. }
         | GpuError::Define { .. }
         | GpuError::NotResident { .. }
+        | GpuError::ProxyLimit { .. }
+        | GpuError::ProxyCore { .. }
+        | GpuError::ProxyPresent
         | GpuError::TooManyRanks { .. } => ExceptionParts::new("ConfigurationError"),
         GpuError::Disagreement { peer, .. } => {
             ExceptionParts::new("ConfigurationMismatchError").at(peer.0)
@@ -399,6 +418,8 @@ fn of_fabric(error: &FabricError) -> ExceptionParts {
         FabricError::Timeout { missing, .. } => {
             ExceptionParts::new("WaitTimeoutError").lacking(missing)
         }
+        FabricError::NoDialer { .. } => ExceptionParts::new("WaitTimeoutError"),
+        FabricError::ListenerClosed { .. } => ExceptionParts::new("ClosedError"),
         FabricError::Poisoned(poison) => of_poison(poison),
         FabricError::NoCredit { peer, .. }
         | FabricError::OldRound { peer, .. }
@@ -417,6 +438,9 @@ fn of_fabric(error: &FabricError) -> ExceptionParts {
         FabricError::InProgress { .. } => ExceptionParts::new("StageError"),
         FabricError::ReformOfPair { .. } => ExceptionParts::new("ConfigurationError"),
         FabricError::Control(error) => of_control(error),
+        FabricError::System { source, .. } if limits::is_exhausted(source) => {
+            ExceptionParts::new("LimitError")
+        }
         FabricError::System { .. } | FabricError::Interrupted => {
             ExceptionParts::new("SystemCallError")
         }
@@ -443,9 +467,9 @@ fn of_control(error: &ControlError) -> ExceptionParts {
         ControlError::Variable { .. } | ControlError::MissingVariable { .. } => {
             ExceptionParts::new("ConfigurationError")
         }
-        ControlError::MissingAddress { .. } | ControlError::Resolve { .. } => {
-            ExceptionParts::new("AddressError")
-        }
+        ControlError::MissingAddress { .. }
+        | ControlError::Resolve { .. }
+        | ControlError::PairResolve { .. } => ExceptionParts::new("AddressError"),
         ControlError::LoopbackAddress { rank, .. } => {
             ExceptionParts::new("AddressError").at(rank.0)
         }
@@ -456,16 +480,27 @@ fn of_control(error: &ControlError) -> ExceptionParts {
         | ControlError::Tls { .. }
         | ControlError::TlsDemanded { .. }
         | ControlError::TlsPayloads { .. }
-        | ControlError::WrongSecret { .. } => ExceptionParts::new("SecretError"),
+        | ControlError::OtherUser { .. }
+        | ControlError::WrongSecret { .. }
+        | ControlError::PairWrongSecret { .. } => ExceptionParts::new("SecretError"),
         ControlError::PortInUse { .. } | ControlError::Listen { .. } => {
             ExceptionParts::new("ListenError")
         }
         ControlError::PairListen { .. } => ExceptionParts::new("ListenError"),
-        ControlError::Descriptors { .. } => ExceptionParts::new("LimitError"),
-        ControlError::WrongVersion { .. } => ExceptionParts::new("WireVersionError"),
+        ControlError::Descriptors { .. }
+        | ControlError::Ports { .. }
+        | ControlError::Thread { .. } => ExceptionParts::new("LimitError"),
+        ControlError::System { source, .. } if limits::is_exhausted(source) => {
+            ExceptionParts::new("LimitError")
+        }
+        ControlError::WrongVersion { .. } | ControlError::PairWrongVersion { .. } => {
+            ExceptionParts::new("WireVersionError")
+        }
         ControlError::WrongWorldSize { .. } => ExceptionParts::new("WorldSizeError"),
         ControlError::DuplicateRank { .. } => ExceptionParts::new("RankTakenError"),
-        ControlError::Rendezvous { .. } => ExceptionParts::new("RendezvousError"),
+        ControlError::Rendezvous { .. } | ControlError::NoListener { .. } => {
+            ExceptionParts::new("RendezvousError")
+        }
         ControlError::Timeout { .. } => ExceptionParts::new("WaitTimeoutError"),
         ControlError::Poisoned(poison) => of_poison(poison),
         ControlError::Left { rank, .. } => ExceptionParts::new("PeerLeftError").at(rank.0),
@@ -486,7 +521,17 @@ fn of_control(error: &ControlError) -> ExceptionParts {
     }
 }
 
-/// The names of all classes that can be raised.
+/// Makes panics in the module `weft.errors.InternalError` subclasses, so that `except Exception` handles them: PyO3's
+/// `PanicException`, which is this module's own, derives from `BaseException` only.
+pub fn adopt_panics(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    let panic = py.get_type::<PanicException>();
+    let base = py.import("weft.errors")?.getattr("InternalError")?;
+    panic.setattr("__bases__", (base,))?;
+    module.add("PanicException", panic)
+}
+
+/// Names for all classes that can be raised.
 #[pyfunction]
 pub fn error_classes() -> Vec<&'static str> {
     CLASSES.to_vec()

@@ -6,7 +6,7 @@ use crate::numbers::Block;
 use pyo3::prelude::*;
 use weft_moe::{BlockScaled, TokenType};
 
-/// The scaled type of these names, and bytes of a row's scales.
+/// The scaled type with these names, and scale bytes for a row.
 fn scaled(
     py: Python<'_>,
     hidden: usize,
@@ -24,8 +24,8 @@ fn scaled(
     }
 }
 
-/// Rounds rows of `hidden` float32 to codes and scales, as [`BlockScaled::quantise`]; the Python layer
-/// has made all arrays of as many rows.
+/// Rounds rows with `hidden` float32 to codes and scales, as [`BlockScaled::quantise`]; the Python layer
+/// has made all arrays with as many rows.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 pub fn quantise(
@@ -40,7 +40,7 @@ pub fn quantise(
 ) -> PyResult<()> {
     let (scaled, scale_bytes) = scaled(py, hidden, dtype, scale_dtype, block.0)?;
     py.detach(|| {
-        // SAFETY: the arrays' owners are arguments of this call; the Python layer has just made them,
+        // SAFETY: the arrays' owners are arguments to this call; the Python layer has just made them,
         // the first in float32, aligned by numpy.
         let (values, codes, scales) = unsafe {
             (bytes(&values).align_to::<f32>().1, bytes_mut(&mut codes), bytes_mut(&mut scales))
@@ -53,7 +53,7 @@ pub fn quantise(
     Ok(())
 }
 
-/// Widens rows of `hidden` codes to float32, as [`BlockScaled::dequantise`]; the Python layer has
+/// Widens rows with `hidden` codes to float32, as [`BlockScaled::dequantise`]; the Python layer has
 /// checked that all arrays have as many rows.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
@@ -69,7 +69,7 @@ pub fn dequantise(
 ) -> PyResult<()> {
     let (scaled, scale_bytes) = scaled(py, hidden, dtype, scale_dtype, block.0)?;
     py.detach(|| {
-        // SAFETY: the arrays' owners are arguments of this call; the Python layer has just made the
+        // SAFETY: the arrays' owners are arguments to this call; the Python layer has just made the
         // last, in float32, aligned by numpy, and the caller does not write to the others meanwhile.
         let (codes, scales, values) = unsafe {
             (bytes(&codes), bytes(&scales), bytes_mut(&mut values).align_to_mut::<f32>().1)

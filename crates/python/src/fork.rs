@@ -1,6 +1,6 @@
-//! Fork detection. A child forked after `weft.init()` has copies of the handles, none of the threads, and shares
-//! memory and connections with its parent: every call there is rejected. Close and garbage collection have no
-//! effect there and take no lock, which a thread of the parent may have held.
+//! Fork detection. A child forked after `weft.init()` has copies of the handles, no threads, and shares
+//! memory and connections with the parent: every call there is rejected. Close and garbage collection have no
+//! effect there and take no lock, which a parent thread may have held.
 
 use crate::errors::raise;
 use pyo3::prelude::*;
@@ -44,7 +44,7 @@ pub fn is_child() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// A value that a forked child does not drop: its threads, connections, devices and mappings belong to
+/// A value that a forked child does not drop: the threads, connections, devices and mappings belong to
 /// the parent.
 #[derive(Debug)]
 pub struct ProcessOwned<T>(ManuallyDrop<T>);
@@ -72,7 +72,7 @@ impl<T> DerefMut for ProcessOwned<T> {
 impl<T> Drop for ProcessOwned<T> {
     fn drop(&mut self) {
         if !is_child() {
-            // SAFETY: it is dropped here alone, and not used after.
+            // SAFETY: it is dropped only here, and not used after.
             unsafe { ManuallyDrop::drop(&mut self.0) };
         }
     }

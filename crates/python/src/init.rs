@@ -7,16 +7,18 @@ use crate::logging;
 use crate::numbers::{Rank, TraceLimit, WorldSize};
 use crate::shared::{HandlerException, duration, take};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use std::net::TcpListener;
 use std::os::fd::{FromRawFd, RawFd};
 use std::sync::Arc;
 use weft_control::{Config, HostIdentity, Overrides, Secret};
-use weft_fabric::providers::{CopyBackend, OfiChoice};
+use weft_environment as environment;
+use weft_fabric::providers::CopyBackend;
 use weft_fabric::{Communicator as Fabric, CommunicatorConfig, Progress, ProviderKind, registry};
 
-/// Joins the group of the launcher or of the arguments; see `weft.init`. `listener`: descriptor of a socket on which
-/// rank 0 listens in place of its address; closed here. `interrupt`: called several times a second in waits of the
-/// control plane; an exception of it ends the wait.
+/// Joins the launcher's group or the one in the arguments; see `weft.init`. `listener`: socket descriptor on which
+/// rank 0 listens in place of an address; closed here. `interrupt`: called several times a second in waits on the
+/// control plane; its exception ends the wait.
 #[pyfunction]
 #[pyo3(signature = (*, rank=None, world_size=None, address=None, secret=None, host_id=None,
     providers=None, progress="caller", spin=None, timeout=None, silence_timeout=None,
@@ -38,7 +40,7 @@ pub fn init(
     listener: Option<RawFd>,
     interrupt: Option<Py<PyAny>>,
 ) -> PyResult<Communicator> {
-    // SAFETY: the Python layer detached it from a listening socket; it is closed here alone.
+    // SAFETY: the Python layer detached it from a listening socket; it is closed only here.
     let listener = listener.map(|listener| unsafe { TcpListener::from_raw_fd(listener) });
     fork::check(py)?;
     fork::watch();
@@ -87,6 +89,7 @@ pub fn init(
             return Err(raise(py, "ConfigurationError", &message));
         }
     };
+    config.staged = staged(py)?;
     config.hostile = hostile(py)?;
     config.spin = seconds(spin);
     config.engine.trace_limit = trace_limit.0;
@@ -100,21 +103,48 @@ pub fn init(
     }
 }
 
-/// Identity of this host: ranks of equal identity can share memory.
+/// This host's identity: ranks with equal identity can share memory.
 #[pyfunction]
-pub fn host_id() -> String {
-    let named = std::env::var("WEFT_HOST_ID").unwrap_or_default();
-    if named.trim().is_empty() { HostIdentity::here().host_id() } else { named.trim().to_string() }
+pub fn host_id(py: Python<'_>) -> PyResult<String> {
+    let named = text(py, "WEFT_HOST_ID")?;
+    Ok(named.unwrap_or_else(|| HostIdentity::here().host_id()))
 }
 
-/// Seed of the hostile wrapper around every device, from `WEFT_HOSTILE`; for tests.
-fn hostile(py: Python<'_>) -> PyResult<Option<u64>> {
-    let seed = std::env::var_os("WEFT_HOSTILE").unwrap_or_default();
-    let seed = seed.to_string_lossy();
-    if seed.trim().is_empty() {
-        return Ok(None);
+/// An environment variable's text.
+fn text(py: Python<'_>, name: &str) -> PyResult<Option<String>> {
+    let refuse = |error: environment::Error| raise(py, "ConfigurationError", &error.to_string());
+    environment::text(name).map_err(refuse)
+}
+
+/// Key derived from the secret in the environment (`WEFT_SECRET`, `WEFT_SECRET_FILE`) for one purpose; `None` without
+/// one.
+#[pyfunction]
+pub fn environment_key<'py>(
+    py: Python<'py>,
+    purpose: &str,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let alone = Overrides { rank: Some(0), world_size: Some(1), ..Overrides::default() };
+    let config = Config::from_env(alone).map_err(Error::from)?;
+    Ok(config.secret.map(|secret| PyBytes::new(py, &secret.derive_key(purpose))))
+}
+
+/// Copy engines that carry GPU memory over links without access to it, from `WEFT_STAGED`.
+fn staged(py: Python<'_>) -> PyResult<Option<CopyBackend>> {
+    match text(py, "WEFT_STAGED")?.as_deref() {
+        None | Some("0") => Ok(None),
+        Some("1") => Ok(Some(CopyBackend::Cuda)),
+        Some("twin") => Ok(Some(CopyBackend::Twin { seed: 0 })),
+        Some(other) => {
+            let message = format!("WEFT_STAGED is {other:?}: expected 0, 1 or twin");
+            Err(raise(py, "ConfigurationError", &message))
+        }
     }
-    seed.trim().parse().map(Some).map_err(|_| {
+}
+
+/// Seed for the hostile wrapper around every device, from `WEFT_HOSTILE`; for tests.
+fn hostile(py: Python<'_>) -> PyResult<Option<u64>> {
+    let Some(seed) = text(py, "WEFT_HOSTILE")? else { return Ok(None) };
+    seed.parse().map(Some).map_err(|_| {
         let message = format!("WEFT_HOSTILE {seed:?}: expected a seed, a whole number from 0 on");
         raise(py, "ConfigurationError", &message)
     })
@@ -128,13 +158,12 @@ fn provider(py: Python<'_>, name: &str) -> PyResult<(ProviderKind, CopyBackend)>
     })
 }
 
-/// Raises unless all of these providers exist and can be used on this machine. Opens no device.
+/// Raises unless all these providers exist and can be used on this machine. Opens no device.
 #[pyfunction]
 pub fn check_providers(py: Python<'_>, names: Vec<String>) -> PyResult<()> {
-    let ofi = OfiChoice::from_env();
     for name in &names {
         let (kind, _) = provider(py, name)?;
-        py.detach(|| registry::check(kind, &ofi, &None)).map_err(Error::from)?;
+        py.detach(|| registry::check(kind, &None, &None)).map_err(Error::from)?;
     }
     Ok(())
 }

@@ -1,9 +1,11 @@
-//! Native module of the Python package `weft`: bindings alone. `python/weft/_native.pyi` declares them; behaviour
+//! Native module in the Python package `weft`: only bindings. `python/weft/_native.pyi` declares them; behaviour
 //! belongs in the crates below this one, convenience in `python/weft`.
 
 mod all_to_all;
+mod awaits;
 mod build;
 mod callbacks;
+mod choices;
 mod collectives;
 mod communicator;
 mod cuda;
@@ -12,6 +14,8 @@ mod errors;
 mod float8;
 mod fork;
 mod init;
+mod interruptible;
+mod job;
 mod logging;
 mod memory;
 mod numbers;
@@ -23,9 +27,12 @@ mod qdl_lane;
 mod region;
 mod request;
 mod shared;
+mod sharing;
 mod sim;
+mod slices;
 mod tensors;
 mod topology;
+mod traces;
 mod verbs;
 
 /// The module `weft._native`.
@@ -33,6 +40,8 @@ mod verbs;
 mod _native {
     #[pymodule_export]
     use crate::all_to_all::{AllToAll, Received};
+    #[pymodule_export]
+    use crate::awaits::{Await, Awaits};
     #[pymodule_export]
     use crate::build::{BuildInfo, build_info};
     #[pymodule_export]
@@ -43,16 +52,16 @@ mod _native {
     use crate::cuda::{cuda_device_of, cuda_report};
     #[pymodule_export]
     use crate::device::{
-        DeviceAllToAll, DeviceCalls, DeviceCollectives, RegisteredMemory, SymmetricMemory,
-        add_nvrtc_directory, compile_collectives, device_collectives_source, device_defines,
-        device_options, device_source, table_fields,
+        DeviceAllToAll, DeviceCalls, DeviceCollectives, DeviceProxy, RegisteredMemory,
+        SymmetricMemory, add_nvrtc_directory, compile_collectives, describe_arguments,
+        device_collectives_source, device_defines, device_options, device_source, table_fields,
     };
     #[pymodule_export]
     use crate::errors::error_classes;
     #[pymodule_export]
     use crate::float8::{dequantise, quantise};
     #[pymodule_export]
-    use crate::init::{check_providers, host_id, init, providers};
+    use crate::init::{check_providers, environment_key, host_id, init, providers};
     #[pymodule_export]
     use crate::logging::end_logging;
     #[pymodule_export]
@@ -60,7 +69,7 @@ mod _native {
     #[pymodule_export]
     use crate::ofi::ofi_report;
     #[pymodule_export]
-    use crate::pair::{Listener, connect, listen};
+    use crate::pair::{Dial, Listener, Step, connect, dial, listen};
     #[pymodule_export]
     use crate::peer_group::PeerGroup;
     #[pymodule_export]
@@ -78,4 +87,10 @@ mod _native {
     };
     #[pymodule_export]
     use crate::verbs::verbs_report;
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn prepare(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::errors::adopt_panics(module)
+    }
 }

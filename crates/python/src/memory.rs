@@ -10,9 +10,23 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use weft_fabric::{Memory, MemoryKind};
+use weft_fabric::{Error, Memory, MemoryKind};
 
-/// The user's bytes, of the host or of the device of this ordinal, kept alive by the Python object that
+/// The error with a remedy for device memory that no enabled provider can use.
+pub fn with_remedy(error: Error, device: Option<u32>) -> Error {
+    match (error, device) {
+        (Error::Unusable { provider, key, detail }, Some(device)) => {
+            let detail = format!(
+                "{detail}; to send it from cuda:{device} itself, add copy to the providers \
+                 (WEFT_PROVIDERS=copy,tcp), or set WEFT_STAGED=1 on all ranks"
+            );
+            Error::Unusable { provider, key, detail }
+        }
+        (error, _) => error,
+    }
+}
+
+/// The user's bytes, on the host or on the device with this ordinal, kept alive by the Python object that
 /// owns them.
 ///
 /// # Errors
@@ -29,7 +43,7 @@ pub fn lent(
         None => return Err(PyValueError::new_err("an array at address zero")),
     };
     let owner = Box::new(owner);
-    // SAFETY: the Python layer took address, length and device from the array `owner`, which keeps its
+    // SAFETY: the Python layer took address, length and device from the array `owner`, which keeps the
     // bytes where they are while it lives.
     Ok(unsafe {
         match device {
@@ -39,7 +53,7 @@ pub fn lent(
     })
 }
 
-/// Byte range of a region's memory, as a buffer of Python; writable unless it is the user's and read-only.
+/// Byte range in a region's memory, as a Python buffer; writable unless it is the user's and read-only.
 #[pyclass(frozen, module = "weft._native")]
 pub struct View {
     memory: Arc<Memory>,
@@ -60,8 +74,8 @@ impl View {
         self.range.len()
     }
 
-    /// CUDA's array interface, from which `torch.as_tensor` and CuPy make an array of bytes without a copy. The
-    /// array keeps this object alive, and this object its memory.
+    /// CUDA's array interface, from which `torch.as_tensor` and CuPy make a byte array without a copy. The
+    /// array keeps this object alive, and this object keeps the memory alive.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if self.memory.host().is_some() {
@@ -78,7 +92,7 @@ impl View {
         Ok(interface)
     }
 
-    /// SAFETY (as PyO3 demands of this slot): fills `view` with a reference to `self`, whose memory
+    /// SAFETY (as PyO3 demands for this slot): fills `view` with a reference to `self`, whose memory
     /// stays mapped while the buffer holds that reference.
     unsafe fn __getbuffer__(
         slf: Bound<'_, Self>,
@@ -97,7 +111,7 @@ impl View {
         let (owner, read_only) = (slf.as_ptr(), c_int::from(!this.writable));
         let fill = ffi::PyBuffer_FillInfo;
         // SAFETY: `view` is the interpreter's, `first` and `length` describe memory that lives as
-        // long as `slf`, of which the call takes a reference.
+        // long as `slf`, and the call takes a reference to it.
         let filled = unsafe { fill(view, owner, first, length, read_only, flags) };
         if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
@@ -128,17 +142,17 @@ pub struct DlTensor {
 
 /// DLPack's name for an unversioned tensor that is not yet consumed.
 const DLPACK_NAME: &[u8] = b"dltensor\0";
-/// Memory that the CPU can load and store: its own, and memory pinned by CUDA or ROCm.
+/// Memory that the CPU can load and store: host memory, and memory pinned by CUDA or ROCm.
 const DLPACK_CPU: [i32; 3] = [1, 3, 11];
-/// Memory of a CUDA device.
+/// CUDA device memory.
 pub const DLPACK_CUDA: i32 = 2;
 
-/// Address, shape, dtype and bytes of a tensor.
+/// A tensor's address, shape, dtype and bytes.
 type Tensor = (usize, Vec<i64>, String, usize);
 
-/// Address, shape, dtype and bytes of a DLPack capsule whose tensor is contiguous, and in memory of the
-/// CPU or, if one is given, of that CUDA device; `what` names it in errors. The capsule is not consumed: it owns the tensor, so
-/// keep it as long as the address is used.
+/// Address, shape, dtype and bytes from a DLPack capsule whose tensor is contiguous, and in memory on the
+/// CPU or, if one is given, on that CUDA device; `what` names it in errors. The capsule is not consumed: it owns the
+/// tensor, so keep it as long as the address is used.
 #[pyfunction]
 #[pyo3(signature = (capsule, what, device=None))]
 pub fn dlpack_tensor(
@@ -153,7 +167,7 @@ pub fn dlpack_tensor(
     if pointer.is_null() {
         return Err(PyErr::fetch(py));
     }
-    // SAFETY: a capsule of that name holds a DLManagedTensor, which begins with a DLTensor, and
+    // SAFETY: a capsule with that name holds a DLManagedTensor, which begins with a DLTensor, and
     // owns it while the capsule lives.
     let tensor = unsafe { &*pointer.cast::<DlTensor>() };
     let DlDevice { kind, number } = tensor.device;
@@ -172,7 +186,7 @@ pub fn dlpack_tensor(
         _ => {}
     }
     let dimensions = if tensor.shape.is_null() { 0 } else { tensor.dimensions.max(0) as usize };
-    // SAFETY: DLPack guarantees `ndim` entries of shape, and of strides unless that is null.
+    // SAFETY: DLPack guarantees `ndim` entries in shape, and in strides unless that is null.
     let (shape, strides): (&[i64], &[i64]) = unsafe {
         let entries = |first: *const i64| {
             if first.is_null() { &[][..] } else { std::slice::from_raw_parts(first, dimensions) }

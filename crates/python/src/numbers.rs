@@ -1,4 +1,4 @@
-//! Integer arguments of Python's calls: a type for each, so that an error names the argument that is out of range.
+//! Integer arguments in Python calls: a type for each, so that an error names the argument that is out of range.
 
 use crate::errors::raise;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
@@ -70,7 +70,7 @@ fn mistyped(argument: &str, given: Borrowed<'_, '_, PyAny>) -> PyErr {
     PyTypeError::new_err(format!("{argument}: expected int, got {kind}"))
 }
 
-/// Error for a number out of the argument's range.
+/// Error for a number outside the argument's range.
 #[cold]
 fn misfit(argument: &str, given: Borrowed<'_, '_, PyAny>, most: u64) -> PyErr {
     let message = format!(
@@ -88,6 +88,6 @@ fn unknown(argument: &str, given: Borrowed<'_, '_, PyAny>, _most: u64) -> PyErr 
 }
 
 fn shown(given: Borrowed<'_, '_, PyAny>) -> String {
-    // Python does not print numbers of more than some thousand digits.
+    // Python does not print numbers with more than some thousand digits.
     given.str().map_or_else(|_| "(too many digits)".to_owned(), |text| text.to_string())
 }

@@ -1,4 +1,4 @@
-//! Providers of libfabric on this machine, for `weft doctor`.
+//! libfabric providers on this machine, for `weft doctor`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use weft_fabric::providers::OfiProvider;
 use weft_fabric::providers::ofi::{self, Offer};
 
-/// The libfabric of this process, and its domains for each of these providers. Loads the library if it is not
+/// This process's libfabric, and its domains for each provider given. Loads the library if it is not
 /// loaded yet; opens no NIC.
 #[pyfunction]
 pub fn ofi_report(py: Python<'_>, providers: Vec<String>) -> PyResult<Bound<'_, PyDict>> {

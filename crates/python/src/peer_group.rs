@@ -1,14 +1,13 @@
 //! Peer groups for Python.
 
-use crate::communicator::deliver;
 use crate::numbers::{DestinationOffset, Length, Member, Round, SourceOffset};
 use crate::request::Request;
-use crate::shared::Shared;
+use crate::shared::{Shared, deliver};
 use pyo3::prelude::*;
 use std::sync::{Mutex, PoisonError};
 use weft_fabric::{MemberWrite, PeerGroup as FabricPeerGroup};
 
-/// Peers that are written to together: a counter, a source and a region of each.
+/// Peers that are written to together: a counter, a source and each one's region.
 #[pyclass(frozen, module = "weft._native")]
 pub struct PeerGroup {
     group: Mutex<FabricPeerGroup>,
@@ -23,7 +22,7 @@ impl PeerGroup {
 
 #[pymethods]
 impl PeerGroup {
-    /// Writes slices of the source to members, as one request, in a round or in the next one toward each:
+    /// Writes source slices to members, as one request, in a round or in the next one toward each:
     /// (member, first byte read, first byte written, length).
     #[pyo3(signature = (writes, round, done))]
     fn scatter(

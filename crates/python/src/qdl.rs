@@ -1,23 +1,20 @@
-//! Query dispatch for MLPerf: tests of LoadGen, queries without it, and accelerator nodes whose model may be a Python
+//! Query dispatch for MLPerf: LoadGen tests, queries without it, and accelerator nodes whose model may be a Python
 //! callable.
 
 use crate::errors::{Error, raise};
-use crate::fork;
-use crate::logging;
-use crate::qdl_lane::LaneBackend;
+use crate::qdl_lane::{FAILED, LaneBackend};
+use crate::{fork, logging};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use weft_dispatch::{Backend, Batch, Schema, Threaded};
 use weft_qdl::network::End;
 use weft_qdl::{Counts, Departure, ModelBackend, Node, NodeConfig, NodeSpec, Spec};
 
-/// Code of a query whose callable raised, or returned other bytes than its schema has.
-pub(crate) const FAILED: u32 = 1;
-
-/// Counts of a test or a node, for any thread.
+/// Counts in a test or a node, for any thread.
 #[pyclass(frozen, module = "weft._native")]
 #[derive(Default)]
 pub struct QdlCounts(Arc<Counts>);
@@ -35,7 +32,7 @@ impl QdlCounts {
         (now.issued, now.answered, now.failed, now.peers)
     }
 
-    /// Name and cause of each node that left or was lost, and whether it was lost.
+    /// Name and cause for each node that left or was lost, and whether it was lost.
     fn departures(&self) -> Vec<(String, String, bool)> {
         departures(&self.0)
     }
@@ -56,9 +53,9 @@ pub fn qdl_test(py: Python<'_>, spec: &str, counts: &QdlCounts) -> PyResult<Stri
     Ok(outcome.map_err(Error::Qdl)?.to_json())
 }
 
-/// Answers to queries of the bytes of each tensor, or the causes of failures; the answers and failures of all
-/// submissions, and the seconds that they took. `milliseconds` without an answer end a query; with `seconds`, the
-/// queries are sent again and again for that time.
+/// Answers to queries with each tensor's bytes, or failure causes; answer and failure counts over all
+/// submissions, and the seconds that they took. The call takes at most `milliseconds`; with `seconds`, the queries are
+/// sent again and again for that time, and each has these milliseconds.
 #[pyfunction]
 #[pyo3(signature = (addresses, queries, provider, slots, checksum, milliseconds, seconds))]
 #[expect(clippy::too_many_arguments, reason = "weft.qdl.ask has defaults for all")]
@@ -75,16 +72,15 @@ pub fn qdl_ask<'py>(
     fork::check(py)?;
     fork::watch();
     logging::install();
-    let asked = py.detach(|| {
-        let mut end = End { slots, checksum, ..End::default() };
-        if let Some(name) = provider {
-            end.providers = End::providers_named(name)?;
-        }
-        let patience = Duration::from_millis(milliseconds);
-        let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-        weft_qdl::ask::ask(&addresses, &end, &queries, patience, time)
-    });
-    let asked = asked.map_err(Error::Qdl)?;
+    let interrupt = Arc::<AtomicBool>::default();
+    let mut end = End { slots, checksum, interrupt: Some(interrupt.clone()), ..End::default() };
+    if let Some(name) = provider {
+        end.providers = End::providers_named(name).map_err(Error::Qdl)?;
+    }
+    let patience = Duration::from_millis(milliseconds);
+    let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let ask = move || weft_qdl::ask::ask(&addresses, &end, &queries, patience, time);
+    let asked = interruptible(py, "weft-ask", &interrupt, ask)?.map_err(Error::Qdl)?;
     let answers = PyList::empty(py);
     for answer in asked.answers {
         match answer {
@@ -98,6 +94,47 @@ pub fn qdl_ask<'py>(
     Ok((answers, asked.answered, asked.failed, asked.elapsed.as_secs_f64()))
 }
 
+/// Runs `work` on a thread, while this one waits and runs signal handlers. A handler's exception raises the
+/// interrupt, by which the work ends, and is returned; work that goes on for long is left to the thread.
+fn interruptible<T: Send + 'static>(
+    py: Python<'_>,
+    name: &str,
+    interrupt: &AtomicBool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    let (sender, mut result) = sync_channel(1);
+    let started = std::thread::Builder::new()
+        .name(name.into())
+        // The receiver may have given up.
+        .spawn(move || drop(sender.send(work())));
+    if let Err(error) = started {
+        let error = weft_control::Error::thread("a thread of query dispatch")(error);
+        return Err(Error::from(weft_fabric::Error::from(error)).into());
+    }
+    let mut raised = None;
+    loop {
+        let wait = if raised.is_some() { INTERRUPTED_WORK } else { SIGNAL_INTERVAL };
+        let (received, receiver) = py.detach(move || (result.recv_timeout(wait), result));
+        result = receiver;
+        match (received, raised.take()) {
+            (Ok(done), None) => return Ok(done),
+            (_, Some(error)) => return Err(error),
+            (Err(RecvTimeoutError::Disconnected), None) => {
+                return Err(raise(py, "SystemCallError", "a thread ended without a result"));
+            }
+            (Err(RecvTimeoutError::Timeout), None) => raised = py.check_signals().err(),
+        }
+        if raised.is_some() {
+            interrupt.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Time between two looks for signals.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+/// Time for interrupted work to end.
+const INTERRUPTED_WORK: Duration = Duration::from_secs(1);
+
 /// Accelerator node.
 #[pyclass(frozen, module = "weft._native")]
 pub struct QdlNode {
@@ -110,9 +147,9 @@ pub struct QdlNode {
 
 #[pymethods]
 impl QdlNode {
-    /// Listens. `callable` takes the number of queries of a batch, and for each input the bytes of all queries and the
-    /// bytes of each; it returns the same for each output, or `None` once the node has stopped. With `lanes` it takes a lane, the number of queries, and for
-    /// each input the bytes of each: see [`LaneBackend`].
+    /// Listens. `callable` takes a batch's query count, and for each input all queries' bytes and
+    /// each one's size; it returns the same for each output, or `None` once the node has stopped. With `lanes` it takes
+    /// a lane, the query count, and for each input each query's bytes: see [`LaneBackend`].
     #[new]
     #[pyo3(signature = (spec, callable, lanes=Vec::new()))]
     fn new(
@@ -185,7 +222,7 @@ impl QdlNode {
         py.detach(|| drop(node));
     }
 
-    /// Cause of each front end that was lost.
+    /// Cause for each lost front end.
     fn departures(&self) -> Vec<(String, String, bool)> {
         departures(&self.counts)
     }
@@ -213,7 +250,7 @@ impl QdlNode {
     }
 }
 
-/// A node whose model runs between two polls, or one with a thread for its model.
+/// A node whose model runs between two polls, or one with a thread for the model.
 enum ServedNode {
     Inline(Node<ModelBackend>),
     Threaded(Node<Threaded>),

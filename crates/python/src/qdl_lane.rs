@@ -1,8 +1,7 @@
-//! Backend of an accelerator node whose model takes and returns memory of a device: copies between slots and buffers
-//! around a call of Python.
+//! Backend for an accelerator node whose model takes and returns device memory: copies between slots and buffers
+//! around a Python call.
 
 use crate::errors::{Error, raise};
-use crate::qdl::FAILED;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_cuda::{Context, Stream};
@@ -10,23 +9,26 @@ use weft_dispatch::{Backend, Batch, Schema};
 use weft_qdl::Counts;
 use weft_qdl::lane::{DevicePlace, Lane, Output, Pins, Place};
 
-/// Outputs of a model's call: for each whether it is memory of the device, the addresses of the queries' parts, and
-/// their bytes; and an object that keeps that memory.
+/// Code for a query whose callable raised, or returned sizes that the schema does not have.
+pub(crate) const FAILED: u32 = 1;
+
+/// A model call's outputs: for each whether it is device memory, the addresses where each query's part starts, and
+/// sizes; and an object that keeps that memory.
 type Outputs = (Vec<(bool, Vec<u64>, Vec<u64>)>, Py<PyAny>);
 
-/// Backend on one of a node's lanes. Each lane has a thread of its own, so that the copies of one batch overlap the model
-/// of another; the calls of the model are one at a time.
+/// Backend on one node lane. Each lane has a separate thread, so that one batch's copies overlap another's model
+/// run; model calls run one at a time.
 ///
-/// A lane of Python has the ordinal of its CUDA device or `None` (`ordinal`), the stream of its copies
-/// (`stream_handle`), and the address of each input's buffer (`addresses`). It keeps these alive.
+/// A Python lane has a CUDA device ordinal or `None` (`ordinal`), the copy stream
+/// (`stream_handle`), and each input buffer's address (`addresses`). It keeps these alive.
 pub struct LaneBackend {
-    // Before the owner of its buffers.
+    // Before the object that owns its buffers.
     lane: Lane,
     owner: Py<PyAny>,
     callable: Py<PyAny>,
     schema: Schema,
     counts: Arc<Counts>,
-    /// Held during a call of the model.
+    /// Held during a model call.
     turn: Arc<Mutex<()>>,
 }
 
@@ -64,8 +66,8 @@ impl LaneBackend {
         Ok(backends)
     }
 
-    /// Copies the inputs, calls the model, copies the outputs. No copy is under way afterwards, or its memory is leaked.
-    /// False if the node has stopped.
+    /// Copies the inputs, calls the model, copies the outputs. No copy is under way afterwards, or the memory is
+    /// leaked. False if the node has stopped.
     fn answer(&self, batch: &mut Batch<'_>) -> PyResult<bool> {
         let mut copies = Copies { backend: self, batch, kept: None, have_ended: false };
         self.lane.copy_in(copies.batch).map_err(raised)?;
@@ -80,7 +82,7 @@ impl LaneBackend {
                 }
             }
             let parts = addresses.into_iter().zip(lengths).collect();
-            // SAFETY: `copies` keeps the outputs until their copies have ended. They are copies of the model's tensors,
+            // SAFETY: `copies` keeps the outputs until the copies have ended. They are copies of the model's tensors,
             // which no later call writes, and the lane's stream follows the work that makes them: see `weft.qdl`.
             unsafe { self.lane.copy_out(batch, tensor, &Output { is_on_device, parts }) }
                 .map_err(raised)?;
@@ -92,7 +94,7 @@ impl LaneBackend {
 
     /// Calls the model; `None` if the node has stopped.
     fn call(&self, batch: &Batch<'_>) -> PyResult<Option<Outputs>> {
-        // Taken before the GIL, which its holder waits for.
+        // Taken before the GIL, which the lock's holder waits for.
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let lengths = |tensor| -> Vec<usize> {
             (0..batch.len()).map(|query| batch.input(query, tensor).len()).collect()
@@ -134,11 +136,11 @@ impl Backend for LaneBackend {
     }
 }
 
-/// Copies of a batch. Its drop ends them, also after an error or a panic, before their memory is freed.
+/// A batch's copies. Dropping it ends them, also after an error or a panic, before the memory is freed.
 struct Copies<'a, 'b> {
     backend: &'a LaneBackend,
     batch: &'a mut Batch<'b>,
-    /// Outputs of the model.
+    /// Model outputs.
     kept: Option<Py<PyAny>>,
     have_ended: bool,
 }

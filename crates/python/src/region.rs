@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weft_fabric::{Region as FabricRegion, WeakRegion};
 
-/// A region of this rank: memory that peers may be granted, or that can be sent from. The engine and each view keep
+/// This rank's region: memory that peers may be granted, or that can be sent from. The engine and each view keep
 /// it alive.
 #[pyclass(frozen, module = "weft._native")]
 pub struct Region {
@@ -42,12 +42,12 @@ impl Region {
 
 #[pymethods]
 impl Region {
-    /// Its number in this communicator.
+    /// Region number in this communicator.
     fn key(&self) -> PyResult<u32> {
         Ok(self.get()?.key().0)
     }
 
-    /// True if its memory may be written to.
+    /// True if the memory may be written to.
     #[getter]
     fn writable(&self) -> bool {
         self.writable
@@ -57,13 +57,13 @@ impl Region {
         self.length
     }
 
-    /// Address of its first byte: of the CPU, or of its device.
+    /// First byte's address, on the CPU or on the device.
     fn address(&self, py: Python<'_>) -> PyResult<u64> {
         let region = self.shared.with(py, |_| self.get())?;
         Ok(region.memory().address())
     }
 
-    /// Its bytes, as a buffer; as CUDA's array interface if it is memory of a device.
+    /// Region bytes, as a buffer; as CUDA's array interface if it is device memory.
     fn view(&self, py: Python<'_>) -> PyResult<View> {
         let region = self.shared.with(py, |_| self.get())?;
         Ok(View::new(region.memory().clone(), 0..self.length, self.writable))

@@ -1,8 +1,9 @@
 //! Requests for Python.
 
+use crate::awaits::{self, Await, Awaits};
 use crate::shared::Shared;
 use pyo3::prelude::*;
-use weft_fabric::RequestId;
+use weft_fabric::{RequestId, WatchCondition};
 
 /// A request in flight.
 #[pyclass(frozen, module = "weft._native")]
@@ -20,6 +21,16 @@ impl Request {
             engine.progress();
             Ok(engine.is_drained(self.id))
         })
+    }
+
+    /// Starts an await with this number; `None` if the request has ended.
+    fn start_await(
+        &self,
+        py: Python<'_>,
+        awaits: PyRef<'_, Awaits>,
+        number: u64,
+    ) -> PyResult<Option<Await>> {
+        awaits::start(&self.shared, py, &awaits, number, WatchCondition::Ended(self.id))
     }
 
     /// Waits until it has ended.

@@ -1,5 +1,5 @@
-//! Addresses of PyTorch tensors, through the C functions of DLPack's exchange API: a read takes tens of nanoseconds
-//! and no attribute of Python.
+//! PyTorch tensor addresses, through the C functions in DLPack's exchange API: a read takes tens of nanoseconds
+//! and no Python attribute.
 
 use crate::memory::{DlDevice, DlTensor};
 use pyo3::ffi;
@@ -10,13 +10,13 @@ use std::ffi::{c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-/// The attribute of a class that has the functions, and the name of its capsule.
+/// The class attribute that has the functions, and the capsule name.
 const ATTRIBUTE: &str = "__dlpack_c_exchange_api__";
 const CAPSULE: &[u8] = b"dlpack_exchange_api\0";
-/// The version of DLPack whose table is below.
+/// DLPack version for the table below.
 const MAJOR: u32 = 1;
 
-/// Fills in the description of a tensor object; -1 with an exception on failure.
+/// Fills in a tensor object's description; -1 with an exception on failure.
 type Borrow = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
 
 #[repr(C)]
@@ -26,7 +26,7 @@ struct Header {
     earlier: *const Header,
 }
 
-/// The part of DLPack's `DLPackExchangeAPI` that is used here.
+/// The part in DLPack's `DLPackExchangeAPI` that is used here.
 #[repr(C)]
 struct Functions {
     header: Header,
@@ -35,26 +35,26 @@ struct Functions {
     borrow: Option<Borrow>,
 }
 
-/// A class of tensors that can be read.
+/// A tensor class that can be read.
 pub struct Reader {
     class: Py<PyType>,
     borrow: Borrow,
 }
 
 impl Reader {
-    /// Reader of a class; `None` if the class has no such functions of a supported version.
+    /// Reader for a class; `None` if the class has no such functions in a supported version.
     pub fn of(class: &Bound<'_, PyType>) -> Option<Reader> {
         let capsule = class.getattr(ATTRIBUTE).ok()?;
         let name = CAPSULE.as_ptr().cast::<c_char>();
-        // SAFETY: a live object; the call itself checks that it is a capsule of that name.
+        // SAFETY: a live object; the call itself checks that it is a capsule with that name.
         let mut header =
             unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), name) }.cast::<Header>();
         if header.is_null() {
             drop(PyErr::take(class.py()));
             return None;
         }
-        // SAFETY: a capsule of that name holds a table that begins with a header and lives as long as the process,
-        // as do those of earlier versions that it names; only a table of this version is read further.
+        // SAFETY: a capsule with that name holds a table that begins with a header and lives as long as the process,
+        // as do tables for earlier versions that it names; only a table with this version is read further.
         let borrow = unsafe {
             while (*header).major != MAJOR {
                 header = (*header).earlier.cast_mut();
@@ -67,14 +67,14 @@ impl Reader {
         Some(Reader { class: class.clone().unbind(), borrow })
     }
 
-    /// The tensor that an object is, if it is exactly of this class and in memory that DLPack describes.
+    /// The tensor that an object is, if it is exactly in this class and in memory that DLPack describes.
     #[inline]
     pub fn read<'a>(&self, object: &'a Bound<'_, PyAny>) -> Option<Tensor<'a>> {
         if !std::ptr::eq(object.get_type_ptr(), self.class.as_ptr().cast()) {
             return None;
         }
         let mut tensor = MaybeUninit::uninit();
-        // SAFETY: an object of the class that the function is of, and the GIL is held; it fills in the tensor.
+        // SAFETY: an object in the class that the function belongs to, and the GIL is held; it fills in the tensor.
         let failed = unsafe { (self.borrow)(object.as_ptr().cast(), tensor.as_mut_ptr()) };
         if failed != 0 {
             drop(PyErr::take(object.py()));
@@ -90,7 +90,7 @@ impl Reader {
 pub struct Format {
     /// The kind.
     pub code: u8,
-    /// Bits of an element.
+    /// Element bits.
     pub bits: u8,
 }
 
@@ -107,7 +107,7 @@ impl Tensor<'_> {
         self.entries(self.described.shape)
     }
 
-    /// Its address if it is of this format, on this device and contiguous, and of this shape. 0 if it has no
+    /// Address if the tensor has this format and shape, is on this device and contiguous. 0 if it has no
     /// elements.
     #[inline]
     pub fn address(&self, device: DlDevice, format: Format, shape: &[i64]) -> Option<u64> {
@@ -123,7 +123,7 @@ impl Tensor<'_> {
     fn is_contiguous(&self) -> bool {
         let strides = self.entries(self.described.strides);
         let mut expected = 1;
-        // DLPack may leave strides out of a contiguous tensor.
+        // DLPack may omit a contiguous tensor's strides.
         strides.is_empty()
             || self.shape().iter().zip(strides).rev().all(|(&extent, &stride)| {
                 let right = extent == 1 || stride == expected;
@@ -137,7 +137,7 @@ impl Tensor<'_> {
         if first.is_null() {
             return &[];
         }
-        // SAFETY: DLPack guarantees as many entries of shape and strides as there are dimensions; they belong to the
+        // SAFETY: DLPack guarantees as many entries in shape and strides as there are dimensions; they belong to the
         // tensor, whose object lives.
         unsafe { std::slice::from_raw_parts(first, self.described.dimensions.max(0) as usize) }
     }

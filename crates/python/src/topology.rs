@@ -1,6 +1,7 @@
 //! Servers and networks for `weft topo`: JSON out, for Python to print.
 
 use crate::errors::Error;
+use crate::interruptible::interruptible;
 use crate::numbers::{Flow, Seed};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -12,10 +13,11 @@ use weft_topology::{Description, report};
 pub fn topology_host(
     py: Python<'_>,
     root: PathBuf,
-    xml: Option<&str>,
-    nvml: Option<&str>,
+    xml: Option<String>,
+    nvml: Option<String>,
 ) -> PyResult<String> {
-    Ok(py.detach(|| report::host_report(&root, xml, nvml)).map_err(Error::from)?)
+    let report = move || report::host_report(&root, xml.as_deref(), nvml.as_deref());
+    Ok(interruptible(py, report)?.map_err(Error::from)?)
 }
 
 /// A BiGraph's cabling, rank map in all forms, and network.
@@ -23,42 +25,45 @@ pub fn topology_host(
 #[pyo3(signature = (spec, hosts = None))]
 pub fn topology_bigraph(
     py: Python<'_>,
-    spec: &str,
+    spec: String,
     hosts: Option<Vec<String>>,
 ) -> PyResult<String> {
-    Ok(py.detach(|| report::bigraph_report(spec, hosts.as_deref())).map_err(Error::from)?)
+    let report = move || report::bigraph_report(&spec, hosts.as_deref());
+    Ok(interruptible(py, report)?.map_err(Error::from)?)
 }
 
-/// Host of each rank in HDRM's map: of all that have a place, or of this number of ranks.
+/// Each rank's host in HDRM's map: all ranks that have a place, or this many.
 #[pyfunction]
 #[pyo3(signature = (spec, ranks = None, names = None))]
 pub fn hdrm_hosts(
     py: Python<'_>,
-    spec: &str,
+    spec: String,
     ranks: Option<u32>,
     names: Option<Vec<String>>,
 ) -> PyResult<Vec<String>> {
-    let hosts = || Description::parse(spec)?.hdrm_hosts(ranks, names.as_deref());
-    Ok(py.detach(hosts).map_err(Error::from)?)
+    let hosts = move || Description::parse(&spec)?.hdrm_hosts(ranks, names.as_deref());
+    Ok(interruptible(py, hosts)?.map_err(Error::from)?)
 }
 
-/// Position in HDRM of each rank, from their hosts.
+/// Each rank's position in HDRM, from the hosts.
 #[pyfunction]
 #[pyo3(signature = (spec, hosts, names = None))]
 pub fn hdrm_positions(
     py: Python<'_>,
-    spec: &str,
+    spec: String,
     hosts: Vec<String>,
     names: Option<Vec<String>>,
 ) -> PyResult<Vec<u32>> {
-    let order = || Description::parse(spec)?.rank_order(&hosts, names.as_deref());
-    Ok(py.detach(order).map_err(Error::from)?.positions())
+    let order =
+        move || Ok(Description::parse(&spec)?.rank_order(&hosts, names.as_deref())?.positions());
+    let order: Result<Vec<u32>, weft_topology::Error> = interruptible(py, order)?;
+    Ok(order.map_err(Error::from)?)
 }
 
-/// Any network: its counts and its JSON.
+/// Any network: counts and JSON.
 #[pyfunction]
-pub fn topology_network(py: Python<'_>, spec: &str) -> PyResult<String> {
-    Ok(py.detach(|| report::network_report(spec)).map_err(Error::from)?)
+pub fn topology_network(py: Python<'_>, spec: String) -> PyResult<String> {
+    Ok(interruptible(py, move || report::network_report(&spec))?.map_err(Error::from)?)
 }
 
 /// The path between two endpoints, by name or number.
@@ -66,13 +71,14 @@ pub fn topology_network(py: Python<'_>, spec: &str) -> PyResult<String> {
 #[pyo3(signature = (spec, source, target, routing = "static", seed = Seed(0), flow = Flow(0)))]
 pub fn topology_path(
     py: Python<'_>,
-    spec: &str,
-    source: &str,
-    target: &str,
+    spec: String,
+    source: String,
+    target: String,
     routing: &str,
     seed: Seed,
     flow: Flow,
 ) -> PyResult<String> {
-    let report = || report::path_report(spec, source, target, routing, seed.0, flow.0);
-    Ok(py.detach(report).map_err(Error::from)?)
+    let routing = routing.to_owned();
+    let report = move || report::path_report(&spec, &source, &target, &routing, seed.0, flow.0);
+    Ok(interruptible(py, report)?.map_err(Error::from)?)
 }

@@ -1,16 +1,16 @@
-//! Ports of RDMA devices on this machine, for `weft doctor`.
+//! RDMA device ports on this machine, for `weft doctor`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use weft_fabric::providers::VerbsChoice;
 use weft_fabric::providers::verbs::{self, PortReport};
 
-/// The libibverbs of this process and the ports of its devices, with the GIDs that `WEFT_VERBS_GID_INDEX` selects.
+/// This process's libibverbs and its device ports, with the GIDs that `WEFT_VERBS_GID_INDEX` selects.
 /// Loads the library if it is not loaded yet, and opens each device.
 #[pyfunction]
 pub fn verbs_report(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let (library, dma_buf, ports) = py.detach(|| {
-        // The row of the provider reports an invalid variable.
+        // The provider's row reports an invalid variable.
         let choice = VerbsChoice::from_env().unwrap_or_default();
         (verbs::library(), verbs::registers_dma_bufs(), verbs::ports(&choice))
     });

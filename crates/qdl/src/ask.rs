@@ -1,4 +1,4 @@
-//! Queries and answers without LoadGen: a front end for tests of nodes and for rates.
+//! Queries and answers without LoadGen: a front end for node tests and rate measurements.
 
 use crate::error::{Error, Result};
 use crate::network::{End, NodeLink, ask_schema, connect, in_parallel};
@@ -8,22 +8,28 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 use weft_dispatch::wire::Layout;
 use weft_dispatch::{
-    FrontEndService, Handler, Input, LedgerConfig, Query, Report, Reports, Role, ServiceConfig,
+    FrontEndHandle, FrontEndService, Handler, Input, LedgerConfig, Query, Report, Reports, Role,
+    ServiceConfig,
 };
-use weft_fabric::{Memory, clock};
+use weft_fabric::{Memory, Time, clock};
 
 /// Queries that wait for a place among those under way.
 const SUBMISSIONS: usize = 256;
-/// Distance of tensors in memory is a multiple of this.
+/// Tensor offsets in memory are multiples of this.
 const ALIGNMENT: u64 = 64;
 
-/// Answer to a query: the bytes of each tensor, or the cause of its failure.
+/// Longest sleep between two checks for an interrupt.
+const SLICE: Duration = Duration::from_millis(50);
+/// Time for reports on expired queries.
+const REPORT_TIME: Duration = Duration::from_millis(500);
+
+/// Answer to a query: each tensor's bytes, or the failure cause.
 pub type Answer = std::result::Result<Vec<Vec<u8>>, String>;
 
-/// Answers of [`ask`].
+/// Answers from [`ask`].
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
-    /// The answer to each query, of its first submission.
+    /// Answer to each query's first submission.
     pub answers: Vec<Answer>,
     /// Queries that were answered, those submitted again too.
     pub answered: u64,
@@ -33,11 +39,15 @@ pub struct Asked {
     pub elapsed: Duration,
 }
 
-/// Sends queries, of the bytes of each of their tensors, to nodes that have one schema, and waits for their answers. They
-/// are sent again and again until `time` has passed, at least once.
+/// Sends queries, given as bytes per tensor, to nodes that have one schema, and waits for the answers. The queries are
+/// repeated until `time` has passed, at least once.
+///
+/// Connecting and each query take at most `patience`; the call ends after `patience` plus `time`, and a little later if
+/// queries are without an answer. The interrupt in `end` ends it within 0.1 s.
 ///
 /// # Errors
-/// Those of [`connect`] and of the handshakes; [`Error::Invalid`] for a query that the schema excludes.
+/// Errors from [`connect`] and the handshakes; [`Error::Invalid`] for a query that the schema excludes;
+/// [`weft_fabric::Error::Interrupted`].
 pub fn ask(
     addresses: &[String],
     end: &End,
@@ -45,8 +55,11 @@ pub fn ask(
     patience: Duration,
     time: Duration,
 ) -> Result<Asked> {
-    let links = connect(addresses, end)?;
-    let schema = ask_schema(&links, end.patience)?;
+    let limit = clock::now().after(patience);
+    // Each handshake step gets the remaining time.
+    let step = || end.patience.min(limit.since(clock::now()));
+    let links = connect(addresses, &End { patience: step(), ..end.clone() })?;
+    let schema = ask_schema(&links, step())?;
     let layout = Layout::new(&schema.inputs);
     for query in queries {
         let admitted = (query.len() == schema.inputs.len())
@@ -61,7 +74,7 @@ pub fn ask(
     let shared = Arc::new(Shared::default());
     let handler = Keep { shared: shared.clone(), queries: queries.len() as u64 };
     let nodes = links.len() as u32;
-    // Few queries wait beyond those that nodes have, so that the last answers follow the end of `time`.
+    // Few queries wait beyond those in flight on nodes, so that the last answers follow soon after `time`.
     let under_way = end.slots.saturating_mul(nodes);
     let ledger =
         LedgerConfig { queries: under_way, nodes, slots: end.slots, ..LedgerConfig::default() };
@@ -70,26 +83,36 @@ pub fn ask(
     let service = FrontEndService::start(config, ledger, schema.clone(), &memories, handler)?;
     let hello = end.hello(Role::FrontEnd, "front end".into(), Some(schema));
     in_parallel(links, |link| {
-        link.begin(end.patience)?;
+        link.begin(step())?;
         let NodeLink { address, pair, .. } = link;
-        let joined = service.join(pair, &hello, clock::now().after(end.patience));
+        let joined = service.join(pair, &hello, clock::now().after(step()));
         joined.map_err(|source| Error::Node { address, source })
     })?;
+    let limit = limit.after(time);
     let (begin, mut submitted) = (clock::now(), 0);
     while !queries.is_empty() && (submitted == 0 || clock::now().since(begin) < time) {
-        let deadline = clock::now().after(patience);
-        let each = places.iter().zip(submitted..);
-        let each = each.map(|(inputs, token)| Query::new(token, inputs, deadline));
-        let sent = service.handle().submit_all(each, deadline.after(patience));
-        submitted += sent.map_err(|unsubmitted| unsubmitted.error)?;
+        let deadline = clock::now().after(patience).min(limit);
+        let sent = submit(&service.handle(), &places, submitted, deadline, end)?;
+        submitted += sent;
+        if sent < queries.len() as u64 {
+            break;
+        }
     }
-    shared.wait(submitted, patience * 2);
+    // Queries that expire at the limit are reported after it.
+    let is_answered = shared.wait(submitted, end, limit.after(REPORT_TIME));
     let elapsed = clock::now().since(begin);
-    // Memory of queries that have failed returns at the latest when their nodes are gone.
-    drop(service.stop(clock::now().after(end.patience)));
+    if is_interrupted(end) {
+        return Err(interrupted());
+    }
+    let is_late = !is_answered || shared.answered.load(Ordering::Relaxed) < submitted;
+    if is_late {
+        // This memory returns with the node connection, which may be silent for long.
+        service.lose_late()?;
+    }
+    drop(service.stop(clock::now().after(if is_late { REPORT_TIME } else { end.patience })));
     let kept = std::mem::take(&mut *shared.kept());
     let mut answers = kept.answers;
-    let missing = || Err("no report within twice its time".to_owned());
+    let missing = || Err("no report within its time".to_owned());
     Ok(Asked {
         answers: (0..queries.len() as u64)
             .map(|token| answers.remove(&token).unwrap_or_else(missing))
@@ -100,7 +123,42 @@ pub fn ask(
     })
 }
 
-/// Memory with all tensors, and the place of each.
+/// Submits queries with tokens from `first` on, and waits for room until the deadline. Returns how many found room.
+fn submit(
+    handle: &FrontEndHandle,
+    places: &[Vec<Input>],
+    first: u64,
+    deadline: Time,
+    end: &End,
+) -> Result<u64> {
+    let mut submitted = 0;
+    while submitted < places.len() && !is_interrupted(end) {
+        let each = places[submitted..].iter().zip(first + submitted as u64..);
+        let each = each.map(|(inputs, token)| Query::new(token, inputs, deadline));
+        match handle.submit_all(each, clock::now().after(SLICE).min(deadline)) {
+            Ok(number) => submitted += number as usize,
+            Err(unsubmitted) => {
+                submitted += unsubmitted.submitted as usize;
+                match unsubmitted.error {
+                    weft_dispatch::Error::Full { .. } if clock::now() < deadline => {}
+                    weft_dispatch::Error::Full { .. } => break,
+                    error => return Err(error.into()),
+                }
+            }
+        }
+    }
+    Ok(submitted as u64)
+}
+
+fn is_interrupted(end: &End) -> bool {
+    end.interrupt.as_ref().is_some_and(|raised| raised.load(Ordering::Relaxed))
+}
+
+fn interrupted() -> Error {
+    weft_fabric::Error::Interrupted.into()
+}
+
+/// Memory with all tensors, and each tensor's place.
 fn place(queries: &[Vec<Vec<u8>>]) -> Result<(Memory, Vec<Vec<Input>>)> {
     let mut offset = 0;
     let mut places = Vec::with_capacity(queries.len());
@@ -141,11 +199,21 @@ impl Shared {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until this number of queries has ended, at most for `limit`.
-    fn wait(&self, queries: u64, limit: Duration) {
-        let waits = |kept: &mut Kept| kept.ended < queries;
-        let waited = self.changed.wait_timeout_while(self.kept(), limit, waits);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    /// Waits until this many queries have ended, at most until `limit` or an interrupt; true if they have.
+    fn wait(&self, queries: u64, end: &End, limit: Time) -> bool {
+        loop {
+            let left = limit.since(clock::now());
+            let waits = |kept: &mut Kept| kept.ended < queries;
+            let waited = self.changed.wait_timeout_while(self.kept(), left.min(SLICE), waits);
+            let (kept, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+            drop(kept);
+            if !waited.timed_out() {
+                return true;
+            }
+            if left.is_zero() || is_interrupted(end) {
+                return false;
+            }
+        }
     }
 }
 

@@ -1,15 +1,15 @@
-//! Answers of this process, collected for one call of LoadGen's `QuerySamplesComplete`.
+//! This process's answers, collected for one call to LoadGen's `QuerySamplesComplete`.
 
 use crate::counts::Counts;
 use std::sync::Arc;
 use weft_loadgen::{LoadGen, Response};
 
-/// Most bytes of an answer that is copied and waits for others; longer ones go to LoadGen at once.
+/// Longest answer in bytes that is copied and waits for others; longer ones go to LoadGen at once.
 const SHORT: usize = 4096;
-/// Most answers of a call.
+/// Most answers in a call.
 const BATCH: usize = 256;
 
-/// Receiver of answers.
+/// Receiver for answers.
 pub(crate) trait Complete: Send {
     /// Takes answers, whose bytes it does not use any more when it returns.
     fn complete(&self, responses: &[Response]);
@@ -21,11 +21,11 @@ impl Complete for LoadGen {
     }
 }
 
-/// Answers that wait for their call.
+/// Answers that wait for the next call.
 pub(crate) struct Completions<C> {
     receiver: C,
     counts: Arc<Counts>,
-    /// Bytes of the answers, one after another. Never reallocated while answers wait: responses have addresses.
+    /// Answer bytes, concatenated. Never reallocated while answers wait: responses hold addresses.
     bytes: Vec<u8>,
     responses: Vec<Response>,
 }
@@ -68,7 +68,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use weft_loadgen::Response;
 
-    /// Sizes of the calls.
+    /// Call sizes.
     #[derive(Clone, Default)]
     struct Calls(Arc<Mutex<Vec<usize>>>);
 

@@ -1,4 +1,4 @@
-//! Counts of a running test or node, read by other threads.
+//! Counts in a running test or node, read by other threads.
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 /// Most departures that are kept.
 const MAX_DEPARTURES: usize = 256;
 
-/// Counts that one thread adds to and others read. Each is exact; together they are no snapshot of one instant.
+/// Counts that one thread adds to and others read. Each is exact; together they are no consistent snapshot.
 #[derive(Debug, Default)]
 pub struct Counts {
     issued: AtomicU64,
@@ -17,10 +17,10 @@ pub struct Counts {
     departures: Mutex<Vec<Departure>>,
 }
 
-/// End of the connection to a peer.
+/// End of a peer connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Departure {
-    /// Name of the node; `front end` on a node.
+    /// Node name; `front end` on a node.
     pub name: String,
     /// Cause, in a line.
     pub cause: String,
@@ -28,7 +28,7 @@ pub struct Departure {
     pub lost: bool,
 }
 
-/// Values of [`Counts`].
+/// Values in [`Counts`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Snapshot {
     /// Queries issued by LoadGen; on a node, queries that have arrived in batches.
@@ -37,7 +37,7 @@ pub struct Snapshot {
     pub answered: u64,
     /// Queries that ended without an answer; on a node, those whose model failed.
     pub failed: u64,
-    /// Nodes of a front end; front ends of a node.
+    /// Connected nodes on a front end; connected front ends on a node.
     pub peers: u64,
 }
 
@@ -57,7 +57,7 @@ impl Counts {
         self.failed.fetch_add(queries, Ordering::Relaxed);
     }
 
-    /// Sets the number of connected peers.
+    /// Sets how many peers are connected.
     pub fn set_peers(&self, peers: u64) {
         self.peers.store(peers, Ordering::Relaxed);
     }
@@ -67,7 +67,7 @@ impl Counts {
         self.peers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Adds the end of a connection; of more than 256, the first ones are kept.
+    /// Adds a connection end; only the first 256 are kept.
     pub fn add_departure(&self, departure: Departure) {
         let mut departures = self.departures.lock().unwrap_or_else(PoisonError::into_inner);
         if departures.len() < MAX_DEPARTURES {
@@ -75,7 +75,7 @@ impl Counts {
         }
     }
 
-    /// Ends of connections, in order.
+    /// Connection ends, in order.
     pub fn departures(&self) -> Vec<Departure> {
         self.departures.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,4 +1,4 @@
-//! Errors of tests and nodes, one variant per cause.
+//! Errors in tests and nodes, one variant per cause.
 
 use std::path::PathBuf;
 
@@ -6,35 +6,35 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A value outside of its range.
+    /// Value out of range.
     #[error("{what} {value}: expected {expected}")]
     Invalid {
-        /// Name of the value.
+        /// Value name.
         what: &'static str,
         /// The value.
         value: String,
         /// The accepted values.
         expected: String,
     },
-    /// Two nodes of one name: the rules want unique ones.
+    /// Two nodes have one name: the rules demand unique names.
     #[error(
         "node {address} has the name {name:?}, as another node has; start one with another --name"
     )]
     SameName {
         /// Address of the second node.
         address: String,
-        /// Name of both.
+        /// Shared name.
         name: String,
     },
-    /// A node whose name does not come back over its connection.
+    /// A node did not return the expected name over the connection.
     #[error("node {address}: its reply to the query for its name is {problem}")]
     Name {
-        /// Address of the node.
+        /// Node address.
         address: String,
-        /// Defect of the reply.
+        /// Defect in the reply.
         problem: String,
     },
-    /// A file of samples that does not fit.
+    /// A sample file does not fit.
     #[error("samples {path}: {problem}")]
     Samples {
         /// File.
@@ -45,18 +45,18 @@ pub enum Error {
     /// A node cannot be reached, or refuses.
     #[error("node {address}: {source}")]
     Node {
-        /// Address of the node.
+        /// Node address.
         address: String,
         /// Cause.
         source: weft_dispatch::Error,
     },
-    /// Error of dispatch.
+    /// Dispatch error.
     #[error(transparent)]
     Dispatch(#[from] weft_dispatch::Error),
-    /// Error of the fabric.
+    /// Fabric error.
     #[error(transparent)]
     Fabric(#[from] weft_fabric::Error),
-    /// Error of LoadGen.
+    /// LoadGen error.
     #[error(transparent)]
     LoadGen(#[from] weft_loadgen::Error),
     /// A description that is not the expected JSON.
@@ -69,7 +69,7 @@ pub enum Error {
     },
 }
 
-/// Result of this crate.
+/// Result in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl From<weft_control::Error> for Error {

@@ -1,4 +1,4 @@
-//! Handler of a front end's reports: gives answers to LoadGen, all of a turn of the service in one call.
+//! Handler for a front end's reports: gives answers to LoadGen, one call per service turn.
 
 use crate::counts::{self, Counts};
 use crate::kept::KeptAnswers;
@@ -9,15 +9,15 @@ use weft_dispatch::wire::Layout;
 use weft_dispatch::{Answer, Departure, Handler, Report, Reports, Schema};
 use weft_loadgen::{LoadGen, Response};
 
-/// Passes answers to LoadGen where the node wrote them. Those of several tensors are put one after another.
+/// Passes answers to LoadGen where the node wrote them. Answers with several tensors are concatenated.
 pub(crate) struct ToLoadGen {
     pub loadgen: LoadGen,
     pub counts: Arc<Counts>,
     pub kept: Option<Arc<KeptAnswers>>,
     pub lent: Arc<Lent>,
-    /// True for answers of several tensors.
+    /// True if answers have several tensors.
     is_joined: bool,
-    /// Output of tokens, and the bytes of a token.
+    /// Token output, and bytes per token.
     stream: Option<(usize, u64)>,
     /// Queries whose first token LoadGen has.
     begun: HashSet<u64>,
@@ -39,14 +39,14 @@ impl ToLoadGen {
         ToLoadGen { loadgen, counts, kept, lent, is_joined, stream, begun, responses, joined }
     }
 
-    /// Takes the first tokens of an answer, unless the query was sent before and LoadGen has them.
+    /// Takes an answer's first tokens, unless the query was sent before and LoadGen has them.
     fn begin(&mut self, token: u64, tokens: &[u8]) {
         if self.begun.insert(token) {
             self.loadgen.first_token(&[Response::new(token as usize, tokens)]);
         }
     }
 
-    /// Before the end of a query: LoadGen takes the end of an answer in tokens after its first token alone.
+    /// Runs before a query ends: LoadGen accepts the end of a token answer only after the first token.
     fn end(&mut self, token: u64) {
         if self.stream.is_some() {
             self.begin(token, &[]);
@@ -75,13 +75,13 @@ impl ToLoadGen {
     }
 }
 
-/// Output of tokens of a schema, and the bytes of a token.
+/// A schema's token output, and bytes per token.
 pub(crate) fn stream_of(schema: &Schema) -> Option<(usize, u64)> {
     let layout = Layout::new(&schema.outputs);
     layout.stream().map(|output| (output, layout.token_bytes().max(1)))
 }
 
-/// Bytes of an answer.
+/// Answer length in bytes.
 fn length(report: &Report<'_>) -> usize {
     match report {
         Report::Answered { answer, .. } => answer.tensors().map(<[u8]>::len).sum(),
@@ -100,7 +100,7 @@ impl Handler for ToLoadGen {
         for report in reports.iter() {
             match report {
                 Report::FirstToken { token, tokens, .. } => self.begin(token, tokens.bytes),
-                // They are part of the answer, too.
+                // They are in the answer, too.
                 Report::Tokens { .. } => {}
                 Report::Answered { token, answer, .. } => {
                     answered += 1;

@@ -26,7 +26,7 @@ struct Slots {
 }
 
 impl InProcess {
-    /// Bytes of all slots together, at most.
+    /// Maximum bytes for all slots together.
     const SLOT_BYTES: u64 = 256 << 20;
 
     /// System with this many slots, or as many as fit into 256 MiB.
@@ -46,11 +46,21 @@ impl InProcess {
             let (value, expected) = (answer_bytes.to_string(), format!("at least {least}"));
             return Err(Error::Invalid { what: "bytes of an answer", value, expected });
         }
+        let memory = |what, bytes: u64| {
+            let mut memory = Vec::new();
+            let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
+            memory.try_reserve_exact(wanted).map_err(|_| {
+                let expected = "at most the free memory of this machine".into();
+                Error::Invalid { what, value: bytes.to_string(), expected }
+            })?;
+            memory.resize(wanted, 0);
+            Ok::<_, Error>(memory)
+        };
         let fit = (InProcess::SLOT_BYTES / samples.bytes()).clamp(1, u64::from(slots.max(1)));
         let slots = Slots {
-            bytes: vec![0; (fit * samples.bytes()) as usize],
+            bytes: memory("sample bytes per query", fit.saturating_mul(samples.bytes()))?,
             next: 0,
-            answer: vec![0; answer_bytes as usize],
+            answer: memory("bytes of an answer", answer_bytes)?,
             completions: Completions::new(loadgen, counts.clone()),
         };
         let (answer_bytes, slots) = (answer_bytes as usize, Mutex::new(slots));

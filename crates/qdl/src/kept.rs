@@ -12,7 +12,7 @@ pub(crate) struct KeptAnswers {
 
 #[derive(Default)]
 struct State {
-    /// Sample of each query under way, by its id.
+    /// Sample for each query in flight, by id.
     under_way: HashMap<u64, usize>,
     answers: VecDeque<(usize, Vec<u8>)>,
 }
@@ -26,7 +26,7 @@ impl KeptAnswers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a sample if its answer is known; else it is under way.
+    /// Answers a sample if the answer is known; otherwise the query is in flight.
     pub fn answer(&self, sample: &Sample, loadgen: &LoadGen) -> bool {
         let mut state = self.state();
         let known = state.answers.iter().find(|(index, _)| *index == sample.index);

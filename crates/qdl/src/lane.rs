@@ -1,9 +1,9 @@
-//! Lane: buffers of one batch at a time, on a device or on the host, and the copies between them and slots.
+//! Lane: buffers for one batch at a time, on a device or on the host, and copies to and from slots.
 //!
-//! A batch is copied into a lane's buffers, its model reads them, and its outputs are copied into the slots from which
-//! answers leave. Copies of a device are asynchronous, on the lane's stream: [`Lane::wait`] ends them, and must return
-//! before the batch does, whose memory a front end may write again. With two lanes, the copies of one batch overlap the model of
-//! the other. Calls of CUDA are valid while the model captures a graph on another thread.
+//! A batch is copied into a lane's buffers, the model reads them, and outputs are copied into the slots from which
+//! answers leave. Device copies are asynchronous, on the lane's stream: [`Lane::wait`] ends them, and must return
+//! before the batch does, because a front end may then write its memory again. With two lanes, one batch's copies
+//! overlap the other's model. CUDA calls are valid while the model captures a graph on another thread.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,17 +16,17 @@ use weft_dispatch::wire::Tensor;
 use weft_dispatch::{Batch, Schema};
 use weft_fabric::{Memory, MemoryId, MemoryWatcher};
 
-/// Output of a batch in memory of its model.
+/// Batch output in the model's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// True for memory of the lane's device, false for memory of the host.
+    /// True for memory on the lane's device, false for host memory.
     pub is_on_device: bool,
-    /// First byte and number of bytes of the output of each query. Those on a device are of one allocation: parts at equal
-    /// distances are one copy.
+    /// First byte and byte count for each query's output. Device outputs lie in one allocation: equally spaced parts
+    /// are one copy.
     pub parts: Vec<(u64, u64)>,
 }
 
-/// Place of a lane's buffers.
+/// Buffer placement.
 #[derive(Clone)]
 pub enum Place {
     /// The host: copies by the CPU.
@@ -35,42 +35,42 @@ pub enum Place {
     Device(DevicePlace),
 }
 
-/// Device of a lane's buffers, and the stream of its copies.
+/// Device with a lane's buffers, and the copy stream.
 #[derive(Clone)]
 pub struct DevicePlace {
-    /// Slots that are page-locked, of all lanes.
+    /// Page-locked slots, for all lanes.
     pub pins: Arc<Pins>,
-    /// Stream of the copies.
+    /// Copy stream.
     pub stream: Stream,
 }
 
-/// Buffers of one batch at a time. See the module's page.
+/// Buffers for one batch at a time. See the module's page.
 pub struct Lane {
     place: Place,
-    /// Address of each input's buffer.
+    /// Buffer address for each input.
     buffers: Box<[u64]>,
-    /// Distance of queries in each buffer: the most bytes of the input.
+    /// Query stride in each buffer: the input's maximum size.
     pitches: Box<[u64]>,
 }
 
 impl Lane {
-    /// Lane for batches of this schema.
+    /// Lane for batches with this schema.
     ///
     /// # Safety
-    /// While the lane lives, the buffer of each input is memory of its place with room for the largest batch, at the most
-    /// bytes of the input for each query; only [`Lane::copy_in`] writes it, and work that [`Lane::wait`] awaits. The
-    /// stream is one of the device.
+    /// While the lane lives, each input's buffer is memory at `place` with room for the largest batch, at the input's
+    /// maximum size per query. Only [`Lane::copy_in`] writes it, and work that [`Lane::wait`] awaits. The stream
+    /// belongs to the device.
     pub unsafe fn new(place: Place, schema: &Schema, buffers: Vec<u64>) -> Lane {
         let pitches: Box<[u64]> = schema.inputs.iter().map(Tensor::max_bytes).collect();
         assert_eq!(buffers.len(), pitches.len(), "a buffer for each input");
         Lane { place, buffers: buffers.into(), pitches }
     }
 
-    /// Copies the inputs of a batch into the buffers; those of query `q` begin at `q` times the most bytes of the input.
-    /// Neighbouring slots are one copy. On a device the copies are under way afterwards.
+    /// Copies a batch's inputs into the buffers; query `q` begins at `q` times the input's maximum size. Neighbouring
+    /// slots are one copy. On a device the copies are in flight afterwards.
     ///
     /// # Errors
-    /// Errors of CUDA.
+    /// CUDA errors.
     pub fn copy_in(&self, batch: &Batch<'_>) -> weft_cuda::Result<()> {
         let _relaxed = self.enter()?;
         if let Place::Device(place) = &self.place {
@@ -91,7 +91,7 @@ impl Lane {
                         };
                         copy_rows_async(rows, Direction::ToDevice, place.stream)?;
                     }
-                    // SAFETY: the buffer has room for the batch and has no other writer, by the contract of `new`.
+                    // SAFETY: the `new` contract: the buffer has room for the batch and no other writer.
                     Place::Host => unsafe { write_rows(to, *pitch, &run) },
                 }
             }
@@ -99,11 +99,11 @@ impl Lane {
         Ok(())
     }
 
-    /// Copies an output into the memory of the answers, whose bytes were set ([`Batch::resize`]). Queries in neighbouring
-    /// slots, whose outputs are at equal distances, are one copy. On a device the copies are under way afterwards.
+    /// Copies an output into the answer memory, whose sizes were set ([`Batch::resize`]). Queries in neighbouring slots
+    /// with equally spaced outputs are one copy. On a device the copies are in flight afterwards.
     ///
     /// # Errors
-    /// Errors of CUDA.
+    /// CUDA errors.
     ///
     /// # Safety
     /// The parts are readable until [`Lane::wait`] has returned, or [`Lane::end`] true; work that writes them precedes the
@@ -143,10 +143,10 @@ impl Lane {
         Ok(())
     }
 
-    /// Waits for the copies of the lane's stream, and for the work that precedes them there.
+    /// Waits for the copies on the lane's stream, and for the work that precedes them there.
     ///
     /// # Errors
-    /// Errors of CUDA, including those of the model's work. Copies may be under way then: see [`Lane::end`].
+    /// CUDA errors, including errors from the model's work. Copies may then be in flight: see [`Lane::end`].
     pub fn wait(&self) -> weft_cuda::Result<()> {
         let _relaxed = self.enter()?;
         match &self.place {
@@ -155,8 +155,8 @@ impl Lane {
         }
     }
 
-    /// Ends the copies after an error: waits for the lane's stream, or for the device if that fails. False if both fail:
-    /// copies may be under way, so that their memory must not be freed ([`Lane::leak`]).
+    /// Ends the copies after an error: waits for the lane's stream, or for the device if that fails. False if both
+    /// fail: copies may be in flight, so the buffers must not be freed ([`Lane::leak`]).
     #[must_use]
     pub fn end(&self) -> bool {
         self.wait().is_ok()
@@ -169,7 +169,7 @@ impl Lane {
             }
     }
 
-    /// Keeps the slots of a batch mapped and page-locked until the process ends.
+    /// Keeps a batch's slots mapped and page-locked until the process ends.
     pub fn leak(&self, batch: &Batch<'_>) {
         batch.memories().for_each(|memory| std::mem::forget(Arc::clone(memory)));
         if let Place::Device(place) = &self.place {
@@ -177,7 +177,8 @@ impl Lane {
         }
     }
 
-    /// Prepares this thread for calls of CUDA, which a graph under capture on another thread permits while the guard lives.
+    /// Prepares this thread for CUDA calls, which a graph under capture on another thread permits while the guard
+    /// lives.
     fn enter(&self) -> weft_cuda::Result<Option<RelaxedCapture>> {
         let Place::Device(place) = &self.place else { return Ok(None) };
         let relaxed = RelaxedCapture::new()?;
@@ -186,7 +187,7 @@ impl Lane {
     }
 }
 
-/// Number of parts from the first one on that are equally long and at equal distances, and that distance.
+/// Longest prefix of equally long, equally spaced parts: part count and stride.
 fn equally_spaced(parts: &[(u64, u64)]) -> (usize, u64) {
     let (begin, length) = parts[0];
     let Some(pitch) = parts.get(1).and_then(|next| next.0.checked_sub(begin)) else {
@@ -200,10 +201,10 @@ fn equally_spaced(parts: &[(u64, u64)]) -> (usize, u64) {
     (parts.iter().enumerate().take_while(fits).count(), pitch)
 }
 
-/// Writes the inputs of a run to rows at an address of this process.
+/// Writes a run's inputs to rows at an address in this process.
 ///
 /// # Safety
-/// The rows are memory of this process that no other code accesses now.
+/// The rows are memory in this process that no other code accesses now.
 unsafe fn write_rows(to: u64, pitch: u64, run: &Run<'_>) {
     for index in 0..run.count {
         let row = run.row(index);
@@ -214,10 +215,10 @@ unsafe fn write_rows(to: u64, pitch: u64, run: &Run<'_>) {
     }
 }
 
-/// Reads rows at an address of this process into the outputs of a run.
+/// Reads rows at an address in this process into a run's outputs.
 ///
 /// # Safety
-/// The rows are readable memory of this process.
+/// The rows are readable memory in this process.
 unsafe fn read_rows(from: u64, pitch: u64, mut run: RunMut<'_>) {
     for index in 0..run.count {
         let from: *const u8 =
@@ -228,19 +229,19 @@ unsafe fn read_rows(from: u64, pitch: u64, mut run: RunMut<'_>) {
     }
 }
 
-/// Slots that are page-locked for copies of a device, until their memory is freed or the last lane ends. A batch keeps
-/// its memory, so that no copy of it is under way then.
+/// Slots page-locked for device copies, until they are freed or the last lane ends. A batch holds the slot memory, so
+/// no copy is in flight then.
 pub struct Pins(Arc<PinnedSlots>);
 
-/// Watches the memory of slots. Empty before its last owner goes: see the drop of [`Pins`].
+/// Watches slot memory. Empty before the last owner goes: see `Drop` for [`Pins`].
 struct PinnedSlots {
     context: Arc<Context>,
-    /// `None`: it could not be page-locked, and copies of it may block.
+    /// `None`: it could not be page-locked, and copies may block.
     pinned: Mutex<HashMap<MemoryId, Option<RegisteredMemory>>>,
 }
 
 impl Pins {
-    /// None, for copies of this device.
+    /// None yet, for copies on this device.
     pub fn new(context: Arc<Context>) -> Arc<Pins> {
         Arc::new(Pins(Arc::new(PinnedSlots { context, pinned: Mutex::default() })))
     }
@@ -249,7 +250,8 @@ impl Pins {
         &self.0.context
     }
 
-    /// Page-locks a memory, once. A graph may be under capture on another thread: the caller has relaxed its mode.
+    /// Page-locks a memory, once. A graph may be under capture on another thread: the caller has relaxed the capture
+    /// mode.
     fn add(&self, memory: &Arc<Memory>) {
         let mut pinned = self.0.lock();
         if pinned.contains_key(&memory.id()) {
@@ -258,20 +260,19 @@ impl Pins {
         let Some(address) = memory.host() else { return };
         memory.watch(&self.0);
         let (context, begin, bytes) = (&self.0.context, address.as_ptr(), memory.len());
-        // SAFETY: mapped until the memory is dropped, before which `memory_dropped` drops this value, or the drop of
-        // `Pins` has dropped it.
+        // SAFETY: mapped until the memory is dropped, before which `memory_dropped` or the `Pins` drop has dropped this
+        // value.
         let registered = unsafe { RegisteredMemory::new(context, begin, bytes) };
         if let Err(error) = &registered {
-            log::warn!(
-                "{bytes} bytes of slots cannot be page-locked, copies of them block: {error}"
-            );
+            log::warn!("{bytes} slot bytes cannot be page-locked, so copies block: {error}");
         }
         pinned.insert(memory.id(), registered.ok());
     }
 }
 
 impl Drop for Pins {
-    /// Unlocks all pages while memory that is dropped on another thread still finds the watcher, and waits for its lock.
+    /// Unlocks all pages while memory that is dropped on another thread still finds the watcher, and waits for the
+    /// lock.
     fn drop(&mut self) {
         let _relaxed = RelaxedCapture::new();
         self.0.lock().clear();

@@ -1,9 +1,9 @@
-//! Samples of withdrawn queries, whose memory a node may still read.
+//! Samples in withdrawn queries, which a node may still read.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Number of queries that have failed and whose memory has not returned.
+/// Failed queries whose memory has not returned.
 #[derive(Debug, Default)]
 pub(crate) struct Lent {
     queries: Mutex<u64>,
@@ -11,7 +11,7 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Adds a query that has failed before its node has answered.
+    /// Adds a query that has failed before the node has answered.
     pub fn add(&self) {
         *self.queries.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     }

@@ -1,31 +1,31 @@
-//! Query dispatch library (QDL) of MLPerf Inference's Network division: LoadGen on a front end, inference on
+//! Query dispatch library (QDL) for MLPerf Inference's Network division: LoadGen on a front end, inference on
 //! accelerator nodes.
 //!
-//! LoadGen calls [`NetworkSystem`], whose queries travel by `weft_dispatch` to every [`Node`]. No Python is on the
-//! way of a query, unless the model of a node is a Python callable.
+//! LoadGen calls [`NetworkSystem`], whose queries travel by `weft_dispatch` to every [`Node`]. Queries pass
+//! through no Python, unless the node's model is a Python callable.
 //!
 //! - [`Node`]: an accelerator node that accepts front ends at an address
-//! - [`run`]: a test of LoadGen, by a [`Spec`]
+//! - [`run`]: a LoadGen test, described by a [`Spec`]
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`spec`] | description of a test |
-//! | [`test`] | run of a test, its outcome |
+//! | [`spec`] | test description |
+//! | [`test`] | test run, outcome |
 //! | [`node`] | accelerator node: listener, handshakes |
-//! | [`node_spec`] | description of a node |
-//! | [`lane`] | buffers of a batch on a device, and the copies between them and slots |
+//! | [`node_spec`] | node description |
+//! | [`lane`] | batch buffers on a device, and copies to and from slots |
 //! | [`ask`] | queries and answers without LoadGen |
-//! | [`model`] | models without a framework: no-op, checksum, time of work |
-//! | [`network`] | connections to nodes and their names |
+//! | [`model`] | models without a framework: no-op, checksum, CPU time |
+//! | [`network`] | node connections and names |
 //! | [`system`] | LoadGen's system under test over the network |
 //! | [`in_process`] | LoadGen's system under test in this process |
 //! | [`samples`] | LoadGen's sample library, in registered memory |
 //!
 //! Private modules:
 //!
-//! - `completions.rs`: answers collected for one call of LoadGen
-//! - `counts.rs`: [`Counts`] of a running test or node
-//! - `handler.rs`: answers on their way to LoadGen
+//! - `completions.rs`: answers collected for one LoadGen call
+//! - `counts.rs`: [`Counts`] for a running test or node
+//! - `handler.rs`: answers on the way to LoadGen
 //! - `lent.rs`: samples whose memory a node may still read
 //! - `kept.rs`: answers kept against the rules, for a proof that an audit detects them
 //! - `error.rs`: [`Error`]

@@ -7,31 +7,31 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weft_dispatch::{Backend, Batch};
 
-/// Answer of a model.
+/// Model answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ModelKind {
     /// Zero bytes.
     #[default]
     NoOp,
-    /// Sum of the query's bytes and of their positions, in the first 8 bytes; zeros behind it.
+    /// Sum over the query's bytes, each times the position, in the first 8 bytes; then zeros.
     Checksum,
-    /// As many tokens as the schema has, one after another: the number of each, 4 bytes. On nodes alone.
+    /// The schema's maximum token count: token i is the number i in 4 bytes. Only on nodes.
     Tokens,
 }
 
-/// Model: a function of a query's bytes, and the time that each query takes.
+/// Model: a function on a query's bytes, and a time per query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
-    /// Its answer.
+    /// Answer kind.
     pub kind: ModelKind,
-    /// Time for which a query, or each token of its answer, occupies the CPU, microseconds.
+    /// CPU time per query, or per token in the answer, microseconds.
     pub work_us: u64,
 }
 
 impl Model {
-    /// Least bytes of an answer.
+    /// Minimum answer size in bytes.
     pub fn min_answer_bytes(self) -> u64 {
         match self.kind {
             ModelKind::NoOp | ModelKind::Tokens => 0,
@@ -62,26 +62,27 @@ impl Model {
     }
 }
 
-/// Bytes of a token of [`ModelKind::Tokens`].
+/// Bytes per token in [`ModelKind::Tokens`].
 const TOKEN_BYTES: u64 = 4;
 
-/// Sum of bytes, each times its position from 1 on, modulo 2^64: it depends on every byte and on their order.
+/// Sum over bytes, each times the position from 1 on, modulo 2^64: it depends on every byte and on their
+/// order. For example, `[1, 2]` gives 5.
 pub fn checksum(bytes: &[u8]) -> u64 {
     let weighted = |(position, byte): (usize, &u8)| (position as u64 + 1) * u64::from(*byte);
     bytes.iter().enumerate().map(weighted).fold(0, u64::wrapping_add)
 }
 
-/// Backend that runs a [`Model`] on the first input and the first output of each query, and counts.
+/// Backend that runs a [`Model`] on each query's first input and first output, and counts.
 #[derive(Debug)]
 pub struct ModelBackend {
     model: Model,
-    /// Tokens of an answer.
+    /// Tokens per answer.
     tokens: u64,
     counts: Arc<Counts>,
 }
 
 impl ModelBackend {
-    /// Backend of a model, for outputs of up to `answer_bytes`.
+    /// Model backend for outputs up to `answer_bytes`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for outputs that are too short.
@@ -103,7 +104,7 @@ impl ModelBackend {
         for token in 0..self.tokens {
             for query in 0..batch.len() {
                 self.model.work();
-                // Fails only beyond the bound of the schema.
+                // Fails only beyond the schema's bound.
                 batch.append(query, &(token as u32).to_le_bytes());
             }
         }

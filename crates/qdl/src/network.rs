@@ -1,38 +1,42 @@
-//! Connections of a front end to its nodes, and the round trip by which LoadGen gets their names.
+//! A front end's node connections, and the round trip by which LoadGen gets node names.
 //!
-//! Before the handshake of dispatch, a node answers queries for its name until the front end begins. A query is two
-//! exchanges over the pair's control connection: the front end sends a number, and the node returns it with its hello.
+//! Before the dispatch handshake, a node answers name queries until the front end begins. A query is two exchanges over
+//! the pair's control connection: the front end sends a number, and the node returns it with a hello.
 
 use crate::error::{Error, Result};
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use weft_control::pair::PairSettings;
 use weft_dispatch::{Connection, Hello, Role, Schema, ServiceConfig};
 use weft_fabric::pair::{PairConfig, connect as connect_pair};
 use weft_fabric::{Communicator, ProviderKind, clock, registry};
 
-/// First byte of a front end's message: the query for the name.
+/// First byte in a front end's message: name query.
 const NAME: u8 = 1;
-/// First byte of a front end's message: queries follow by dispatch.
+/// First byte in a front end's message: dispatch queries follow.
 const BEGIN: u8 = 2;
 
-/// Ends of connections: what both a front end and a node choose.
+/// Connection end: what both a front end and a node choose.
 #[derive(Debug, Clone)]
 pub struct End {
-    /// Providers offered, of shm, verbs, ofi and tcp.
+    /// Providers offered, a subset of shm, verbs, ofi and tcp.
     pub providers: Vec<ProviderKind>,
     /// Most queries in flight to a node.
     pub slots: u32,
-    /// Checksums of all payloads, verified at their arrival.
+    /// Payload checksums, verified on arrival.
     pub checksum: bool,
-    /// Time for each step of a handshake.
+    /// Time for each handshake step.
     pub patience: Duration,
-    /// Time without work in which a service polls without a pause; for cores of their own.
+    /// Idle time in which a service polls without a pause; for dedicated cores.
     pub spin: Duration,
-    /// Most bytes that a front end reserves for the slots of a connection.
+    /// Maximum bytes that a front end reserves for one connection's slots.
     pub max_slot_bytes: u64,
-    /// NUMA node of the memory of slots; `None`: that of the thread that uses a page first.
+    /// NUMA node for slot memory; `None`: first touch decides.
     pub numa_node: Option<u32>,
+    /// Set by the program to end connecting, handshakes and [`crate::ask::ask`] within 0.1 s.
+    pub interrupt: Option<Arc<AtomicBool>>,
 }
 
 impl Default for End {
@@ -45,12 +49,13 @@ impl Default for End {
             spin: Duration::ZERO,
             max_slot_bytes: ServiceConfig::default().max_slot_bytes,
             numa_node: None,
+            interrupt: None,
         }
     }
 }
 
 impl End {
-    /// Provider of a name, alone.
+    /// The one provider with a name, for example `tcp`.
     ///
     /// # Errors
     /// [`Error::Invalid`].
@@ -66,19 +71,19 @@ impl End {
             })
     }
 
-    /// Hello of this end.
+    /// Hello from this end.
     pub(crate) fn hello(&self, role: Role, name: String, schema: Option<Schema>) -> Hello {
         Hello { role, slots: self.slots, checksum: self.checksum, name, schema }
     }
 
-    /// Configuration of the service of this end.
+    /// Service configuration for this end.
     pub(crate) fn service(&self) -> ServiceConfig {
         let (spin, max_slot_bytes, numa_node) = (self.spin, self.max_slot_bytes, self.numa_node);
         let default = ServiceConfig::default();
         ServiceConfig { submissions: 8192, spin, max_slot_bytes, numa_node, ..default }
     }
 
-    /// Configuration of pairs at an address, with the secret of the environment.
+    /// Pair configuration for an address, with the environment's secret.
     pub(crate) fn pairs(&self, address: &str) -> Result<PairConfig> {
         if self.slots == 0 || self.slots > Hello::MAX_SLOTS {
             return Err(Error::Invalid {
@@ -87,7 +92,11 @@ impl End {
                 expected: format!("1 to {}", Hello::MAX_SLOTS),
             });
         }
-        let mut config = PairConfig::new(PairSettings::from_env(address)?);
+        let mut settings = PairSettings::from_env(address)?;
+        if let Some(raised) = self.interrupt.clone() {
+            settings.interrupt = Some(Arc::new(move || raised.load(Ordering::Relaxed)));
+        }
+        let mut config = PairConfig::new(settings);
         config.providers.clone_from(&self.providers);
         // A front end receives the schema, which may have tokens, over the pair.
         config.engine = Connection::streaming_engine_config(self.slots);
@@ -99,7 +108,7 @@ impl End {
 pub struct NodeLink {
     /// Address.
     pub address: String,
-    /// Number of the node, which may have several addresses.
+    /// Node number; a node may have several addresses.
     pub(crate) node: usize,
     pub(crate) pair: Communicator,
 }
@@ -110,11 +119,12 @@ impl std::fmt::Debug for NodeLink {
     }
 }
 
-/// Connects to nodes, to all at once. Each has an address, or several with commas between them: a connection to each,
-/// from the address of this host behind an @, or from that which the system chooses.
+/// Connects to all nodes at once. Each has one address, or several with commas between them, and gets a connection to
+/// each address. The source is this host's address behind an @, for example `10.0.0.2:7000@10.0.0.1`; otherwise the
+/// system chooses it.
 ///
 /// # Errors
-/// [`Error::Invalid`] without addresses, and for an empty or repeated one of a node; [`Error::Node`].
+/// [`Error::Invalid`] without addresses, and for a node's empty or repeated address; [`Error::Node`].
 pub fn connect(nodes: &[String], end: &End) -> Result<Vec<NodeLink>> {
     if nodes.is_empty() {
         let (value, expected) = ("0".into(), "at least one address".into());
@@ -137,15 +147,15 @@ pub fn connect(nodes: &[String], end: &End) -> Result<Vec<NodeLink>> {
     in_parallel(addresses, connect_one)
 }
 
-/// An address of a node.
+/// A node address.
 struct NodeAddress<'a> {
     text: &'a str,
     listener: &'a str,
-    /// Address of this host to connect from.
+    /// This host's address to connect from.
     source: Option<IpAddr>,
 }
 
-/// Addresses of a node, which has commas between them.
+/// A node's addresses, separated by commas.
 fn addresses_of(node: &str) -> Result<Vec<NodeAddress<'_>>> {
     let addresses = node.split(',').map(|each| parsed(each.trim())).collect::<Result<Vec<_>>>()?;
     let is_wrong = |(at, address): (usize, &NodeAddress<'_>)| {
@@ -161,7 +171,7 @@ fn addresses_of(node: &str) -> Result<Vec<NodeAddress<'_>>> {
     Ok(addresses)
 }
 
-/// An address of a listener, with the address of this host to connect from behind an @.
+/// A listener address, with this host's source address behind an @.
 fn parsed(text: &str) -> Result<NodeAddress<'_>> {
     let Some((listener, source)) = text.rsplit_once('@') else {
         return Ok(NodeAddress { text, listener: text, source: None });
@@ -178,28 +188,33 @@ fn parsed(text: &str) -> Result<NodeAddress<'_>> {
     Ok(NodeAddress { text, listener, source })
 }
 
-/// Results of a call for each item, each in a thread of its own; the first error in the order of the items.
+/// Results of one call per item, each in a separate thread; the first error in item order.
 pub(crate) fn in_parallel<T: Send, R: Send>(
     items: Vec<T>,
     call: impl Fn(T) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
     std::thread::scope(|scope| {
         let call = &call;
-        let threads: Vec<_> =
-            items.into_iter().map(|item| scope.spawn(move || call(item))).collect();
-        // A panic of a call is one of its caller.
-        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+        let start = |item| {
+            let thread = std::thread::Builder::new().name("weft-node-call".into());
+            thread.spawn_scoped(scope, move || call(item))
+        };
+        let threads: Vec<_> = items.into_iter().map(start).collect();
+        // A panic in a call becomes the caller's.
+        let join = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, Result<R>>>| {
+            let what = "cannot start a node thread";
+            let thread = thread.map_err(|error| weft_fabric::Error::system(what, error))?;
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         threads.into_iter().map(join).collect::<Vec<Result<R>>>().into_iter().collect()
     })
 }
 
-/// Queries every node for its name and its tensors: a round trip over each connection. Returns one hello of each node.
+/// Queries every node for the name and tensors: a round trip over each connection. Returns one hello per node.
 ///
 /// # Errors
-/// [`Error::Node`] for a lost connection; [`Error::Name`] for another reply; [`Error::SameName`]; [`Error::Invalid`] for
-/// a node whose addresses are of several.
+/// [`Error::Node`] for a lost connection; [`Error::Name`] for another reply; [`Error::SameName`]; [`Error::Invalid`] if
+/// a node's addresses lead to several nodes.
 pub fn ask_names(links: &[NodeLink], patience: Duration) -> Result<Vec<Hello>> {
     let mut known: Vec<(usize, Hello)> = Vec::with_capacity(links.len());
     let asked = in_parallel(links.iter().collect(), |link: &NodeLink| link.ask_name(patience))?;
@@ -221,10 +236,10 @@ pub fn ask_names(links: &[NodeLink], patience: Duration) -> Result<Vec<Hello>> {
     Ok(known.into_iter().map(|(_, hello)| hello).collect())
 }
 
-/// As [`ask_names`]; returns the schema of the nodes, checked.
+/// Same as [`ask_names`]; returns the nodes' common schema, checked.
 ///
 /// # Errors
-/// Those of [`ask_names`]; [`Error::Invalid`] without a schema; those of [`Schema::check`].
+/// Errors from [`ask_names`] and [`Schema::check`]; [`Error::Invalid`] without a schema.
 pub(crate) fn ask_schema(links: &[NodeLink], patience: Duration) -> Result<Schema> {
     let schema = ask_names(links, patience)?.into_iter().find_map(|hello| hello.schema);
     let schema = schema.ok_or_else(|| Error::Invalid {
@@ -237,22 +252,23 @@ pub(crate) fn ask_schema(links: &[NodeLink], patience: Duration) -> Result<Schem
 }
 
 impl NodeLink {
-    /// Queries the node for its name: a round trip.
+    /// Queries the node for the name: a round trip within `patience`.
     fn ask_name(&self, patience: Duration) -> Result<Hello> {
-        let number = clock::now().0.to_le_bytes();
+        let now = clock::now();
+        let number = now.0.to_le_bytes();
         self.exchange(&[&[NAME], &number[..]].concat(), patience)?;
-        let reply = self.exchange(&[], patience)?;
+        let reply = self.exchange(&[], now.after(patience).since(clock::now()))?;
         let failed = |problem: String| Error::Name { address: self.address.clone(), problem };
         let hello = reply.strip_prefix(&number);
         let hello = hello.ok_or_else(|| failed("one to another query".into()))?;
         let hello = Hello::decode(hello).map_err(|error| failed(error.to_string()))?;
         match hello.role {
             Role::Accelerator => Ok(hello),
-            Role::FrontEnd => Err(failed("that of a front end".into())),
+            Role::FrontEnd => Err(failed("a front end's".into())),
         }
     }
 
-    /// Ends the queries for the name; the handshake of dispatch follows.
+    /// Ends the name queries; the dispatch handshake follows.
     ///
     /// # Errors
     /// [`Error::Node`] for a lost connection.
@@ -266,13 +282,13 @@ impl NodeLink {
     }
 }
 
-/// Steps of a handshake that may each take the patience of an end: a limit of the whole.
+/// Handshake steps that may each take an end's patience: a limit on the whole.
 const STEPS: u32 = 4;
 
 /// Answers queries for the name until the front end begins, for at most four times `patience`.
 ///
 /// # Errors
-/// Those of the fabric, for a lost or silent front end; [`weft_dispatch::Error::Malformed`];
+/// Fabric errors, for a lost or silent front end; [`weft_dispatch::Error::Malformed`];
 /// [`weft_dispatch::Error::Timeout`].
 pub(crate) fn answer_names(
     pair: &Communicator,

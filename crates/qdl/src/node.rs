@@ -1,7 +1,7 @@
-//! Accelerator node: accepts front ends at an address and serves their queries.
+//! Accelerator node: accepts front ends at an address and serves queries.
 //!
-//! The caller's thread accepts, a thread for each front end completes its handshake, and a service of
-//! `weft_dispatch` drives all connections.
+//! The caller's thread accepts, one thread per front end completes the handshake, and one `weft_dispatch` service
+//! drives all connections.
 
 use crate::counts::{Counts, Departure};
 use crate::error::Result;
@@ -15,9 +15,9 @@ use weft_dispatch::{AcceleratorConfig, AcceleratorService, Executor, Hello, Role
 use weft_fabric::pair::Listener;
 use weft_fabric::{Communicator, Error as Fabric, clock};
 
-/// Time for the last answers of a node that stops.
+/// Time for the last answers when a node stops.
 const DRAIN: Duration = Duration::from_secs(2);
-/// Pause of the accept loop without a free descriptor, or with all handshakes under way.
+/// Accept loop pause without a free descriptor, or with all handshakes in progress.
 const BACK_OFF: Duration = Duration::from_millis(20);
 
 /// An accelerator node.
@@ -25,9 +25,9 @@ const BACK_OFF: Duration = Duration::from_millis(20);
 pub struct NodeConfig {
     /// Address to listen at; port 0 is any free port.
     pub address: String,
-    /// Name, unique among the nodes of a front end; empty: the address.
+    /// Name, unique among a front end's nodes; empty: the address.
     pub name: String,
-    /// Tensors of queries and answers.
+    /// Query and answer tensors.
     pub schema: Schema,
     /// Front ends, batches.
     pub batches: AcceleratorConfig,
@@ -38,7 +38,7 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// Default of [`NodeConfig::handshakes`].
+    /// Default for [`NodeConfig::handshakes`].
     pub const HANDSHAKES: usize = 32;
 }
 
@@ -57,7 +57,7 @@ impl<E: Executor + Send + 'static> Node<E> {
     /// Listens. A backend is an executor that runs each batch between two polls.
     ///
     /// # Errors
-    /// [`crate::Error::Invalid`], [`crate::Error::Dispatch`] for the configuration; those of the listener.
+    /// [`crate::Error::Invalid`], [`crate::Error::Dispatch`] for the configuration; listener errors.
     pub fn bind(config: NodeConfig, executor: E, counts: Arc<Counts>) -> Result<Node<E>> {
         Node::bind_with(config, |_| Ok(executor), counts)
     }
@@ -65,7 +65,7 @@ impl<E: Executor + Send + 'static> Node<E> {
     /// As [`Node::bind`], for an executor that wakes the node when a batch has ended.
     ///
     /// # Errors
-    /// As [`Node::bind`]; those of `executor`.
+    /// Errors from [`Node::bind`] and from `executor`.
     pub fn bind_with(
         config: NodeConfig,
         executor: impl FnOnce(Waker) -> weft_dispatch::Result<E>,
@@ -98,21 +98,21 @@ impl<E: Executor + Send + 'static> Node<E> {
         self.stop.clone()
     }
 
-    /// Serves until its flag is set; then it answers the queries that have arrived, for at most 2 s. A front end that
-    /// violates the protocol or is lost ends its own connection.
+    /// Serves until the stop flag is set; then it answers the queries that have arrived, for at most 2 s. A front end
+    /// that violates the protocol or is lost ends only the connection.
     ///
     /// # Errors
-    /// Those of the listener; [`weft_dispatch::Error::Panicked`] if the backend did.
+    /// Listener errors; [`weft_dispatch::Error::Panicked`] if the backend did.
     pub fn serve(self) -> Result<()> {
         std::thread::scope(|scope| self.accept(scope))?;
         match self.service.stop(clock::now().after(DRAIN)) {
-            // Front ends that stayed connected send their queries to other nodes.
+            // Front ends still connected send queries to other nodes.
             Ok(_) | Err(weft_dispatch::Error::Timeout { .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Accepts pairs, and starts a thread for the handshake of each.
+    /// Accepts pairs, and starts a handshake thread for each.
     fn accept<'scope>(&'scope self, scope: &'scope std::thread::Scope<'scope, '_>) -> Result<()> {
         let under_way = Arc::new(AtomicUsize::new(0));
         let (mut is_over, mut was_short) = (|| self.is_over(), false);
@@ -125,9 +125,12 @@ impl<E: Executor + Send + 'static> Node<E> {
             let pair = match self.listener.accept(deadline, &mut is_over) {
                 Ok(pair) => pair,
                 Err(Fabric::Interrupted) => return Ok(()),
-                Err(Fabric::Timeout { .. }) => continue,
+                Err(Fabric::NoDialer { .. }) => continue,
                 Err(
-                    error @ (Fabric::Control(weft_control::Error::Descriptors { .. })
+                    error @ (Fabric::Control(
+                        weft_control::Error::Descriptors { .. }
+                        | weft_control::Error::Thread { .. },
+                    )
                     | Fabric::System { .. }),
                 ) => {
                     if !std::mem::replace(&mut was_short, true) {
@@ -147,7 +150,7 @@ impl<E: Executor + Send + 'static> Node<E> {
                     self.add_loss(error.to_string());
                 }
             };
-            // Without a thread the pair is dropped: a departure for its front end, which reports it.
+            // Without a thread the pair is dropped: the front end reports a departure.
             let thread = std::thread::Builder::new().name("weft-handshake".into());
             if let Err(error) = thread.spawn_scoped(scope, handshake) {
                 log::warn!("no thread for the handshake with a front end: {error}");
@@ -156,7 +159,7 @@ impl<E: Executor + Send + 'static> Node<E> {
         Ok(())
     }
 
-    /// True if the node is to stop, or its service has ended. Updates the counts.
+    /// True if the node is to stop, or the service has ended. Updates the counts.
     fn is_over(&self) -> bool {
         let state = self.service.state();
         if let Ok(state) = &state {
@@ -165,7 +168,7 @@ impl<E: Executor + Send + 'static> Node<E> {
         for cause in self.service.take_losses().unwrap_or_default() {
             self.add_loss(cause);
         }
-        // A service that is busy with a long batch reports its state too late: it goes on.
+        // A service that is busy with a long batch reports late: it goes on.
         let has_ended = matches!(state, Err(weft_dispatch::Error::Stopped { .. }));
         self.stop.load(Ordering::Relaxed) || has_ended
     }

@@ -1,4 +1,4 @@
-//! Description of a node, as the command line and Python pass it.
+//! Node description, as the command line and Python pass it.
 
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -15,28 +15,28 @@ use weft_dispatch::{AcceleratorConfig, Schema};
 pub struct NodeSpec {
     /// Address to listen at; port 0 is any free port.
     pub address: String,
-    /// Name, unique among the nodes of a front end; empty: the address.
+    /// Name, unique among a front end's nodes; empty: the address.
     pub name: String,
-    /// Tensors of a query.
+    /// Query tensors.
     pub inputs: Vec<TensorSpec>,
-    /// Tensors of an answer.
+    /// Answer tensors.
     pub outputs: Vec<TensorSpec>,
     /// `shm` or `tcp`; `None`: both.
     pub provider: Option<String>,
-    /// Most queries in flight of a front end.
+    /// Maximum queries in flight per front end.
     pub slots: u32,
-    /// Checksums of payloads.
+    /// Payload checksums.
     pub checksum: bool,
     /// Most front ends at a time.
     pub front_ends: u32,
-    /// Most queries of a batch.
+    /// Maximum queries per batch.
     pub max_batch: u32,
     /// Time for which a batch waits for more queries, microseconds.
     pub window_us: u64,
     /// Time without work in which the node polls without a pause, microseconds.
     #[serde(default)]
     pub spin_us: u64,
-    /// NUMA node of the memory of slots.
+    /// NUMA node for slot memory.
     #[serde(default)]
     pub numa_node: Option<u32>,
     /// Model; unused with a Python callable.
@@ -67,7 +67,7 @@ pub enum DimensionSpec {
         /// Bound.
         up_to: u64,
     },
-    /// Tokens of an answer, which arrive in parts.
+    /// Answer tokens, which arrive in parts.
     Tokens {
         /// Bound.
         tokens: u64,

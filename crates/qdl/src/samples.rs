@@ -1,4 +1,4 @@
-//! LoadGen's sample library: samples of a file, or made up, loaded into registered memory.
+//! LoadGen's sample library: samples from a file or a generator, loaded into registered memory.
 
 use crate::error::{Error, Result};
 use std::fs::File;
@@ -9,21 +9,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use weft_fabric::Memory;
 use weft_loadgen::SampleLibrary;
 
-/// Distance of samples in memory is a multiple of this.
+/// Sample offsets in memory are multiples of this.
 const ALIGNMENT: u64 = 64;
-/// LoadGen loads a few more samples than its performance count where a query has several.
+/// LoadGen loads a few more samples than the performance count where a query has several.
 const EXTRA: usize = 64;
-/// Place of a sample that is not in memory.
+/// Place for a sample that is not in memory.
 const NOWHERE: u32 = u32::MAX;
 
-/// Samples of equal size.
+/// Equally sized samples.
 #[derive(Debug)]
 pub struct Samples {
     memory: Arc<Memory>,
     bytes: u64,
     stride: u64,
     performance: usize,
-    /// Place of each sample of the data set in the memory.
+    /// Each sample's place in memory.
     places: Box<[AtomicU32]>,
     free: Mutex<Vec<u32>>,
     /// `None`: made up.
@@ -31,11 +31,11 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// `total` samples of `bytes` each, `performance` of them in memory at a time. `file` has all samples one after
-    /// another; without one, sample i is the sequence of splitmix64 from seed i.
+    /// `total` samples with `bytes` each, `performance` of them in memory at a time. `file` has all samples
+    /// concatenated; without one, sample i is the splitmix64 sequence with seed i.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a number; [`Error::Samples`] for a file of another size; those of the memory.
+    /// [`Error::Invalid`] for a number; [`Error::Samples`] for another file size; memory errors.
     pub fn new(
         total: usize,
         performance: usize,
@@ -53,9 +53,13 @@ impl Samples {
             let value = format!("{performance} of {total}");
             return invalid("samples in memory", value, "at least 1, and no more than there are");
         }
-        let file = file.map(|path| open(path, total as u64 * bytes)).transpose()?;
-        let places = total.min(performance + samples_per_query.max(EXTRA));
-        let stride = bytes.next_multiple_of(ALIGNMENT);
+        let (Some(whole), Some(stride)) =
+            (bytes.checked_mul(total as u64), bytes.checked_next_multiple_of(ALIGNMENT))
+        else {
+            return invalid("bytes of a sample", bytes.to_string(), "at most 2^64 in all samples");
+        };
+        let file = file.map(|path| open(path, whole)).transpose()?;
+        let places = total.min(performance.saturating_add(samples_per_query.max(EXTRA)));
         let length = usize::try_from(stride.saturating_mul(places as u64)).unwrap_or(usize::MAX);
         Ok(Samples {
             memory: Arc::new(Memory::shared(length)?),
@@ -68,17 +72,17 @@ impl Samples {
         })
     }
 
-    /// The memory of loaded samples.
+    /// Memory with loaded samples.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// Bytes of a sample.
+    /// Sample size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// First byte of a loaded sample in the memory.
+    /// Offset of a loaded sample in memory.
     ///
     /// # Panics
     /// For a sample that is not loaded: LoadGen issues loaded samples only.
@@ -89,7 +93,7 @@ impl Samples {
         u64::from(place) * self.stride
     }
 
-    /// The bytes of a sample.
+    /// A sample's bytes.
     fn read(&self, index: usize, into: &mut [u8]) -> std::io::Result<()> {
         match &self.file {
             Some(file) => file.read_exact_at(into, index as u64 * self.bytes),
@@ -103,7 +107,7 @@ impl Samples {
 
 fn open(path: &Path, expected: u64) -> Result<File> {
     let failed = |problem: String| Error::Samples { path: path.to_owned(), problem };
-    let file = File::open(path).map_err(|error| failed(error.to_string()))?;
+    let file = weft_environment::open(path).map_err(|error| failed(error.to_string()))?;
     let length = file.metadata().map_err(|error| failed(error.to_string()))?.len();
     if length != expected {
         return Err(failed(format!(
@@ -113,7 +117,7 @@ fn open(path: &Path, expected: u64) -> Result<File> {
     Ok(file)
 }
 
-/// The sequence of splitmix64 from a seed.
+/// splitmix64 sequence with a seed.
 fn make_up(seed: u64, into: &mut [u8]) {
     let mut state = seed;
     for word in into.chunks_mut(8) {

@@ -1,4 +1,4 @@
-//! Description of a test, as the command line passes it.
+//! Test description, as the command line passes it.
 
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use weft_dispatch::Policy;
 use weft_loadgen::{LoadGen, Mode, Scenario, Settings};
 
-/// A test of LoadGen.
+/// LoadGen test.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
@@ -19,15 +19,15 @@ pub struct Spec {
     pub scenario: String,
     /// `performance`, `accuracy` or `submission`.
     pub mode: String,
-    /// Name of the model, by which configuration files select lines.
+    /// Model name, which selects lines in configuration files.
     pub model: String,
     /// `user.conf`.
     pub user_conf: Option<PathBuf>,
     /// `audit.config`, which need not exist.
     pub audit_config: PathBuf,
-    /// Existing directory of the logs.
+    /// Existing log directory.
     pub log_directory: PathBuf,
-    /// Settings of LoadGen; those of `user_conf` come before them.
+    /// LoadGen settings; `user_conf` settings come before them.
     pub settings: Values,
     /// Samples.
     pub samples: SamplesSpec,
@@ -35,19 +35,19 @@ pub struct Spec {
     pub nodes: Vec<String>,
     /// Connections.
     pub network: NetworkSpec,
-    /// Model of a test in this process.
+    /// Model for a test in this process.
     pub in_process: InProcessSpec,
 }
 
-/// Settings of LoadGen that differ from its defaults.
+/// LoadGen settings that differ from the defaults.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Values {
-    /// Queries a second: the rate of Server, the estimate of other scenarios.
+    /// Queries per second: the Server rate, an estimate in other scenarios.
     pub target_qps: Option<f64>,
-    /// Limit of latency in Server, milliseconds.
+    /// Server latency limit, milliseconds.
     pub target_latency_ms: Option<f64>,
-    /// Samples of a query in MultiStream.
+    /// Samples per MultiStream query.
     pub samples_per_query: Option<u64>,
     /// Least duration, milliseconds.
     pub min_duration_ms: Option<u64>,
@@ -61,21 +61,21 @@ pub struct Values {
     pub coalesce: bool,
 }
 
-/// Samples of a test.
+/// Test samples.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SamplesSpec {
-    /// Samples of the data set.
+    /// Data set size in samples.
     pub total: usize,
     /// Samples in memory at a time.
     pub performance: usize,
-    /// Bytes of a sample. On a network, its tensors one after another.
+    /// Sample size in bytes. On a network, a sample is all tensors concatenated.
     pub bytes: u64,
     /// File with all samples; `None`: made up.
     pub file: Option<PathBuf>,
 }
 
-/// Connections of a test.
+/// Test connections.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NetworkSpec {
@@ -85,19 +85,19 @@ pub struct NetworkSpec {
     pub slots: u32,
     /// Most queries in flight together.
     pub queries: u32,
-    /// Choice of nodes: `round-robin`, `least-in-flight` or `latency-aware`.
+    /// Node selection: `round-robin`, `least-in-flight` or `latency-aware`.
     pub policy: String,
-    /// Checksums of payloads.
+    /// Payload checksums.
     pub checksum: bool,
-    /// Deadline of a query, seconds from its submission.
+    /// Query deadline, seconds from submission.
     pub deadline_s: f64,
     /// Time without work in which the service polls without a pause, microseconds.
     pub spin_us: u64,
-    /// NUMA node of the memory of slots.
+    /// NUMA node for slot memory.
     pub numa_node: Option<u32>,
-    /// Most bytes reserved for the slots of a connection, which the schema of its node determines.
+    /// Maximum bytes reserved for a connection's slots; the node's schema determines the size.
     pub max_slot_bytes: u64,
-    /// Answers kept by sample, against the rules: for the audit of the audit.
+    /// Answers kept by sample, against the rules: for the audit's own test.
     pub keep_answers: usize,
 }
 
@@ -118,18 +118,18 @@ impl Default for NetworkSpec {
     }
 }
 
-/// Model of a test without a network.
+/// Model for a test without a network.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct InProcessSpec {
     /// Model.
     pub model: Model,
-    /// Bytes of an answer.
+    /// Answer size in bytes.
     pub answer_bytes: u64,
 }
 
 impl NetworkSpec {
-    /// Connections of these.
+    /// Connection end with these values.
     ///
     /// # Errors
     /// [`Error::Invalid`].
@@ -144,7 +144,7 @@ impl NetworkSpec {
         Ok(end)
     }
 
-    /// Choice of nodes.
+    /// Node selection.
     ///
     /// # Errors
     /// [`Error::Invalid`].
@@ -185,7 +185,7 @@ impl Spec {
         serde_json::from_str(text).map_err(|source| Error::Json { what: "test", source })
     }
 
-    /// Settings of LoadGen.
+    /// LoadGen settings.
     ///
     /// # Errors
     /// [`Error::Invalid`].

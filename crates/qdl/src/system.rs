@@ -15,7 +15,7 @@ use weft_dispatch::{FrontEndHandle, FrontEndService, Input, LedgerConfig, Query,
 use weft_fabric::clock;
 use weft_loadgen::{LoadGen, Response, Sample, SampleLibrary, SystemUnderTest};
 
-/// Part of the name that the rules of the Network division demand.
+/// Name part that the Network division's rules demand.
 pub const REQUIRED: &str = "Network SUT";
 
 /// System under test over the network. It neither batches, pads, converts nor caches: a query is one write from the
@@ -26,7 +26,7 @@ pub struct NetworkSystem {
     counts: Arc<Counts>,
     config: SystemConfig,
     schema: Schema,
-    /// Bytes of each tensor of a query; a sample has them one after another.
+    /// Bytes per query tensor; a sample is all tensors concatenated.
     lengths: Box<[u64]>,
     state: Mutex<State>,
     handle: OnceLock<FrontEndHandle>,
@@ -34,14 +34,14 @@ pub struct NetworkSystem {
     lent: Arc<Lent>,
 }
 
-/// Sizes and limits of a [`NetworkSystem`].
+/// Sizes and limits for a [`NetworkSystem`].
 #[derive(Debug, Clone)]
 pub struct SystemConfig {
     /// Connections.
     pub end: End,
-    /// Queries in flight, choice of nodes.
+    /// Queries in flight, node selection.
     pub ledger: LedgerConfig,
-    /// Time from the submission of a query to its failure.
+    /// Time from submission until a query fails.
     pub deadline: Duration,
     /// Answers kept by sample, against the rules; 0: none.
     pub kept_answers: usize,
@@ -58,7 +58,7 @@ impl NetworkSystem {
     /// System over connected nodes, whose schema takes the samples.
     ///
     /// # Errors
-    /// Those of [`ask_names`]; [`Error::Invalid`] for samples that the schema of a node excludes.
+    /// Errors from [`ask_names`]; [`Error::Invalid`] for samples that a node's schema excludes.
     pub fn new(
         loadgen: LoadGen,
         links: Vec<NodeLink>,
@@ -86,7 +86,7 @@ impl NetworkSystem {
         })
     }
 
-    /// Most bytes of an answer.
+    /// Maximum answer size in bytes.
     pub fn answer_bytes(&self) -> u64 {
         self.schema.outputs.iter().map(Tensor::max_bytes).sum()
     }
@@ -95,7 +95,7 @@ impl NetworkSystem {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queries every node for its name, then begins with all.
+    /// Queries every node for the name, then begins with all.
     fn begin(&self, links: Vec<NodeLink>) -> Result<(String, FrontEndService<ToLoadGen>)> {
         let SystemConfig { end, ledger, .. } = &self.config;
         let hellos = ask_names(&links, end.patience)?;
@@ -120,7 +120,7 @@ impl NetworkSystem {
     /// Ends the service. Returns the error that made the test void, if there was one.
     ///
     /// # Errors
-    /// That of a node that did not return its name.
+    /// Error from a node that did not return the name.
     pub fn end(self) -> Result<()> {
         match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
             State::Failed(Some(error)) => Err(error),
@@ -132,7 +132,7 @@ impl NetworkSystem {
         }
     }
 
-    /// Waits until no node can read samples of queries that have failed. Nodes that have not answered these within another
+    /// Waits until no node can read samples in failed queries. Nodes that have not answered these within another
     /// deadline are lost. False if that cannot be reached.
     fn settle(&self) -> bool {
         if self.lent.wait(self.config.deadline) {
@@ -171,7 +171,7 @@ impl NetworkSystem {
             }
             Query::new(sample.id as u64, &inputs[..self.lengths.len()], deadline)
         });
-        // Room comes at the latest when queries in flight have reached their deadlines.
+        // Room comes at the latest when queries in flight have reached the deadline.
         match handle.submit_all(queries, deadline.after(self.config.deadline)) {
             Ok(submitted) => submitted as usize,
             Err(Unsubmitted { submitted, .. }) => submitted as usize,
@@ -179,7 +179,7 @@ impl NetworkSystem {
     }
 }
 
-/// Bytes of each tensor of a sample that has them one after another.
+/// Bytes per tensor in a sample that concatenates them.
 fn input_lengths(schema: &Schema, bytes: u64) -> Result<Box<[u64]>> {
     let most: Box<[u64]> = schema.inputs.iter().map(Tensor::max_bytes).collect();
     let sum: u64 = most.iter().sum();
@@ -194,10 +194,10 @@ fn input_lengths(schema: &Schema, bytes: u64) -> Result<Box<[u64]>> {
     }
 }
 
-/// Time in which the memory of a lost node's queries returns.
+/// Time in which memory for a lost node's queries returns.
 const SETTLE: Duration = Duration::from_secs(10);
 
-/// Samples of a [`NetworkSystem`], which leave memory after no node reads them.
+/// Samples for a [`NetworkSystem`], which leave memory after no node reads them.
 pub(crate) struct NetworkSamples<'a> {
     pub system: &'a NetworkSystem,
     pub samples: &'a Samples,
@@ -228,7 +228,7 @@ impl SampleLibrary for NetworkSamples<'_> {
     }
 }
 
-/// Samples of one call of the service, which have one deadline.
+/// Samples per service call, which share one deadline.
 const CHUNK: usize = 512;
 
 impl SystemUnderTest for NetworkSystem {

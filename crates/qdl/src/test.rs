@@ -1,4 +1,4 @@
-//! Run of a test by LoadGen.
+//! A test run by LoadGen.
 
 use crate::counts::{Counts, Departure, Snapshot};
 use crate::error::Result;
@@ -13,16 +13,16 @@ use std::sync::Arc;
 use weft_dispatch::LedgerConfig;
 use weft_loadgen::{Error as LoadGenError, LoadGen, SampleLibrary, SystemUnderTest, Test};
 
-/// Outcome of a test.
+/// Test outcome.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
-    /// Lines of LoadGen's summary; empty after a test of accuracy alone, which has none.
+    /// LoadGen summary lines, for example `"Result is"` with `"VALID"`; empty after an accuracy test.
     pub summary: BTreeMap<String, String>,
-    /// True if LoadGen found the result valid; `None` after a test of accuracy alone.
+    /// True if LoadGen found the result valid; `None` after an accuracy test.
     pub is_valid: Option<bool>,
-    /// Most bytes of an answer.
+    /// Maximum answer size in bytes.
     pub answer_bytes: u64,
-    /// Version of LoadGen.
+    /// LoadGen version.
     pub loadgen: String,
     /// Queries.
     pub counts: Snapshot,
@@ -33,21 +33,21 @@ pub struct Outcome {
 impl Outcome {
     /// As JSON.
     pub fn to_json(&self) -> String {
-        // Maps of strings and numbers have no value that JSON lacks.
+        // Maps with strings and numbers have no value that JSON lacks.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// Runs a test. `counts` are those of its progress.
+/// Runs a test. `counts` show the progress.
 ///
 /// # Errors
-/// Those of the description, of the connections, of the samples, and of LoadGen. A query without an answer is none:
-/// it is counted ([`Snapshot::failed`]).
+/// Errors in the description, connections, samples and LoadGen. A query without an answer is not an error: it is
+/// counted ([`Snapshot::failed`]).
 pub fn run(spec: &Spec, counts: &Arc<Counts>) -> Result<Outcome> {
     let deadline = spec.network.deadline()?;
     let policy = spec.network.policy()?;
     let end = spec.network.end()?;
-    // SAFETY: the caller names the library that `weft.loadgen.built` compiled; its shim's version is checked.
+    // SAFETY: the caller names the library that `weft.loadgen.built` compiled; the shim version is checked.
     let loadgen = unsafe { LoadGen::load(&spec.library) }?;
     let settings = spec.loadgen_settings(&loadgen)?;
     let test = Test {
@@ -76,7 +76,7 @@ pub fn run(spec: &Spec, counts: &Arc<Counts>) -> Result<Outcome> {
     let links = connect(&spec.nodes, &end)?;
     let ledger = LedgerConfig {
         queries: spec.network.queries,
-        // A node has a place for each of its connections.
+        // A node has a place for each connection.
         nodes: links.len() as u32,
         slots: spec.network.slots,
         policy,
@@ -101,7 +101,7 @@ fn outcome(
 ) -> Result<Outcome> {
     let (summary, is_valid) = match test.run(loadgen, system, samples) {
         Ok(summary) => (summary.values().clone(), Some(summary.is_valid())),
-        // A test of accuracy alone has no result.
+        // An accuracy test has no result.
         Err(LoadGenError::Summary { .. }) if has_accuracy_log(test) => (BTreeMap::new(), None),
         Err(error) => return Err(error.into()),
     };

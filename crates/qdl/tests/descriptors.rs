@@ -22,7 +22,7 @@ fn a_node_accepts_again_after_a_shortage_of_descriptors() {
             .args(["-c", "ulimit -n 200 && exec \"$0\" --nocapture"])
             .arg(own)
             .env(INNER, "1")
-            // Its panics are on standard error.
+            // The panics go to standard error.
             .stdout(Stdio::null())
             .status()
             .unwrap();
@@ -46,7 +46,7 @@ fn a_node_accepts_again_after_a_shortage_of_descriptors() {
         let served = scope.spawn(|| node.serve());
         std::thread::sleep(Duration::from_millis(500));
         let mut files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
-        // One descriptor, for this end of a connection.
+        // One descriptor, for this end's connection.
         files.pop();
         let dialler = TcpStream::connect(&address).unwrap();
         std::thread::sleep(Duration::from_millis(300));

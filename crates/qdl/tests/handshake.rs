@@ -1,4 +1,4 @@
-//! Handshakes of front ends with nodes: names by round trips, and refusals.
+//! Handshakes between front ends and nodes: names by round trips, and refusals.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ fn end() -> End {
     End { slots: 16, patience: PATIENCE, ..End::default() }
 }
 
-/// Runs `body` with the addresses of nodes of these names.
+/// Runs `body` with the addresses of nodes with these names.
 fn with_nodes(names: &[&str], body: impl FnOnce(&[String])) {
     with_nodes_of(names, end(), NodeConfig::HANDSHAKES, |addresses, _| body(addresses));
 }
 
-/// Runs `body` with the addresses of nodes of this end, and the counts of the last one.
+/// Runs `body` with the addresses of nodes at this end, and the last node's counts.
 fn with_nodes_of(
     names: &[&str],
     end: End,
@@ -106,7 +106,7 @@ fn a_node_may_have_several_addresses_and_nodes_of_other_names_are_not_one() {
     with_nodes(&["alpha", "beta"], |addresses| {
         let twice = format!("{}, {}", addresses[0], addresses[0]);
         assert!(connect(&[twice], &end()).is_err());
-        // Another address of the same node.
+        // Another address for the same node.
         let both = format!("{}, {}", addresses[0], addresses[0].replace("127.0.0.1", "localhost"));
         let links = connect(&[both, addresses[1].clone()], &end()).unwrap();
         assert_eq!(links.len(), 3);

@@ -1,4 +1,4 @@
-//! Benchmark of path lookups, as JSON lines: `make bench-paths`.
+//! Path lookup benchmark, as JSON lines: `make bench-paths`.
 
 use std::time::Instant;
 use weft_topology::{BiGraph, EndpointId, Network, Router, Routing};

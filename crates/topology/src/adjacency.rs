@@ -1,8 +1,9 @@
 //! Adjacency lists in compressed sparse row form.
 
-use crate::network::{LinkId, LinkInfo, NodeId};
+use crate::ids::{LinkId, NodeId};
+use crate::links::LinkInfo;
 
-/// Links of each node: node `n` has `links[first[n]..first[n + 1]]`.
+/// Links by node: node `n` has `links[first[n]..first[n + 1]]`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Adjacency {
     first: Vec<u32>,

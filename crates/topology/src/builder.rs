@@ -1,4 +1,4 @@
-//! Builder of a network, node by node.
+//! Network builder, node by node.
 
 use crate::adjacency::Adjacency;
 use crate::error::{Error, Result, hint};
@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-/// Builder of a [`Network`], node by node.
+/// Builder for a [`Network`], node by node.
 #[derive(Debug, Default)]
 pub struct NetworkBuilder {
     name: String,
@@ -25,7 +25,7 @@ pub struct NetworkBuilder {
 }
 
 impl NetworkBuilder {
-    /// Empty network of that name.
+    /// Empty network with this name.
     pub fn new(name: impl Into<String>) -> NetworkBuilder {
         NetworkBuilder { name: name.into(), ..NetworkBuilder::default() }
     }
@@ -51,12 +51,12 @@ impl NetworkBuilder {
         self.node(name.into(), NodeKind::Host, true, None)
     }
 
-    /// Adds an endpoint, the next in number, and the name of its host.
+    /// Adds an endpoint, the next in number, with its host name.
     pub fn endpoint(&mut self, name: impl Into<String>, host: Option<&str>) -> Result<NodeId> {
         self.node(name.into(), NodeKind::Endpoint, false, host)
     }
 
-    /// Adds an endpoint that also forwards, as a GPU does whose NIC its NVLink neighbours use.
+    /// Adds an endpoint that also forwards, as a GPU does whose NIC the NVLink neighbours use.
     pub fn forwarding_endpoint(
         &mut self,
         name: impl Into<String>,
@@ -94,12 +94,12 @@ impl NetworkBuilder {
         Ok(node)
     }
 
-    /// The node of that name.
+    /// The node with this name.
     pub fn find(&self, name: &str) -> Option<NodeId> {
         self.by_name.get(name).copied()
     }
 
-    /// The node of that name, or an error with the position `at` in the input.
+    /// The node with this name, or an error with the position `at` in the input.
     pub(crate) fn named(&self, name: &str, at: impl FnOnce() -> String) -> Result<NodeId> {
         self.find(name).ok_or_else(|| Error::UnknownNode {
             at: at(),
@@ -137,17 +137,17 @@ impl NetworkBuilder {
         Ok(link)
     }
 
-    /// Adds an entry of an explicit routing table, checked by [`finish`](NetworkBuilder::finish).
+    /// Adds an entry to an explicit routing table, checked by [`finish`](NetworkBuilder::finish).
     pub fn route(&mut self, route: Route) {
         self.routes.push(route);
     }
 
-    /// Sets the endpoint of each rank, checked by [`finish`](NetworkBuilder::finish).
+    /// Sets each rank's endpoint, checked by [`finish`](NetworkBuilder::finish).
     pub fn rank_map(&mut self, map: Vec<EndpointId>) {
         self.rank_map = Some(map);
     }
 
-    /// Kinds of the nodes so far.
+    /// Node kinds so far.
     pub(crate) fn kinds(&self) -> impl Iterator<Item = NodeKind> {
         self.nodes.iter().map(|node| node.kind)
     }

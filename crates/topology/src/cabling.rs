@@ -5,14 +5,14 @@ use crate::error::{Error, Result};
 use crate::network::{EndpointId, Network, NodeKind};
 use std::fmt::Write as _;
 
-/// One end of a cable.
+/// One cable end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CableEnd {
-    /// Switch or endpoint of the network.
+    /// Switch or endpoint in the network.
     pub node: String,
-    /// Physical device, which may hold several switches of the network; else the node.
+    /// Physical device, which may hold several network switches; else the node.
     pub device: String,
-    /// Port of that device, from 1; 0 for a host.
+    /// Port on that device, from 1; 0 for a host.
     pub port: u32,
 }
 
@@ -28,8 +28,8 @@ pub struct Cable {
 }
 
 impl BiGraph {
-    /// Physical switch of a switch of the network, from 0, and its index there. Upper and lower switches
-    /// are in different physical switches if their number is even.
+    /// Physical switch for a network switch, from 0, and the index there. Upper and lower switches are in different
+    /// physical switches if their number is even.
     fn physical_switch(&self, number: u32) -> (u32, u32) {
         match self.physical {
             None => (number, 0),
@@ -44,14 +44,14 @@ impl BiGraph {
     pub(crate) fn check_physical(&self) -> Result<()> {
         match self.physical {
             Some(physical) if physical == 0 || !(2 * self.half).is_multiple_of(physical) => {
-                let must = "a divisor of the number of switches of both halves";
+                let must = "a divisor of the switch count in both halves";
                 Err(Error::Count { what: "physical".to_owned(), value: physical.into(), must })
             }
             _ => Ok(()),
         }
     }
 
-    /// Cables of the BiGraph: first those of endpoints, in their order, then those between the halves.
+    /// BiGraph cables: first the endpoint cables, in endpoint order, then the cables between the halves.
     pub fn cables(&self) -> Result<Vec<Cable>> {
         self.check()?;
         let hosts = self.host_names()?;
@@ -101,7 +101,7 @@ impl BiGraph {
     }
 }
 
-/// Cables of any network; ports are numbered in the order of its links.
+/// Cables in any network; ports are numbered in link order.
 pub fn cables_of(network: &Network) -> Vec<Cable> {
     let mut ports = vec![0; network.nodes() as usize];
     let mut cables = Vec::new();
@@ -172,7 +172,7 @@ mod tests {
         let network = shape.network().unwrap();
         assert_eq!(2 * cables.len(), network.links().len());
         no_port_is_used_twice(&cables);
-        // U1 is the second switch of the first box, whose first has 3 + 4 * 2 ports.
+        // U1 is the second switch in the first box, whose first has 3 + 4 * 2 ports.
         let end = &cables[3].to;
         assert_eq!((end.node.as_str(), end.device.as_str(), end.port), ("U1", "switch0", 12));
         for (cable, info) in cables.iter().zip(network.links().iter().step_by(2)) {

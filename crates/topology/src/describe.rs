@@ -1,15 +1,13 @@
-//! Descriptions of networks: short forms such as `rail:hosts=4,gpus=8`, and JSON.
+//! Network descriptions: short forms such as `rail:hosts=4,gpus=8`, and JSON.
 
 use crate::builders::{Attachment, BiGraph, FatTree, FatTree3, Rail};
 use crate::error::{Error, Result, hint};
 use crate::inner_paths;
-use crate::json;
 use crate::network::{LinkSpec, Network};
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::Path;
 
-/// Description of a network: a builder with its options, or a network node by node.
+/// Network description: a builder with options, or a network node by node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Description {
     /// `bigraph:...`
@@ -24,12 +22,12 @@ pub enum Description {
     Explicit(Network),
 }
 
-/// Size limit of a file.
+/// File size limit.
 const MAX_FILE: u64 = 1 << 28;
 
 impl Description {
-    /// Parses a short form, as `bigraph:switches=16,endpoints=4,gbps=100,latency_us=0.5`, or the JSON file of
-    /// that path.
+    /// Parses a short form, such as `bigraph:switches=16,endpoints=4,gbps=100,latency_us=0.5`, or the JSON file at that
+    /// path.
     pub fn parse(spec: &str) -> Result<Description> {
         let is_short = spec.split_once(':').is_some_and(|(kind, _)| KINDS.contains(&kind));
         match Path::new(spec) {
@@ -55,11 +53,6 @@ impl Description {
                 Err(Error::Spec { spec: spec.to_owned(), reason })
             }
         }
-    }
-
-    /// Parses JSON: nodes and links, or the options of a builder.
-    pub fn from_json(text: &str) -> Result<Description> {
-        json::describe(text)
     }
 
     /// The network described.
@@ -112,14 +105,9 @@ impl Description {
 }
 
 impl Network {
-    /// Network of a short form or of a JSON file; see [`Description::parse`].
+    /// Network from a short form or from a JSON file; see [`Description::parse`].
     pub fn parse(spec: &str) -> Result<Network> {
         Description::parse(spec)?.network()
-    }
-
-    /// Network of a JSON text.
-    pub fn from_json(text: &str) -> Result<Network> {
-        Description::from_json(text)?.network()
     }
 
     /// Warnings about hosts whose internal traffic can leave the host, one sentence for each kind: a path
@@ -128,22 +116,11 @@ impl Network {
     pub fn warnings(&self) -> Vec<String> {
         inner_paths::warnings(self)
     }
-
-    /// The network as JSON. Parsed again, it has the same numbers of endpoints and links, and the same values
-    /// bit for bit.
-    pub fn to_json(&self) -> String {
-        json::write(self)
-    }
 }
 
 fn read(path: &Path) -> Result<String> {
-    let fail = |source| Error::Read { path: path.to_owned(), source };
-    let mut text = String::new();
-    // Devices and pipes have no known length.
-    let mut file = std::fs::File::open(path).map_err(fail)?.take(MAX_FILE + 1);
-    file.read_to_string(&mut text).map_err(fail)?;
-    crate::network::limit("bytes of a description", text.len() as u128, MAX_FILE)?;
-    Ok(text)
+    weft_environment::read_text(path, MAX_FILE)
+        .map_err(|source| Error::Read { path: path.to_owned(), source })
 }
 
 const KINDS: [&str; 4] = ["bigraph", "fat-tree", "fat-tree3", "rail"];
@@ -176,12 +153,12 @@ fn rail(options: &mut Options, link: LinkSpec) -> Result<Rail> {
     })
 }
 
-/// Options of a builder by name, each removed when it is read.
+/// Builder options by name, each removed when it is read.
 pub(crate) struct Options {
     /// The description, for errors.
-    spec: String,
-    given: BTreeMap<String, f64>,
-    known: Vec<&'static str>,
+    pub(super) spec: String,
+    pub(super) given: BTreeMap<String, f64>,
+    pub(super) known: Vec<&'static str>,
 }
 
 fn options_from_text(spec: &str, options: &str) -> Result<Options> {
@@ -199,20 +176,6 @@ fn options_from_text(spec: &str, options: &str) -> Result<Options> {
         }
     }
     Ok(Options { spec: spec.to_owned(), given, known: Vec::new() })
-}
-
-pub(crate) fn options_from_json(kind: &str, options: &json::OptionList) -> Result<Options> {
-    let mut given = BTreeMap::new();
-    for (name, value) in &options.0 {
-        let fail = |reason| Err(Error::Field { at: format!("{kind}.{name}"), reason });
-        let Some(number) = value.as_f64() else {
-            return fail(format!("{value} is not a number"));
-        };
-        if given.insert(name.clone(), number).is_some() {
-            return fail("given twice".to_owned());
-        }
-    }
-    Ok(Options { spec: kind.to_owned(), given, known: Vec::new() })
 }
 
 impl Options {

@@ -1,27 +1,27 @@
-//! Errors of this crate, one variant per cause.
+//! Crate errors, one variant per cause.
 
 use std::path::PathBuf;
 
-/// The result of a call of this crate.
+/// Result type for calls into this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Failure to read, build or route a network, a rank map or a server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Number outside its range.
+    /// Number out of range.
     #[error("{at}: {what} {}: expected {must}", short(*value))]
     Number {
         /// Position in the input: a link, a field, an option.
         at: String,
         /// Quantity.
         what: &'static str,
-        /// Its value.
+        /// Given value.
         value: f64,
         /// Expected range.
         must: &'static str,
     },
-    /// Count outside its range.
+    /// Count out of range.
     #[error("{what} {value}: expected {must}")]
     Count {
         /// Counted items.
@@ -31,7 +31,7 @@ pub enum Error {
         /// Expected range.
         must: &'static str,
     },
-    /// Size above a limit of this crate.
+    /// Size above a limit in this crate.
     #[error("{what}: {needed} needed, {limit} allowed")]
     TooLarge {
         /// Counted items.
@@ -41,10 +41,10 @@ pub enum Error {
         /// Number allowed.
         limit: u64,
     },
-    /// Name of two nodes.
+    /// Name that two nodes have.
     #[error("{at}: the name {name:?} is given twice")]
     DuplicateName {
-        /// Position of the second.
+        /// Position of the second one.
         at: String,
         /// The name.
         name: String,
@@ -59,14 +59,14 @@ pub enum Error {
         /// Reason.
         reason: &'static str,
     },
-    /// Name of no node, in a link or a route.
+    /// Name that no node has, in a link or a route.
     #[error("{at}: there is no node {name:?}{hint}")]
     UnknownNode {
         /// Position in the input.
         at: String,
         /// The name.
         name: String,
-        /// Suggestion of a similar name, or empty.
+        /// Suggested similar name, or empty.
         hint: String,
     },
     /// Link from a node to itself.
@@ -112,7 +112,7 @@ pub enum Error {
     RoutingLoop {
         /// Destination.
         to: String,
-        /// Nodes of the loop; the first is also the last.
+        /// Nodes in the loop; the first is also the last.
         nodes: Vec<String>,
     },
     /// Invalid next hop in a routing table.
@@ -120,7 +120,7 @@ pub enum Error {
     BadRoute {
         /// Position in the input.
         at: String,
-        /// Node of the entry.
+        /// Node that has the entry.
         node: String,
         /// Destination.
         to: String,
@@ -134,7 +134,7 @@ pub enum Error {
     EndpointOutOfRange {
         /// The number.
         endpoint: u32,
-        /// Endpoints of the network.
+        /// Endpoints in the network.
         endpoints: u32,
     },
     /// Link number outside the network.
@@ -142,10 +142,10 @@ pub enum Error {
     LinkOutOfRange {
         /// The number.
         link: u32,
-        /// Links of the network.
+        /// Links in the network.
         links: usize,
     },
-    /// No contention-free rank map for that number of ranks.
+    /// No contention-free rank map for this rank count.
     #[error("no HDRM rank map for {ranks} ranks: {reason}")]
     NoRankMap {
         /// Ranks.
@@ -176,13 +176,13 @@ pub enum Error {
         line: usize,
         /// The column, from 1.
         column: usize,
-        /// Message of the parser.
+        /// Parser message.
         reason: String,
     },
-    /// Field of a JSON description with a contradiction or without effect.
+    /// JSON description field with a contradiction or without effect.
     #[error("{at}: {reason}")]
     Field {
-        /// Path of the field, as `links[3].from`.
+        /// Field path, such as `links[3].from`.
         at: String,
         /// Reason.
         reason: String,
@@ -200,7 +200,7 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// Error of the system.
+        /// System error.
         source: std::io::Error,
     },
     /// Invalid XML, or XML outside NCCL's schema.
@@ -213,7 +213,7 @@ pub enum Error {
     },
 }
 
-/// Decimal notation of a number, in scientific form where it is very large or small.
+/// A number in decimal notation, in scientific form where it is very large or small.
 fn short(value: f64) -> String {
     match value.abs() {
         1e-9..1e16 | 0.0 => value.to_string(),
@@ -224,7 +224,7 @@ fn short(value: f64) -> String {
 
 /// Suggestion "; did you mean ...?" if a known name is close, else empty.
 pub(crate) fn hint<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
-    // Bounds the time for clusters of a million names.
+    // Bounds the time for clusters with a million names.
     const LOOKED_AT: usize = 4096;
     known
         .take(LOOKED_AT)
@@ -234,7 +234,7 @@ pub(crate) fn hint<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Stri
         .map_or_else(String::new, |(_, other)| format!("; did you mean {other:?}?"))
 }
 
-/// Levenshtein distance of the first 64 characters.
+/// Levenshtein distance over the first 64 characters.
 fn distance(one: &str, other: &str) -> usize {
     let one: Vec<char> = one.chars().take(64).collect();
     let mut row: Vec<usize> = (0..=one.len()).collect();

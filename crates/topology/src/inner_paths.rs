@@ -6,17 +6,17 @@ use std::collections::VecDeque;
 /// Upper bound on links visited; the search ends there and reports what it found.
 const MAX_VISITED: usize = 1 << 26;
 
-/// Endpoints of one host whose shortest path through switches is no longer than that inside the host.
+/// Endpoints on one host whose shortest path through switches is no longer than the one inside the host.
 struct EndpointPair {
     from: EndpointId,
     to: EndpointId,
-    /// Links of the shortest path inside the host.
+    /// Links on the shortest path inside the host.
     inside: u32,
-    /// Links of the shortest path through a switch.
+    /// Links on the shortest path through a switch.
     outside: u32,
 }
 
-/// The first pair of a kind, and the number of hosts that have one.
+/// The first pair of a kind, and how many hosts have one.
 #[derive(Default)]
 struct HostTally {
     first: Option<EndpointPair>,
@@ -30,9 +30,9 @@ impl HostTally {
     }
 }
 
-/// Warnings about hosts whose internal traffic can leave the host: a path through switches is as short
-/// as the path inside (routing then takes the one inside), or shorter (routing leaves the host).
-/// One sentence for each kind, which names the first pair of endpoints.
+/// Warnings about hosts whose internal traffic can leave the host: a path through switches is as short as the path
+/// inside (routing then takes the one inside), or shorter (routing leaves the host). One sentence for each kind, which
+/// names the first endpoint pair.
 pub(crate) fn warnings(network: &Network) -> Vec<String> {
     let inside = |node| network.kind(node) != NodeKind::Switch;
     if !network.links().iter().any(|link| inside(link.from) && inside(link.to)) {
@@ -75,8 +75,8 @@ fn sentence(network: &Network, finding: &HostTally, consequence: &str) -> Option
 /// Breadth-first search over nodes, each with and without a switch behind it.
 struct Search<'a> {
     network: &'a Network,
-    /// Number of the search that reached a state last, and its distance there. State `2 n` is node `n`
-    /// by a path inside the host, `2 n + 1` by a path that crossed a switch.
+    /// Number of the search that reached a state last, and the distance there. State `2 n` is node `n` by a path inside
+    /// the host, `2 n + 1` by a path that crossed a switch.
     reached: Vec<(u32, u32)>,
     number: u32,
     visited: usize,
@@ -88,7 +88,7 @@ impl Search<'_> {
         Search { network, reached, number: 0, visited: 0 }
     }
 
-    /// Pairs from one endpoint of a host to later ones of the same host.
+    /// Pairs from one endpoint on a host to later ones on the same host.
     fn pairs(&mut self, from: EndpointId, endpoints: &[EndpointId]) -> Vec<EndpointPair> {
         let later = || endpoints.iter().copied().filter(|&to| to > from);
         self.run(from, u32::MAX, false);
@@ -105,14 +105,14 @@ impl Search<'_> {
         insides.iter().filter_map(pair).collect()
     }
 
-    /// Distance of an endpoint in the last search.
+    /// An endpoint's distance in the last search.
     fn distance(&self, to: EndpointId, crossed: bool) -> Option<u32> {
         let state = 2 * self.network.endpoint(to).0 as usize + usize::from(crossed);
         let (number, distance) = self.reached[state];
         (number == self.number).then_some(distance)
     }
 
-    /// Visits everything within `most` links of an endpoint; over switches only if `switches`.
+    /// Visits everything within `most` links from an endpoint; over switches only if `switches`.
     fn run(&mut self, from: EndpointId, most: u32, switches: bool) {
         self.number += 1;
         let start = self.network.endpoint(from);

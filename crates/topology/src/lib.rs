@@ -1,9 +1,9 @@
 //! Hosts and networks as values.
 //!
-//! A [`Network`] is a graph of endpoints, switches and directed links, made by a builder ([`BiGraph`],
-//! [`FatTree`], [`FatTree3`], [`Rail`]) or from JSON. A [`Router`] returns the links that a message crosses
-//! under a [`Routing`]. A [`Host`] is a server's PCIe tree with its GPUs and NICs; its lint reports the
-//! findings that cost bandwidth. `docs/topology.md` shows how to describe a cluster.
+//! A [`Network`] is a graph of endpoints, switches and directed links, made by a builder, for example [`BiGraph`],
+//! [`FatTree`], [`FatTree3`] or [`Rail`], or from JSON. A [`Router`] returns the links that a message crosses under a
+//! [`Routing`]. A [`Host`] is a server's PCIe tree with GPUs and NICs; the lint reports findings that cost bandwidth.
+//! `docs/topology.md` shows how to describe a cluster.
 
 #![warn(missing_docs)]
 
@@ -14,8 +14,10 @@ mod cabling;
 mod describe;
 mod error;
 pub mod host;
+mod ids;
 mod inner_paths;
 mod json;
+mod links;
 mod names;
 mod network;
 mod placement;
@@ -25,9 +27,9 @@ mod reach;
 pub mod report;
 mod routing;
 
-/// Builder of any network, node by node.
+/// Builder for any network, node by node.
 pub use builder::NetworkBuilder;
-/// Builders of common networks.
+/// Builders for common networks.
 pub use builders::{Attachment, BiGraph, FatTree, FatTree3, Port, Rail};
 /// Cabling lists.
 pub use cabling::{Cable, CableEnd, cables_csv, cables_of};
@@ -45,7 +47,7 @@ pub use network::{
 pub use placement::{RankPlacement, RankPlacements};
 /// Rank maps.
 pub use rank_map::{RankMap, hdrm_port};
-/// Order of a group's ranks.
+/// Rank order in a group.
 pub use rank_order::RankOrder;
 /// Paths.
 pub use routing::{Router, Routing};

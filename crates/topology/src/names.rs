@@ -3,14 +3,14 @@
 use crate::error::{Error, Result};
 use crate::network::{MAX_NODES, limit};
 
-/// Length limit of a node name, in bytes.
+/// Node name length limit, in bytes.
 pub const MAX_NAME: usize = 256;
 pub const TOO_LONG: &str = "expected at most 256 bytes";
 
-/// Characters of a pattern that an error shows.
+/// Pattern characters that an error shows.
 const SHOWN: usize = 64;
 
-/// Names of a pattern, the last range fastest. The count is checked before any name is made.
+/// Names in a pattern, the last range fastest. The count is checked before any name is made.
 pub fn expand(pattern: &str, at: &dyn Fn() -> String) -> Result<Vec<String>> {
     let bad = |reason| {
         let mut name: String = pattern.chars().take(SHOWN).collect();

@@ -3,32 +3,17 @@
 use crate::adjacency::Adjacency;
 use crate::error::{Error, Result, hint};
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
-/// A node's number, dense from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeId(pub u32);
+pub use crate::ids::{EndpointId, LinkId, NodeId};
+pub(crate) use crate::links::BYTES_PER_GIGABIT;
+pub use crate::links::{LinkInfo, LinkSpec};
 
-/// A directed link's number, dense from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LinkId(pub u32);
-
-/// An endpoint's number, dense from 0; equals the rank unless a rank map is set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EndpointId(pub u32);
-
-impl fmt::Display for EndpointId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "endpoint {}", self.0)
-    }
-}
-
-/// Kind of a node.
+/// Node kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeKind {
-    /// Source and destination of messages: one rank's GPU with its NIC.
+    /// Message source and destination: one rank's GPU with its NIC.
     Endpoint,
     /// Forwards between hosts.
     Switch,
@@ -36,93 +21,31 @@ pub enum NodeKind {
     Host,
 }
 
-/// Bandwidth and latency of a cable, in each direction.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LinkSpec {
-    /// Bytes per second: finite, above 0.
-    pub bandwidth: f64,
-    /// Seconds until the first byte arrives: finite, at least 0.
-    pub latency: f64,
-}
-
-impl LinkSpec {
-    /// From the units of data sheets: 10^9 bits per second and microseconds.
-    pub fn new(gbps: f64, latency_us: f64) -> LinkSpec {
-        LinkSpec { bandwidth: gbps * BYTES_PER_GIGABIT, latency: latency_us * 1e-6 }
-    }
-
-    /// The same values, checked. Within the bounds, sums over paths and quotients with sizes stay finite.
-    pub(crate) fn checked(self, at: impl Fn() -> String) -> Result<LinkSpec> {
-        if !(self.bandwidth.is_finite() && self.bandwidth > 0.0) {
-            let must = "a finite number above 0 bytes/s";
-            return Err(Error::Number { at: at(), what: "bandwidth", value: self.bandwidth, must });
-        }
-        if !(1e-30..=1e30).contains(&self.bandwidth) {
-            let must = "a number of bytes/s from 1e-30 to 1e30";
-            return Err(Error::Number { at: at(), what: "bandwidth", value: self.bandwidth, must });
-        }
-        if !(self.latency.is_finite() && self.latency >= 0.0) {
-            let must = "a finite number of seconds, not negative";
-            return Err(Error::Number { at: at(), what: "latency", value: self.latency, must });
-        }
-        if self.latency > 1e30 {
-            let must = "a number of seconds from 0 to 1e30";
-            return Err(Error::Number { at: at(), what: "latency", value: self.latency, must });
-        }
-        Ok(self)
-    }
-}
-
-impl Default for LinkSpec {
-    /// 100 Gb/s and half a microsecond.
-    fn default() -> LinkSpec {
-        LinkSpec::new(100.0, 0.5)
-    }
-}
-
-/// Bytes per second of 1 Gb/s.
-pub(crate) const BYTES_PER_GIGABIT: f64 = 1.25e8;
-
-/// A directed link.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LinkInfo {
-    /// The node that sends on it.
-    pub from: NodeId,
-    /// The node that receives.
-    pub to: NodeId,
-    /// Bytes per second.
-    pub bandwidth: f64,
-    /// Seconds.
-    pub latency: f64,
-    /// The other direction of the same cable, unless the link is one-way.
-    pub reverse: Option<LinkId>,
-}
-
 /// A node.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Node {
     pub name: String,
     pub kind: NodeKind,
-    /// Forwards messages for other nodes; always true of switches and hosts.
+    /// True if it forwards messages for other nodes; always true for switches and hosts.
     pub forwards: bool,
-    /// Name of an endpoint's host.
+    /// An endpoint's host name.
     pub host: Option<String>,
 }
 
-/// Entry of an explicit routing table: at `node`, messages for `to` go to `via`.
+/// Explicit routing table entry: at `node`, messages for `to` go to `via`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Node of the entry.
+    /// Node that has the entry.
     pub node: NodeId,
-    /// Destination; `None`: all without an entry of their own at the node.
+    /// Destination; `None`: all that have no entry at the node.
     pub to: Option<EndpointId>,
     /// Next hop, a neighbour.
     pub via: NodeId,
 }
 
-/// Limit of nodes of a network.
+/// Maximum node count in a network.
 pub const MAX_NODES: u64 = 1 << 20;
-/// Limit of directed links of a network.
+/// Maximum directed link count in a network.
 pub const MAX_LINKS: u64 = 1 << 22;
 
 #[derive(Debug, PartialEq)]
@@ -133,7 +56,7 @@ pub(crate) struct Graph {
     pub endpoints: Vec<NodeId>,
     pub routes: Vec<Route>,
     pub rank_map: Option<Vec<EndpointId>>,
-    /// Outgoing links of each node, in the order of addition.
+    /// Each node's outgoing links, in the order in which they were added.
     pub out: Adjacency,
     /// Incoming links of each node.
     pub into: Adjacency,
@@ -160,7 +83,7 @@ impl Network {
         self.graph.endpoints.len() as u32
     }
 
-    /// The number of nodes of all kinds.
+    /// Node count over all kinds.
     pub fn nodes(&self) -> u32 {
         self.graph.nodes.len() as u32
     }
@@ -173,53 +96,53 @@ impl Network {
     /// One link.
     ///
     /// # Panics
-    /// If the link is not of this network.
+    /// If the link is not in this network.
     pub fn link(&self, link: LinkId) -> &LinkInfo {
         &self.graph.links[link.0 as usize]
     }
 
-    /// Node of an endpoint.
+    /// An endpoint's node.
     ///
     /// # Panics
-    /// If the endpoint is not of this network.
+    /// If the endpoint is not in this network.
     pub fn endpoint(&self, endpoint: EndpointId) -> NodeId {
         self.graph.endpoints[endpoint.0 as usize]
     }
 
-    /// Name of a node.
+    /// Node name.
     ///
     /// # Panics
-    /// If the node is not of this network.
+    /// If the node is not in this network.
     pub fn node_name(&self, node: NodeId) -> &str {
         &self.graph.nodes[node.0 as usize].name
     }
 
-    /// Kind of a node.
+    /// Node kind.
     ///
     /// # Panics
-    /// If the node is not of this network.
+    /// If the node is not in this network.
     pub fn kind(&self, node: NodeId) -> NodeKind {
         self.graph.nodes[node.0 as usize].kind
     }
 
-    /// Name of an endpoint.
+    /// Endpoint name.
     ///
     /// # Panics
-    /// If the endpoint is not of this network.
+    /// If the endpoint is not in this network.
     pub fn endpoint_name(&self, endpoint: EndpointId) -> &str {
         self.node_name(self.endpoint(endpoint))
     }
 
-    /// Name of an endpoint's host; its own name by default.
+    /// An endpoint's host name; the endpoint's own name by default.
     ///
     /// # Panics
-    /// If the endpoint is not of this network.
+    /// If the endpoint is not in this network.
     pub fn host(&self, endpoint: EndpointId) -> &str {
         let node = &self.graph.nodes[self.endpoint(endpoint).0 as usize];
         node.host.as_deref().unwrap_or(&node.name)
     }
 
-    /// Endpoints of each host; hosts in the order of their first endpoints.
+    /// Endpoints on each host; hosts in the order of their first endpoints.
     pub fn hosts(&self) -> Vec<(&str, Vec<EndpointId>)> {
         let mut indices = HashMap::new();
         let mut hosts: Vec<(&str, Vec<EndpointId>)> = Vec::new();
@@ -234,18 +157,18 @@ impl Network {
         hosts
     }
 
-    /// Outgoing links of a node.
+    /// A node's outgoing links.
     ///
     /// # Panics
-    /// If the node is not of this network.
+    /// If the node is not in this network.
     pub fn links_from(&self, node: NodeId) -> &[LinkId] {
         self.graph.out.of(node)
     }
 
-    /// Incoming links of a node.
+    /// A node's incoming links.
     ///
     /// # Panics
-    /// If the node is not of this network.
+    /// If the node is not in this network.
     pub fn links_to(&self, node: NodeId) -> &[LinkId] {
         self.graph.into.of(node)
     }
@@ -255,13 +178,13 @@ impl Network {
         self.links_from(from).iter().copied().filter(move |&link| self.link(link).to == to)
     }
 
-    /// The node of that name.
+    /// The node with this name.
     pub fn find(&self, name: &str) -> Option<NodeId> {
         let place = self.graph.nodes.iter().position(|node| node.name == name)?;
         Some(NodeId(place as u32))
     }
 
-    /// The endpoint of that name or number.
+    /// The endpoint with this name or number.
     ///
     /// # Errors
     /// If there is none.
@@ -286,10 +209,10 @@ impl Network {
         }
     }
 
-    /// Name of a link: `U0->L3`, or `U0->L3#2` for the second of parallel links.
+    /// Link name: `U0->L3`, or `U0->L3#2` for the second among parallel links.
     ///
     /// # Panics
-    /// If the link is not of this network.
+    /// If the link is not in this network.
     pub fn link_name(&self, link: LinkId) -> String {
         let info = self.link(link);
         let name = format!("{}->{}", self.node_name(info.from), self.node_name(info.to));
@@ -304,7 +227,7 @@ impl Network {
         &self.graph.routes
     }
 
-    /// Endpoint of each rank: the description's rank map, or all endpoints in order.
+    /// Each rank's endpoint: the description's rank map, or all endpoints in order.
     pub fn rank_map(&self) -> Vec<EndpointId> {
         self.graph
             .rank_map
@@ -326,10 +249,10 @@ impl Network {
         Ok(self.with(self.graph.nodes.clone(), Some(map)))
     }
 
-    /// The same network with these hosts of endpoints.
+    /// The same network with these hosts for endpoints.
     ///
     /// # Panics
-    /// If an endpoint is not of this network.
+    /// If an endpoint is not in this network.
     pub(crate) fn with_hosts<'a>(
         &self,
         hosts: impl IntoIterator<Item = (EndpointId, &'a str)>,
@@ -372,7 +295,7 @@ pub(crate) fn check_rank_map(map: &[EndpointId], endpoints: u32) -> Result<()> {
     Ok(())
 }
 
-/// Checks a size against its limit.
+/// Checks a size against a limit.
 pub(crate) fn limit(what: &'static str, needed: u128, limit: u64) -> Result<()> {
     if needed > u128::from(limit) {
         return Err(Error::TooLarge { what, needed, limit });

@@ -1,4 +1,4 @@
-//! Rank placement: the host and endpoint of each rank, in the files that launchers read.
+//! Rank placement: each rank's host and endpoint, in the files that launchers read.
 
 use crate::builders::BiGraph;
 use crate::error::{Error, Result};
@@ -7,39 +7,38 @@ use serde::Serialize;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-/// Placement of one rank.
+/// Placement for one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RankPlacement {
     /// The rank.
     pub rank: u32,
-    /// Number of its endpoint.
+    /// Endpoint number.
     pub endpoint: u32,
-    /// Name of its endpoint.
+    /// Endpoint name.
     pub name: String,
-    /// Its host.
+    /// Host name.
     pub host: String,
-    /// Index among the ranks of its host.
+    /// Index among the ranks on the host.
     pub local_rank: u32,
-    /// Switch of its endpoint.
+    /// Switch to which the endpoint is cabled.
     pub switch: String,
-    /// Port of that switch, from 0.
+    /// Port on that switch, from 0.
     pub port: u32,
 }
 
-/// Placements of all ranks, in rank order.
+/// Placements for all ranks, in rank order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RankPlacements {
-    /// Placement of each rank.
+    /// Placement for each rank.
     pub ranks: Vec<RankPlacement>,
 }
 
 impl BiGraph {
-    /// Placements of a rank map on this BiGraph. `hosts` are host names: with one NIC per host in the order of
-    /// endpoints, else in the order of their ranks. The default is the name of the endpoint, or `host0`,
-    /// `host1`, ... for hosts with several NICs.
+    /// Placements for a rank map on this BiGraph. `hosts` are host names: with one NIC per host in endpoint order, else
+    /// in rank order. The default is the endpoint name, or `host0`, `host1`, ... for hosts with several NICs.
     ///
     /// # Errors
-    /// [`Error::Field`] for another number of hosts; [`Error::BadName`], [`Error::DuplicateName`],
+    /// [`Error::Field`] for a wrong host count; [`Error::BadName`], [`Error::DuplicateName`],
     /// [`Error::EndpointOutOfRange`].
     pub fn placements(
         &self,
@@ -89,7 +88,7 @@ impl BiGraph {
     }
 }
 
-/// Checks that host names are unique and fit into files of words and lines.
+/// Checks that host names are unique and fit into files made of words and lines.
 fn check_names(hosts: &[String]) -> Result<()> {
     let mut seen = HashMap::new();
     for (line, host) in hosts.iter().enumerate() {
@@ -121,7 +120,7 @@ impl RankPlacements {
         hosts
     }
 
-    /// Hosts with the number of their ranks, if each host has consecutive ranks.
+    /// Hosts with their rank counts, if each host has consecutive ranks.
     fn filled(&self, form: &'static str) -> Result<Vec<(&str, usize)>> {
         let hosts = self.hosts();
         for (host, ranks) in &hosts {
@@ -137,13 +136,13 @@ impl RankPlacements {
         Ok(hosts.into_iter().map(|(host, ranks)| (host, ranks.len())).collect())
     }
 
-    /// Open MPI's hostfile (`mpirun --hostfile`), filled by slot: lines of `host slots=4`.
+    /// Open MPI hostfile (`mpirun --hostfile`), filled by slot: lines such as `host slots=4`.
     pub fn hostfile(&self) -> Result<String> {
         let hosts = self.filled("hostfile")?;
         Ok(hosts.iter().map(|(host, slots)| format!("{host} slots={slots}\n")).collect())
     }
 
-    /// Node ranks for torchrun: lines of `node_rank host`, after a comment with the common arguments.
+    /// Node ranks for torchrun: `node_rank host` lines, after a comment with the common arguments.
     pub fn torchrun(&self) -> Result<String> {
         let form = "torchrun";
         let hosts = self.filled(form)?;
@@ -167,7 +166,7 @@ impl RankPlacements {
         Ok(text)
     }
 
-    /// Open MPI's rankfile, which can express any map: lines of `rank 3=host slot=0`.
+    /// Open MPI rankfile, which can express any map: lines such as `rank 3=host slot=0`.
     pub fn rankfile(&self) -> String {
         let line = |place: &RankPlacement| {
             format!("rank {}={} slot={}\n", place.rank, place.host, place.local_rank)
@@ -193,7 +192,7 @@ mod tests {
     fn one_nic_for_each_host_has_every_form() {
         let shape = BiGraph::new(2, 2);
         let places = shape.placements(&shape.rank_map().unwrap(), None).unwrap();
-        // U0 {0,7}, U1 {3,5}, ...: the host of a rank is its port.
+        // U0 {0,7}, U1 {3,5}, ...: a rank's host is its port.
         assert!(places.hostfile().unwrap().starts_with("U0.0 slots=1\nL0.0 slots=1\n"));
         let torchrun = places.torchrun().unwrap();
         assert!(torchrun.contains("--nnodes=8 --nproc-per-node=1"), "{torchrun}");

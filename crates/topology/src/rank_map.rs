@@ -1,15 +1,15 @@
-//! Rank map of halving-doubling with rank mapping (HDRM): the endpoint of a BiGraph for each rank.
+//! Rank map for halving-doubling with rank mapping (HDRM): a BiGraph endpoint for each rank.
 
 use crate::builders::{BiGraph, Port};
 use crate::error::{Error, Result};
 use crate::network::EndpointId;
 
-/// HDRM rank map of the part of a BiGraph that has no contention.
+/// HDRM rank map for the BiGraph part that has no contention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankMap {
-    /// Endpoint of each rank.
+    /// Each rank's endpoint.
     pub endpoints: Vec<EndpointId>,
-    /// Number of switches used of each half, a power of two, from the first on.
+    /// Number of switches used in each half, a power of two, from the first on.
     pub half: u32,
     /// Number of ports used on each, from the first on.
     pub ports: u32,
@@ -19,16 +19,16 @@ pub struct RankMap {
     pub reason: Option<String>,
 }
 
-/// Port of a rank `r = j * 2H + 2i + b`: the half is the parity of r's bits, the switch is `(i + j) mod H` in
-/// the upper half and `i` in the lower, the port is `j`.
+/// Port for a rank `r = j * 2H + 2i + b`: the half is the parity of r's bits, the switch is `(i + j) mod H` in the
+/// upper half and `i` in the lower, the port is `j`.
 ///
-/// Flipping one bit of `r` changes the half, so partners in a step of halving-doubling are in different
-/// halves, and no two pairs of a step use the same two switches.
+/// Flipping one bit in `r` changes the half, so partners in a halving-doubling step are in different halves, and no two
+/// pairs in a step use the same two switches.
 ///
 /// # Panics
 /// If `half` is not a power of two.
 pub fn hdrm_port(rank: u32, half: u32) -> Port {
-    assert!(half.is_power_of_two(), "HDRM is for halves of a power of two of switches");
+    assert!(half.is_power_of_two(), "HDRM needs a power-of-two switch count per half");
     let port = (u64::from(rank) / (2 * u64::from(half))) as u32;
     let switch = rank / 2 % half;
     let lower = rank.count_ones() % 2 == 1;
@@ -36,8 +36,7 @@ pub fn hdrm_port(rank: u32, half: u32) -> Port {
 }
 
 impl BiGraph {
-    /// HDRM map of all endpoints. Requires `half` to be a power of two and at most `half` endpoints on a
-    /// switch.
+    /// HDRM map for all endpoints. Requires `half` to be a power of two and at most `half` endpoints on a switch.
     pub fn rank_map(&self) -> Result<Vec<EndpointId>> {
         let map = self.embedded_rank_map()?;
         match map.reason {
@@ -50,8 +49,8 @@ impl BiGraph {
         }
     }
 
-    /// HDRM map of the largest part of the BiGraph that has one: the first `H'` switches of each half, `H'`
-    /// the largest power of two up to `half`, and the first `min(M, H')` ports on each.
+    /// HDRM map for the largest BiGraph part that has one: the first `H'` switches in each half, `H'` the largest power
+    /// of two up to `half`, and the first `min(M, H')` ports on each.
     pub fn embedded_rank_map(&self) -> Result<RankMap> {
         self.check()?;
         self.check_nics_not_shared()?;
@@ -68,7 +67,7 @@ impl BiGraph {
         })
     }
 
-    /// HDRM map of `ranks` ranks, at most those of the embedded map.
+    /// HDRM map for `ranks` ranks, at most as many as in the embedded map.
     pub fn rank_map_of(&self, ranks: u32) -> Result<Vec<EndpointId>> {
         let mut map = self.embedded_rank_map()?;
         if ranks == 0 || ranks as usize > map.endpoints.len() {
@@ -81,13 +80,13 @@ impl BiGraph {
         Ok(map.endpoints)
     }
 
-    /// Host of each port where hosts have several NICs: host `h` has the ranks from `h * nics` on.
+    /// Each port's host where hosts have several NICs: host `h` has the ranks from `h * nics` on.
     pub(crate) fn host_names(&self) -> Result<Option<Vec<String>>> {
         if self.nics == 1 {
             return Ok(None);
         }
         if !self.ports().is_multiple_of(self.nics.into()) {
-            let must = "a divisor of the number of ports";
+            let must = "a divisor of the port count";
             return Err(Error::Count { what: "nics".to_owned(), value: self.nics.into(), must });
         }
         let mut hosts = vec![String::new(); self.ports() as usize];
@@ -169,7 +168,7 @@ mod tests {
                 for bit in 0..whole.ilog2() {
                     check_step(&graph, &map, (0..whole).filter(|r| r >> bit & 1 == 0), 1 << bit);
                 }
-                // Ranks beyond the power of two fold onto the rank without their top bit.
+                // Ranks beyond the power of two fold onto the rank without the top bit.
                 check_step(&graph, &map, 0..ranks - whole, whole);
             }
         }
@@ -182,7 +181,7 @@ mod tests {
             let other = graph.port(map[(rank | bit) as usize]);
             assert_ne!(one.lower, other.lower, "ranks {rank} and {} are in one half", rank | bit);
             let (upper, lower) = if one.lower { (other, one) } else { (one, other) };
-            // Both directions are used, by this pair alone.
+            // Both directions are used, only by this pair.
             assert!(used.insert((upper.switch, lower.switch)), "{graph:?}: {rank} in step {bit}");
         }
     }

@@ -1,8 +1,8 @@
-//! Rank order: the position in HDRM's map of each rank of a group, whichever hosts the ranks run on.
+//! Rank order: each rank's position in the HDRM map, whichever hosts a group's ranks run on.
 //!
-//! Let `r` be the number of an endpoint in the map of the whole network. A group fits if the numbers of its endpoints
-//! are `c ^ d(0), c ^ d(1), ...`, where `d(p)` has the bits of `p` at fixed places: partners of a level then differ
-//! in one bit of `r`, as in the whole map, and use a part of its links.
+//! Let `r` be an endpoint's number in the map for the whole network. A group fits if the numbers of its endpoints are
+//! `c ^ d(0), c ^ d(1), ...`, where `d(p)` has the bits in `p` at fixed places: partners at a level then differ in one
+//! bit of `r`, as in the whole map, and use some of the same links.
 
 use crate::builders::BiGraph;
 use crate::describe::Description;
@@ -10,22 +10,22 @@ use crate::error::{Error, Result};
 use crate::network::EndpointId;
 use std::collections::HashMap;
 
-/// Limit of the values of `c` that are tried; with a power of two of ranks, the first one decides.
+/// Maximum number of `c` values that are tried; with a power-of-two rank count, the first one decides.
 const ORIGINS: usize = 64;
 /// Number of hosts that an error names.
 const NAMED: usize = 4;
 
-/// Order of a group's ranks in HDRM.
+/// HDRM order for a group's ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankOrder {
     /// Rank at each position.
     pub ranks: Vec<u32>,
-    /// Endpoint of each rank.
+    /// Each rank's endpoint.
     pub endpoints: Vec<EndpointId>,
 }
 
 impl RankOrder {
-    /// Position of each rank.
+    /// Each rank's position.
     pub fn positions(&self) -> Vec<u32> {
         let mut positions = vec![0; self.ranks.len()];
         for (position, &rank) in (0..).zip(&self.ranks) {
@@ -35,19 +35,19 @@ impl RankOrder {
     }
 }
 
-/// Endpoint of the map.
+/// Map endpoint.
 struct Place {
     endpoint: EndpointId,
     host: String,
 }
 
 impl Description {
-    /// Order of ranks on these hosts, one host for each rank. The ranks of a host take its endpoints in their order.
-    /// `names` are those of the network's hosts, as in [`BiGraph::placements`].
+    /// Rank order on these hosts, one host for each rank. The ranks on a host take the host's endpoints in order.
+    /// `names` are the network's host names, as in [`BiGraph::placements`].
     ///
     /// # Errors
-    /// [`Error::NoRankMap`] for a network without HDRM's map, an unknown host, more ranks on a host than it has
-    /// endpoints, and hosts that are no part of the map; those of [`BiGraph::placements`].
+    /// [`Error::NoRankMap`] for a network without an HDRM map, an unknown host, more ranks on a host than it has
+    /// endpoints, and hosts that are not in the map; errors from [`BiGraph::placements`].
     pub fn rank_order(&self, hosts: &[String], names: Option<&[String]>) -> Result<RankOrder> {
         let places = self.places(hosts.len() as u64, names)?;
         let numbers = numbers_of(&places, hosts)?;
@@ -58,10 +58,10 @@ impl Description {
         Ok(RankOrder { ranks: order, endpoints })
     }
 
-    /// Host of each rank in HDRM's map, for this number of ranks or for all that have a place.
+    /// Each rank's host in the HDRM map, for this rank count or for all ranks that have a place.
     ///
     /// # Errors
-    /// [`Error::NoRankMap`] for a network without HDRM's map, or with too few endpoints; those of
+    /// [`Error::NoRankMap`] for a network without an HDRM map, or with too few endpoints; errors from
     /// [`BiGraph::placements`].
     pub fn hdrm_hosts(&self, ranks: Option<u32>, names: Option<&[String]>) -> Result<Vec<String>> {
         if let (Description::BiGraph(graph), Some(ranks)) = (self, ranks) {
@@ -78,7 +78,7 @@ impl Description {
         Ok(places.into_iter().map(|place| place.host).collect())
     }
 
-    /// Endpoint and host of each rank of the whole map.
+    /// Endpoint and host for each rank in the whole map.
     fn places(&self, ranks: u64, names: Option<&[String]>) -> Result<Vec<Place>> {
         match self {
             Description::BiGraph(graph) => places_of(graph, names),
@@ -110,7 +110,7 @@ fn no_map(ranks: u64, reason: String) -> Error {
     Error::NoRankMap { ranks, reason }
 }
 
-/// Number in the whole map of each rank.
+/// Each rank's number in the whole map.
 fn numbers_of(places: &[Place], hosts: &[String]) -> Result<Vec<u32>> {
     let mut free: HashMap<&str, Vec<u32>> = HashMap::new();
     for (number, place) in places.iter().enumerate().rev() {
@@ -139,7 +139,7 @@ fn numbers_of(places: &[Place], hosts: &[String]) -> Result<Vec<u32>> {
     Ok(numbers)
 }
 
-/// Position without a rank: its number in the whole map.
+/// Position without a rank: the number in the whole map.
 struct Misfit {
     position: usize,
     number: u32,
@@ -182,8 +182,8 @@ fn fit(numbers: &[u32]) -> std::result::Result<Vec<u32>, Misfit> {
     first.map_or(Ok(sorted), Err)
 }
 
-/// Checks that the number at each position has the bits of the position at fixed places. Otherwise: the first position
-/// without a rank, and its number.
+/// Checks that the number at each position has the position's bits at fixed places. Otherwise: the first position
+/// without a rank, and the number.
 fn check(order: &[u32], number: impl Fn(u32) -> u32) -> std::result::Result<(), (usize, u32)> {
     let mut places: Vec<u32> = Vec::new();
     for (position, &rank) in order.iter().enumerate().skip(1) {
@@ -207,7 +207,7 @@ fn check(order: &[u32], number: impl Fn(u32) -> u32) -> std::result::Result<(), 
     Ok(())
 }
 
-/// The first few names, each once, and the number of the others.
+/// The first few names, each once, and how many others there are.
 fn some<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let mut all: Vec<&str> = Vec::new();
     let mut seen = std::collections::HashSet::new();
@@ -223,7 +223,7 @@ mod tests {
 
     const NETWORK: &str = "bigraph:switches=8,endpoints=2";
 
-    /// Host of each number of the map.
+    /// Host for each number in the map.
     fn map(spec: &str) -> Vec<String> {
         let network = Description::parse(spec).unwrap();
         network.places(0, None).unwrap().into_iter().map(|place| place.host).collect()
@@ -257,7 +257,7 @@ mod tests {
             &[14, 6, 12, 4],
             &[9, 1],
             &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
-            // Three ranks of a square, without its lowest.
+            // Three ranks in a square, without the lowest.
             &[1, 2, 3],
             &[11],
         ] {

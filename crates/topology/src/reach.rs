@@ -1,4 +1,4 @@
-//! Reachability of all endpoints, and validity of explicit routes.
+//! Checks that all endpoints can be reached, and that explicit routes are valid.
 
 use crate::adjacency::Adjacency;
 use crate::error::{Error, Result};
@@ -27,7 +27,7 @@ pub(crate) fn check(graph: &Graph) -> Result<()> {
     check_pairs(graph)
 }
 
-/// Middle node of a shortest path to a farthest node.
+/// Middle node on a shortest path to a farthest node.
 fn half_way(graph: &Graph, from: NodeId) -> Option<NodeId> {
     let mut before = vec![None; graph.nodes.len()];
     let mut left = VecDeque::from([from]);
@@ -49,10 +49,10 @@ fn half_way(graph: &Graph, from: NodeId) -> Option<NodeId> {
     way.get(way.len() / 2).copied()
 }
 
-/// Limit of nodes and links visited to compare pairs.
+/// Maximum nodes and links visited to compare pairs.
 const MAX_VISITED: u64 = 1 << 34;
 
-/// Checks one endpoint for each set of neighbours: endpoints with equal sets reach the same nodes.
+/// Checks one endpoint for each neighbour set: endpoints with equal sets reach the same nodes.
 fn check_pairs(graph: &Graph) -> Result<()> {
     let mut groups: HashMap<Vec<NodeId>, NodeId> = HashMap::new();
     for &endpoint in &graph.endpoints {
@@ -102,7 +102,7 @@ fn reached(
     seen
 }
 
-/// Checks each entry of the routing table: a link to the next hop, a forwarding next hop, no duplicates.
+/// Checks each routing table entry: a link to the next hop, a forwarding next hop, no duplicates.
 pub(crate) fn check_routes(graph: &Graph) -> Result<()> {
     let mut seen = HashMap::new();
     for (number, route) in graph.routes.iter().enumerate() {

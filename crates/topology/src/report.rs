@@ -1,4 +1,4 @@
-//! Reports of `weft topo`, as JSON.
+//! `weft topo` reports, as JSON.
 
 use crate::builders::BiGraph;
 use crate::cabling::cables_csv;
@@ -27,7 +27,7 @@ struct BiGraphReport {
     used_ports: u32,
     reason: Option<String>,
     places: Option<RankPlacements>,
-    /// Contents of files, by name.
+    /// File contents, by name.
     files: BTreeMap<&'static str, String>,
     /// Files that cannot be written, with the reason.
     unavailable: BTreeMap<&'static str, String>,
@@ -36,7 +36,7 @@ struct BiGraphReport {
 /// Report on a BiGraph as JSON: cabling, HDRM rank map in all formats, network.
 ///
 /// # Errors
-/// [`Error::Spec`] for a description of another kind, and those of [`Description::parse`].
+/// [`Error::Spec`] for a description that is not a BiGraph, and errors from [`Description::parse`].
 pub fn bigraph_report(spec: &str, hosts: Option<&[String]>) -> Result<String> {
     let Description::BiGraph(shape) = Description::parse(spec)? else {
         let reason = "expected bigraph:...".to_owned();
@@ -120,7 +120,7 @@ struct NetworkReport<'a> {
 /// Report on a network as JSON.
 ///
 /// # Errors
-/// Those of [`Network::parse`].
+/// Errors from [`Network::parse`].
 pub fn network_report(spec: &str) -> Result<String> {
     let network = Network::parse(spec)?;
     let count = |kind| (0..network.nodes()).filter(|&n| network.kind(NodeId(n)) == kind).count();
@@ -140,11 +140,10 @@ pub fn network_report(spec: &str) -> Result<String> {
     }))
 }
 
-/// Report on the path between two endpoints, by name or number, as JSON: names of links, and the number of
-/// shortest paths.
+/// Report on the path between two endpoints, by name or number, as JSON: link names, and the number of shortest paths.
 ///
 /// # Errors
-/// Those of [`Network::parse`], [`Network::find_endpoint`] and [`Router::path`].
+/// Errors from [`Network::parse`], [`Network::find_endpoint`] and [`Router::path`].
 pub fn path_report(
     spec: &str,
     from: &str,
@@ -207,8 +206,8 @@ struct NamedPair {
     further: bool,
 }
 
-/// Report on a server as JSON, read from sysfs below `root` or from NCCL's XML, with NVML's list of GPUs (JSON
-/// of [`NvmlGpu`]).
+/// Report on a server as JSON, read from sysfs below `root` or from NCCL's XML, with NVML's GPU list (JSON for
+/// [`NvmlGpu`]).
 ///
 /// # Errors
 /// [`Error::Xml`], or [`Error::Json`] for NVML's list.
@@ -219,7 +218,7 @@ pub fn host_report(root: &Path, xml: Option<&str>, nvml: Option<&str>) -> Result
     };
     if let Some(nvml) = nvml {
         let gpus: Vec<NvmlGpu> = serde_json::from_str(nvml).map_err(|error| Error::Json {
-            what: "NVML's list of GPUs".to_owned(),
+            what: "NVML's GPU list".to_owned(),
             line: error.line(),
             column: error.column(),
             reason: error.to_string(),
@@ -256,7 +255,7 @@ pub fn host_report(root: &Path, xml: Option<&str>, nvml: Option<&str>) -> Result
     }))
 }
 
-/// JSON of a report; keys are strings and numbers finite, so this cannot fail.
+/// JSON for a report; keys are strings and numbers finite, so this cannot fail.
 fn json(report: &impl Serialize) -> String {
     serde_json::to_string(report).expect("a report is JSON")
 }

@@ -1,4 +1,4 @@
-//! Servers: recorded trees, XML round trips, pairs, and findings of the lint.
+//! Servers: recorded trees, XML round trips, pairs, and lint findings.
 
 mod common;
 
@@ -34,7 +34,7 @@ fn joined(host: &Host, one: usize, other: usize) -> bool {
     host.nvlinked().joins(host.devices[one].bus_id, host.devices[other].bus_id)
 }
 
-/// Adds NVML's list of GPUs that NVSwitches join.
+/// Adds NVML's list with GPUs that NVSwitches join.
 fn nvswitch(host: &mut Host) {
     let gpus: Vec<NvmlGpu> = host
         .of_kind(DeviceKind::Gpu)
@@ -99,7 +99,7 @@ fn a_p5en_has_two_nics_for_each_gpu() {
         assert_eq!(pairing.further.iter().filter(|pair| pair.gpu == gpu).count(), 1);
     }
     assert_eq!(rules(&host), [("pairs-share-root-port", Severity::Note); 4]);
-    // Without NVLink the same server would go through its NICs.
+    // Without NVLink the same server would go through the NICs.
     host.nvlinks.clear();
     let found = lint(&host);
     assert_eq!(found.iter().filter(|finding| finding.severity == Severity::Warning).count(), 4);
@@ -114,7 +114,7 @@ fn an_eflops_server_has_no_warnings_and_is_faster_through_its_nics() {
     );
     let found = lint(&host);
     assert_eq!(rules(&host), [("gpu-to-gpu", Severity::Advice)]);
-    // PCIe 3 x16 is 15.75 GB/s, 12.6 of payload; 10.5 by the root complex; one hop each way crosses NUMA at 10.
+    // PCIe 3 x16 is 15.75 GB/s, 12.6 payload; 10.5 by the root complex; one hop each way crosses NUMA at 10.
     let (have, could) = (found[0].have_gb_per_s.unwrap(), found[0].could_gb_per_s.unwrap());
     assert!((have - 10.0).abs() < 1e-9, "{have}");
     assert!((could - 12.5).abs() < 1e-9, "{could}");
@@ -134,7 +134,7 @@ fn findings_of_a_bad_server_state_their_cost() {
     };
     assert_eq!(host.of_kind(DeviceKind::Gpu).count(), 6, "a management controller is no GPU");
     assert_eq!(host.nics().len(), 2, "the 1 Gb/s port is not for GPUs");
-    // Four GPUs on mlx5_0 behind another root port, on half its lanes: 12.6 GB/s of payload by four, by 1.2.
+    // Four GPUs on mlx5_0 behind another root port, on half the lanes: 12.6 GB/s payload by four, by 1.2.
     let split = of("pair-not-under-one-switch");
     assert_eq!(split.len(), 4);
     let have = split[0].have_gb_per_s.unwrap();
@@ -233,7 +233,7 @@ fn xml_written_and_read_is_the_same_server() {
     }
 }
 
-/// NCCL's dump of a DGX A100, shortened.
+/// NCCL's dump from a DGX A100, shortened.
 const DUMP: &str = r#"<system version="1">
   <cpu host_hash="0x8393fb66b8b750c5" numaid="3" affinity="ffff0000" arch="x86_64" vendor="AuthenticAMD" familyid="143" modelid="49">
     <pci busid="0000:01:00.0" class="0x060400" vendor="0x1000" device="0xc010" link_speed="16.0 GT/s PCIe" link_width="16">
@@ -382,6 +382,6 @@ fn many_gpus_with_many_nvlinks_are_linted_in_time() {
     let host = Host::from_nccl_xml(&text).unwrap();
     let start = std::time::Instant::now();
     assert!(!host.lint(&Assumptions::default()).is_empty());
-    // A search of all links for each pair took minutes.
+    // Searching all links for each pair took minutes.
     assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
 }

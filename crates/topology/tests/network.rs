@@ -123,7 +123,7 @@ fn rails_meet_inside_hosts_or_in_spines() {
     assert_eq!(network.hosts()[1], ("host1", vec![EndpointId(2), EndpointId(3)]));
 }
 
-/// Hosts of four GPUs on one leaf, each GPU with a NIC and joined to the others by `inside`.
+/// Hosts with four GPUs on one leaf, each GPU with a NIC and joined to the others by `inside`.
 fn nics_on_one_leaf(inside: &str) -> Network {
     Network::from_json(&format!(
         r#"{{"switches": ["leaf", "spine"], "hosts": ["a.nvlink[0-1]", "b.nvlink[0-1]"],

@@ -1,4 +1,4 @@
-//! Properties of all networks, and of arbitrary text as input.
+//! Properties for all networks, and for arbitrary text as input.
 
 mod common;
 
@@ -9,7 +9,7 @@ use weft_topology::{EndpointId, LinkSpec, Network, NetworkBuilder, NodeKind, Rou
 const ROUTINGS: [Routing; 4] =
     [Routing::Ecmp { seed: 1 }, Routing::Ecmp { seed: 2 }, Routing::Static, Routing::Adaptive];
 
-/// The example of `docs/topology.md`.
+/// The example in `docs/topology.md`.
 const TEN_LINES: &str = include_str!("data/ten-lines.json");
 
 fn shape() -> impl Strategy<Value = String> {
@@ -34,8 +34,8 @@ fn shape() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Connected network of switches with random links, some one-way, and endpoints of which some forward and some
-/// have two switches.
+/// Connected network with switches, random links, some one-way, and endpoints, some of which forward and some have two
+/// switches.
 fn random() -> impl Strategy<Value = Network> {
     let switches = 1usize..8;
     let links = proptest::collection::vec((0usize..8, 0usize..8, any::<bool>(), 1u32..1000), 0..20);

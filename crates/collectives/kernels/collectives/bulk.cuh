@@ -1,7 +1,7 @@
-// Calls by chunks, with bulk copies: the protocol of chunks.cuh for aligned tensors, on GPUs with bulk copies.
+// Chunk calls with bulk copies: the chunks.cuh protocol for aligned tensors, on GPUs with bulk copies.
 //
-// Engines of one warp move chunks through stages in shared memory. The first lane issues all copies, several loads and
-// stores ahead; flags are raised by other warps.
+// Engines, one warp each, move chunks through stages in shared memory. The first lane issues all copies, several loads
+// and stores ahead; other warps raise the flags.
 #pragma once
 #include "collectives/chunks.cuh"
 
@@ -10,7 +10,7 @@ namespace weft::collectives {
 
 constexpr u32 SEND_STAGES = 6, COPY_STAGES = 4, RESULT_STAGES = 4;
 
-// Stages of an engine. Only one thread calls the functions, and begins them.
+// Stages for an engine. Only one thread calls the functions, and begins them.
 template <u32 STAGES> struct Stages {
     u8 *data;
     u64 *full; // [STAGES]
@@ -24,14 +24,14 @@ template <u32 STAGES> struct Stages {
 
     WEFT_DEVICE u8 *at(u32 task) const { return data + task % STAGES * CHUNK_CAPACITY; }
 
-    // Starts the load of `bytes`, a multiple of 16 and not 0.
+    // Starts to load `bytes`, a multiple of 16 and not 0.
     WEFT_DEVICE void load(u32 task, const u8 *from, u32 bytes) {
         loading |= 1u << task % STAGES;
         ptx::mbarrier_expect(full + task % STAGES, bytes);
         ptx::bulk_load(at(task), from, bytes, full + task % STAGES);
     }
 
-    // Waits for the load of a task, if it has one; false on timeout.
+    // Waits for a task's load, if it has one; false on timeout.
     WEFT_DEVICE bool wait(u32 task, const Watch &watch) {
         const u32 stage = task % STAGES, phase = parity >> stage & 1;
         if ((loading >> stage & 1) == 0) return true;
@@ -48,7 +48,7 @@ template <u32 STAGES> struct Stages {
     }
 };
 
-// Chunks of a call in order: by index, then by peer, from `step` 1 on. Engines that receive take peers backwards.
+// Chunk order in a call: by index, then by peer, from `step` 1 on. Engines that receive take peers backwards.
 struct Cursor {
     u32 index = 0, step = 0;
 
@@ -73,17 +73,17 @@ struct Arrivals {
     u32 seen[RANKS];   // sequence numbers
     u32 fenced[RANKS]; // those that the engine has passed a proxy fence for
 
-    // Called by all threads of the block, before a barrier.
+    // All threads in the block call this before a barrier.
     WEFT_DEVICE void begin(const Call &call, u32 ring) {
         for (u32 p = threadIdx.x; p < RANKS; p += blockDim.x) seen[p] = fenced[p] = call.base[ring][p];
     }
 
-    // Polls the flags of a ring until all chunks of the call have arrived, or a wait has failed. Called by all lanes of
-    // a warp. Memory order: acquires each flag, then releases what was seen to the block.
+    // Polls a ring's flags until all chunks in the call have arrived, or a wait has failed. All lanes in a warp call
+    // this. Memory order: acquires each flag, then releases what it saw to the block.
     //
-    // The limit of a wait does not run before all of `earlier` have arrived, if given: a missing peer is named there.
+    // The timeout starts only after all of `earlier` have arrived, if given: a missing peer is named there.
     WEFT_DEVICE void poll(const Watch &watch, const Channel &channel, Call &call, u32 ring, const Arrivals *earlier) {
-        constexpr u32 EACH = (RANKS + WARP - 1) / WARP; // peers of a lane
+        constexpr u32 EACH = (RANKS + WARP - 1) / WARP; // peers per lane
         u32 known[EACH];
         PollBudget budget[EACH];
         for (bool first = true, more = true; more; first = false) {
@@ -136,7 +136,7 @@ struct Arrivals {
     }
 };
 
-// Progress of a team as one thread last saw it.
+// Team progress as one thread last saw it.
 template <u32 WARPS> struct Known {
     const Progress<WARPS> &progress;
     u32 least = 0;
@@ -147,8 +147,8 @@ template <u32 WARPS> struct Known {
     }
 };
 
-// Sender engine: sends contributions. `ready(index)` is true if the chunks of that index have credits. Called by the first
-// lane of a warp. Memory order: publishes a chunk once its bulk store is complete.
+// Sender engine: sends contributions. `ready(index)` is true if the chunks at that index have credits. A warp's first
+// lane calls this. Memory order: publishes a chunk once its bulk store is complete.
 template <class Credits>
 WEFT_DEVICE void send_engine(const Watch &watch, const Channel &channel, Call &call, Stages<SEND_STAGES> stages, Progress<1> &sent, Credits ready) {
     constexpr u32 STORES = 4; // in flight
@@ -191,8 +191,8 @@ WEFT_DEVICE void send_engine(const Watch &watch, const Channel &channel, Call &c
     ptx::store_release_cta(sent.done, stored);
 }
 
-// Copy engine: copies chunks of a ring to the output. `copied` counts indices of which all chunks have left the ring.
-// Called by the first lane of a warp. Memory order: acquires the arrival, then a proxy fence; then bulk loads.
+// Copy engine: copies chunks from a ring to the output. `copied` counts the indices whose chunks have all left the
+// ring. A warp's first lane calls this. Memory order: acquires the arrival, then a proxy fence; then bulk loads.
 WEFT_DEVICE void receive_engine(const Watch &watch, const Channel &channel, Call &call, u32 ring, Stages<COPY_STAGES> stages, Arrivals &arrivals, Progress<1> &copied) {
     const Arguments &args = channel.args;
     Cursor now, ahead;
@@ -201,7 +201,7 @@ WEFT_DEVICE void receive_engine(const Watch &watch, const Channel &channel, Call
     while (now.next(args, call, true)) {
         for (; more && loaded + 1 < stored + COPY_STAGES; ++loaded) {
             const u32 p = ahead.peer(args, true), sequence = call.base[ring][p] + ahead.index;
-            // The chunk of this turn is waited for; those behind it are loaded if they have arrived.
+            // Wait only for this turn's chunk; load later ones if they have arrived.
             if (loaded > stored && !arrivals.has(p, sequence + 1)) break;
             if (!arrivals.wait_for_bulk(p, sequence + 1, call)) return stages.drain(watch);
             const UserBytes out = received_from(args, p);
@@ -230,7 +230,7 @@ WEFT_DEVICE void receive_engine(const Watch &watch, const Channel &channel, Call
     ptx::bulk_wait<0>();
 }
 
-// Copies this rank's message to itself, if it goes elsewhere. Called by the first lane of a warp.
+// Copies this rank's message to itself, if it goes elsewhere. A warp's first lane calls this.
 WEFT_DEVICE void own_engine(const Watch &watch, const Arguments &args, Call &call, Stages<COPY_STAGES> stages) {
     const UserBytes from = sent_to(args, args.rank), to = received_from(args, args.rank);
     if (from.begin == to.begin) return;

@@ -1,7 +1,7 @@
-// Channel: a block's memory at all ranks, and its rounds.
+// Channel: a block's memory at all ranks, and the rounds.
 //
-// Block b of a launch exchanges data with blocks b of the other ranks alone. Its epoch, sequence numbers, flags,
-// packets and rings belong to it, so the grid may differ from call to call: all ranks launch equal grids.
+// Block b in a launch exchanges data only with block b on the other ranks. The epoch, sequence numbers, flags, packets
+// and rings belong to the block, so that the grid may differ from call to call: all ranks launch equal grids.
 #pragma once
 #include "weft/team.cuh"
 #include "weft/wait.cuh"
@@ -9,16 +9,16 @@
 
 namespace weft::collectives {
 
-constexpr u32 BLOCKS = WEFT_BLOCKS;                 // blocks of the largest grid
-constexpr u32 SLOTS = WEFT_SLOTS;                   // units of a message that a block sends by packets
-constexpr u32 RING_CHUNKS = WEFT_RING_CHUNKS;       // chunks of a source in a ring
-constexpr u32 CHUNK_CAPACITY = WEFT_CHUNK_CAPACITY; // bytes of a chunk in a ring
-constexpr u32 UNIT = 16;                            // bytes of user memory that a thread handles at a time
-constexpr u32 PACKETS_BYTES = 32;                   // of a unit, as two packets
+constexpr u32 BLOCKS = WEFT_BLOCKS;                 // blocks in the largest grid
+constexpr u32 SLOTS = WEFT_SLOTS;                   // message units that a block sends by packets
+constexpr u32 RING_CHUNKS = WEFT_RING_CHUNKS;       // chunks per source in a ring
+constexpr u32 CHUNK_CAPACITY = WEFT_CHUNK_CAPACITY; // bytes per chunk in a ring
+constexpr u32 UNIT = 16;                            // bytes in user memory that a thread handles at a time
+constexpr u32 PACKETS_BYTES = 32;                   // a unit as two packets
 
 enum Phase : u32 { PACKETS = WEFT_FIRST_PHASE, CONTRIBUTIONS, RESULTS, ENTRY, EXIT };
 
-// Rings of chunks: contributions of peers (or the data itself, in calls without arithmetic), and results of an all-reduce.
+// Chunk rings: peer contributions (or the data itself, in calls without arithmetic), and all-reduce results.
 enum Ring : u32 { CONTRIBUTED = 0, REDUCED = 1 };
 
 struct Channel {
@@ -29,28 +29,28 @@ struct Channel {
     WEFT_DEVICE u8 *own(u64 offset) const { return at(args.rank, offset); }
 
     WEFT_DEVICE bool closed() const { return *reinterpret_cast<const volatile u32 *>(own(WEFT_AT_CLOSED)) != 0; }
-    // Epoch of the block's last call by packets.
+    // Epoch in the block's last packet call.
     WEFT_DEVICE volatile u32 *epoch() const { return reinterpret_cast<volatile u32 *>(own(WEFT_AT_EPOCHS)) + block; }
     // Chunks that this block has exchanged with a peer through a ring.
     WEFT_DEVICE volatile u32 *sequence(u32 ring, u32 peer) const {
         return reinterpret_cast<volatile u32 *>(own(WEFT_AT_SEQUENCES)) + (ring * BLOCKS + block) * RANKS + peer;
     }
-    // Flag at `rank`: chunks of `source` that have arrived there.
+    // Flag at `rank`: chunks from `source` that have arrived there.
     WEFT_DEVICE u32 *flag(u32 ring, u32 rank, u32 source) const {
         return reinterpret_cast<u32 *>(at(rank, WEFT_AT_FLAGS)) + (ring * BLOCKS + block) * WEFT_FLAG_WORDS + source;
     }
-    // Meetings of this block: two of each direct call.
+    // Meeting count for this block: each direct call has two.
     WEFT_DEVICE volatile u32 *meetings() const { return reinterpret_cast<volatile u32 *>(own(WEFT_AT_MEETINGS)) + block; }
-    // Signal at `rank`: the last meeting of `source`, and the digest of its call.
+    // Signal at `rank`: the last meeting that `source` has reached, and its call digest.
     WEFT_DEVICE u64 *signal(u32 rank, u32 source) const {
         return reinterpret_cast<u64 *>(at(rank, WEFT_AT_SIGNALS)) + block * WEFT_FLAG_WORDS + source;
     }
-    // Unit at `rank` from `source`, as two packets. The unit SLOTS is the credit of a message without bytes.
+    // Unit at `rank` from `source`, as two packets. Unit SLOTS is the credit for a message without bytes.
     WEFT_DEVICE u8 *unit(u32 rank, u32 source, u32 epoch, u32 slot) const {
         const u32 row = (block * 2 + (epoch & 1)) * RANKS + source;
         return at(rank, WEFT_AT_PACKETS) + (static_cast<u64>(row) * (SLOTS + 1) + slot) * PACKETS_BYTES;
     }
-    // Place of a chunk of `source` in a ring of `rank`.
+    // Place for a chunk from `source` in a ring at `rank`.
     WEFT_DEVICE u8 *chunk(u32 ring, u32 rank, u32 source, u32 sequence) const {
         const u64 row = (static_cast<u64>(ring) * BLOCKS + block) * RANKS + source;
         return at(rank, WEFT_AT_RINGS) + (row * RING_CHUNKS + sequence % RING_CHUNKS) * CHUNK_CAPACITY;
@@ -62,14 +62,14 @@ WEFT_DEVICE Watch watch_of(const Arguments &args, u32 phase) {
                  reinterpret_cast<const u32 *>(args.abort), args.rank, blockIdx.x, phase};
 }
 
-// The peer of a step from 1 on. Ranks start behind themselves, so that not all of them write to one.
+// Peer at a step from 1 on. Each rank starts with its successor, so that they do not all write to one peer.
 WEFT_DEVICE u32 peer_of(const Arguments &args, u32 step) {
     const u32 peer = args.rank + step;
     return peer >= RANKS ? peer - RANKS : peer;
 }
 
-// Units of tensors that are not aligned, and the last one of a message, are read and written by elements: `bytes`
-// bytes of elements of `element` bytes each. Not inlined, to keep them out of the hot code, with arguments in registers.
+// Unaligned tensor units, and the last one in a message, are read and written by elements: `bytes` bytes, `element`
+// bytes each. Not inlined, to keep them out of the hot code, with arguments in registers.
 namespace cold {
 
 __device__ __noinline__ uint4 load_elements(const u8 *from, u32 bytes, u32 element) {
@@ -104,7 +104,7 @@ __device__ __noinline__ void store_elements(u8 *to, u32 bytes, u32 element, uint
 struct UserBytes {
     u8 *begin;
     u64 bytes;
-    u32 element; // bytes of an element
+    u32 element; // bytes per element
     bool aligned;
 
     WEFT_DEVICE bool whole(u64 at) const { return aligned && at + UNIT <= bytes; }
@@ -122,13 +122,13 @@ struct UserBytes {
     WEFT_DEVICE void poison(u64 at) const { store(at, make_uint4(~0u, ~0u, ~0u, ~0u)); }
 };
 
-// Bytes that this rank sends to a rank, and their place at the receiver: see Message in Rust.
+// Bytes that this rank sends to a rank, and where they go at the receiver: see Message in Rust.
 WEFT_DEVICE UserBytes sent_to(const Arguments &args, u32 rank) {
     const Message &message = args.message[rank];
     return UserBytes{reinterpret_cast<u8 *>(args.input) + message.send_at, message.send_bytes, args.element_bytes, args.aligned != 0};
 }
 
-// Bytes of the output from a rank.
+// Output bytes from a rank.
 WEFT_DEVICE UserBytes received_from(const Arguments &args, u32 rank) {
     const Message &message = args.message[rank];
     return UserBytes{reinterpret_cast<u8 *>(args.output) + message.receive_at, message.receive_bytes, args.element_bytes, args.aligned != 0};

@@ -1,28 +1,28 @@
-// Calls by chunks: rings of chunks between blocks, with a flag for each chunk, by teams of warps.
+// Chunk calls: chunk rings between blocks, with a flag for each chunk, run by teams of warps.
 //
-// Teams of a block: senders copy chunks of the input into rings of peers; the receivers of a ring reduce or copy
-// what arrives. A warp of its own raises the flags of a team, so that no warp that moves data waits for a fence.
+// Teams in a block: senders copy input chunks into peer rings; a ring's receivers reduce or copy what arrives. A
+// dedicated warp raises a team's flags, so that no warp that moves data waits for a fence.
 //
 // # Credits
-// Each pair of ranks exchanges the same number of chunks in both directions of a call; some may be empty. A rank
-// sends chunk j of a pair after it has consumed chunk j - RING_CHUNKS / 2 of that peer, which the peer sent after it
-// had consumed chunk j - RING_CHUNKS of this rank: the place of chunk j is free. In an all-reduce, a rank also sends
-// contribution j after it has consumed result j - RING_CHUNKS of that peer; so the place of result j, which the peer
+// In a call, each rank pair exchanges the same number of chunks in both directions; some may be empty. A rank sends
+// chunk j to a peer after it has consumed chunk j - RING_CHUNKS / 2 from that peer, which the peer sent after it had
+// consumed chunk j - RING_CHUNKS from this rank: the place for chunk j is free. In an all-reduce, a rank also sends
+// contribution j after it has consumed result j - RING_CHUNKS from that peer; so the place for result j, which the peer
 // sends after contribution j, is free. Sequence numbers continue from call to call.
 #pragma once
 #include "collectives/channel.cuh"
 
 namespace weft::collectives {
 
-// A call in this block: chunks of each pair, and the sequence numbers at which they begin. In shared memory.
+// A call in this block: chunks for each pair, and the sequence numbers at which they begin. In shared memory.
 struct Call {
     u32 base[2][RANKS]; // by ring
-    u32 count[RANKS];   // chunks of a pair, of the longer direction; chunk c of a message belongs to block c % gridDim.x
+    u32 count[RANKS];   // chunks per pair, in the longer direction; chunk c in a message belongs to block c % gridDim.x
     u32 most;           // largest count
     u32 failed;         // nonzero once a wait has failed
     u32 chunk_bytes;
 
-    // Called by all threads of the block; a barrier of the block follows.
+    // All threads in the block call this; a block barrier follows.
     WEFT_DEVICE void begin(const Channel &channel, const Watch &watch) {
         const Arguments &args = channel.args;
         for (u32 p = threadIdx.x; p < RANKS; p += blockDim.x) {
@@ -39,7 +39,7 @@ struct Call {
         }
     }
 
-    // Called by all threads after the last barrier of the block.
+    // All threads call this after the block's last barrier.
     WEFT_DEVICE void end(const Channel &channel, bool reduced) const {
         for (u32 p = threadIdx.x; p < RANKS; p += blockDim.x) {
             *channel.sequence(CONTRIBUTED, p) = base[CONTRIBUTED][p] + count[p];
@@ -49,50 +49,50 @@ struct Call {
 
     WEFT_DEVICE bool has_failed() const { return *const_cast<const volatile u32 *>(&failed) != 0; }
 
-    // Begin of a chunk of this block in its message.
+    // Offset where this block's chunk begins in its message.
     WEFT_DEVICE u64 start(u32 index) const { return (static_cast<u64>(index) * gridDim.x + blockIdx.x) * chunk_bytes; }
-    // Its length; 0 behind the end of the message.
+    // Chunk length; 0 behind the message end.
     WEFT_DEVICE u32 length(u32 index, u64 bytes) const {
         const u64 from = start(index);
         return from >= bytes ? 0 : static_cast<u32>(min(static_cast<u64>(chunk_bytes), bytes - from));
     }
 
-    // Number of chunks of a message in this block.
+    // Number of chunks in a message for this block.
     static WEFT_DEVICE u32 chunks_of(u64 bytes, u32 chunk_bytes) {
         const u64 all = (bytes + chunk_bytes - 1) / chunk_bytes;
         return all <= blockIdx.x ? 0 : static_cast<u32>((all - blockIdx.x - 1) / gridDim.x + 1);
     }
 };
 
-// Progress of the warps of a team: chunks that each has finished, in order.
+// Progress for the warps in a team: chunks that each has finished, in order.
 template <u32 WARPS> struct Progress {
     u32 done[WARPS];
 
-    // Called by one thread, before a barrier of the block.
+    // One thread calls this before a block barrier.
     WEFT_DEVICE void clear() {
         for (u32 i = 0; i < WARPS; ++i) done[i] = 0;
     }
 
-    // Called by all lanes of warp `warp` of the team. Release, of the accesses of all its lanes.
+    // All lanes in the team's warp `warp` call this. Releases the accesses by all lanes.
     WEFT_DEVICE void finish(u32 warp, u32 count) {
         __syncwarp();
         if (lane_of_thread() == 0) ptx::store_release_cta(done + warp, count);
     }
 
-    // Waits until all warps have finished `count` chunks; false once the call has failed. Called by all lanes of a
-    // warp. Acquire. Bounded, since the waits of the team are.
+    // Waits until all warps have finished `count` chunks; false once the call has failed. All lanes in a warp call
+    // this. Acquire. Bounded, since the team's waits are.
     WEFT_DEVICE bool wait(u32 count, const Call &call) const {
         for (;;) {
             bool all = true;
             for (u32 i = lane_of_thread(); i < WARPS; i += WARP) all &= ptx::load_acquire_cta(done + i) >= count;
             const bool done = __all_sync(~0u, all);
-            __syncwarp(); // orders the lanes' acquires before later accesses of all lanes
+            __syncwarp(); // orders the lanes' acquires before later accesses by all lanes
             if (done) return true;
             if (__any_sync(~0u, call.has_failed())) return false;
         }
     }
 
-    // Number of chunks that all warps have finished. Called by all lanes of a warp. Acquire.
+    // Number of chunks that all warps have finished. All lanes in a warp call this. Acquire.
     WEFT_DEVICE u32 least() const {
         u32 least = ~0u;
         for (u32 i = lane_of_thread(); i < WARPS; i += WARP) least = min(least, ptx::load_acquire_cta(done + i));
@@ -109,7 +109,7 @@ template <u32 WARPS> struct Progress {
     }
 };
 
-// Copies whole units between aligned places. Called by all threads of a team; relaxed.
+// Copies whole units between aligned places. All threads in a team call this; relaxed.
 WEFT_DEVICE void copy_units(const u8 *from, u8 *to, u32 bytes, u32 thread, u32 threads) {
     constexpr u32 UNROLL = 4; // loads in flight
     const u32 step = threads * UNIT;
@@ -124,21 +124,21 @@ WEFT_DEVICE void copy_units(const u8 *from, u8 *to, u32 bytes, u32 thread, u32 t
     for (; at < bytes; at += step) ptx::store_stream(to + at, ptx::load_stream(from + at));
 }
 
-// Copies a chunk of user memory to a place in a ring. Called by all threads of a team; relaxed.
+// Copies a chunk from user memory to a place in a ring. All threads in a team call this; relaxed.
 WEFT_DEVICE void copy_to_ring(const UserBytes &from, u64 begin, u32 bytes, u8 *to, u32 thread, u32 threads) {
     const u32 whole = from.aligned ? bytes / UNIT * UNIT : 0;
     copy_units(from.begin + begin, to, whole, thread, threads);
     for (u32 at = whole + thread * UNIT; at < bytes; at += threads * UNIT) ptx::store_stream(to + at, from.load(begin + at));
 }
 
-// Copies a chunk from a place in a ring to user memory. Called by all threads of a team.
+// Copies a chunk from a place in a ring to user memory. All threads in a team call this.
 WEFT_DEVICE void copy_from_ring(const u8 *from, const UserBytes &to, u64 begin, u32 bytes, u32 thread, u32 threads) {
     const u32 whole = to.aligned ? bytes / UNIT * UNIT : 0;
     copy_units(from, to.begin + begin, whole, thread, threads);
     for (u32 at = whole + thread * UNIT; at < bytes; at += threads * UNIT) to.store(begin + at, ptx::load_stream(from + at));
 }
 
-// Copies this rank's message to itself, if it goes elsewhere: chunks of this block.
+// Copies this block's chunks in this rank's message to itself, if it goes elsewhere.
 WEFT_DEVICE void copy_own(const Arguments &args, const Call &call, u32 thread, u32 threads) {
     const UserBytes from = sent_to(args, args.rank), to = received_from(args, args.rank);
     if (from.begin == to.begin) return;
@@ -151,8 +151,8 @@ WEFT_DEVICE void copy_own(const Arguments &args, const Call &call, u32 thread, u
     }
 }
 
-// Waits until `count` chunks have arrived from a peer; false on timeout, which fails the call. Called by all lanes of
-// a warp; acquire.
+// Waits until `count` chunks have arrived from a peer; false on timeout, which fails the call. All lanes in a warp call
+// this; acquire.
 WEFT_DEVICE bool wait_chunk(const Watch &watch, const Channel &channel, Call &call, u32 ring, u32 peer, u32 count) {
     bool arrived = true;
     if (lane_of_thread() == 0) {
@@ -160,12 +160,12 @@ WEFT_DEVICE bool wait_chunk(const Watch &watch, const Channel &channel, Call &ca
         if (!arrived) *const_cast<volatile u32 *>(&call.failed) = 1;
     }
     arrived = __shfl_sync(~0u, arrived, 0);
-    __syncwarp(); // orders the acquire before later accesses of all lanes
+    __syncwarp(); // orders the acquire before later accesses by all lanes
     return arrived;
 }
 
-// Sender team: sends contributions. `may_send(index)` waits for the credits of the chunks of that index. Called by
-// all lanes of a warp of the team.
+// Sender team: sends contributions. `may_send(index)` waits for the credits for chunks at that index. All lanes in a
+// team warp call this.
 template <u32 WARPS, class Credits>
 WEFT_DEVICE void send_chunks(const Channel &channel, const Call &call, u32 warp, Progress<WARPS> &sent, Credits may_send) {
     const Arguments &args = channel.args;
@@ -184,8 +184,8 @@ WEFT_DEVICE void send_chunks(const Channel &channel, const Call &call, u32 warp,
     }
 }
 
-// Raises the flags of contributions, in the order of `send_chunks`. Called by all lanes of one warp. Memory order:
-// acquires the progress of all senders, then one release fence at system scope for all complete chunks.
+// Raises the contribution flags, in `send_chunks` order. All lanes in one warp call this. Memory order: acquires the
+// progress from all senders, then one release fence at system scope for all complete chunks.
 template <u32 WARPS> WEFT_DEVICE void raise_sent(const Channel &channel, const Call &call, const Progress<WARPS> &sent) {
     const Arguments &args = channel.args;
     u32 steps = 0, complete = 0;
@@ -203,7 +203,7 @@ template <u32 WARPS> WEFT_DEVICE void raise_sent(const Channel &channel, const C
     }
 }
 
-// Fills this block's part of all outputs with 0xFF bytes.
+// Fills this block's part in all outputs with 0xFF bytes.
 WEFT_DEVICE void poison_outputs(const Arguments &args, const Call &call) {
     for (u32 p = 0; p < RANKS; ++p) {
         const UserBytes out = received_from(args, p);
@@ -212,7 +212,7 @@ WEFT_DEVICE void poison_outputs(const Arguments &args, const Call &call) {
     }
 }
 
-// Ends a call of chunks. Called by all threads of the block.
+// Ends a chunk call. All threads in the block call this.
 WEFT_DEVICE void end_chunks(const Arguments &args, const Channel &channel, const Call &call, bool reduced) {
     __syncthreads();
     if (threadIdx.x == 0) start_next_kernel();

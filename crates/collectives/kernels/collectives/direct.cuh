@@ -1,10 +1,10 @@
 // Direct calls: tensors in the symmetric heap, which peers write and read themselves.
 //
-// A block meets the blocks of equal number at its peers twice. On entry all earlier work on this rank's stream has
-// ended; once all peers have entered, the tensors of all ranks may be accessed. On exit this block's accesses have ended;
-// once all peers have, later work on the stream has the results, and may change the tensors. A signal carries a digest of
-// the call, with the places of its tensors, so that ranks whose calls differ do not access them. A call by copy engines
-// has its meetings in two kernels of one block, and its copies between them.
+// A block meets the block with its number on each peer twice. On entry all earlier work on this rank's stream has
+// ended; once all peers have entered, the tensors on all ranks may be accessed. On exit this block's accesses have
+// ended; once all peers have exited, later work on the stream has the results, and may change the tensors. A signal
+// carries a call digest, which includes the tensor places, so that ranks whose calls differ do not access them. A
+// copy-engine call meets in two one-block kernels, with the copies between them.
 #pragma once
 #include "collectives/channel.cuh"
 
@@ -12,14 +12,14 @@ namespace weft::collectives {
 
 constexpr u32 OTHER_CALL = WEFT_FIRST_CODE; // the peer makes another call
 
-// Begins a call: the number of meetings before it, and true unless the call must not run. Called by all threads.
+// Begins a call: the number of meetings before it, and true unless the call must not run. All threads call this.
 WEFT_DEVICE bool begin_direct(const Channel &channel, const Watch &watch, u32 &before) {
     wait_for_previous_kernel();
     before = *channel.meetings();
     return !channel.closed() && !watch.dead();
 }
 
-// Waits until a peer has come to a meeting of this call; false on timeout, or if its call is another. Acquire. The peer
+// Waits until a peer has come to a meeting in this call; false on timeout, or if its call is another. Acquire. The peer
 // may have come to the next meeting already: behind the entry that is the exit from the same call, behind the exit the
 // entry to the next one, so that digests are compared on entry.
 WEFT_DEVICE bool wait_signal(const Watch &watch, const Channel &channel, u32 peer, u32 meeting) {
@@ -37,10 +37,10 @@ WEFT_DEVICE bool wait_signal(const Watch &watch, const Channel &channel, u32 pee
     }
 }
 
-// Meets all peers; false on timeout, or if their calls differ. Called by all threads of the block; if one passes false,
+// Meets all peers; false on timeout, or if their calls differ. All threads in the block call this; if one passes false,
 // the block neither signals nor waits. Memory order: the block's accesses before, an exit with release at system scope;
-// an acquire, the block's accesses behind. An entry is relaxed: it follows the end of earlier kernels, which makes their
-// writes visible to all GPUs, and no access of this one. With a release the call takes longer.
+// an acquire, the block's accesses behind. An entry is relaxed: it follows earlier kernels that have ended, which makes
+// their writes visible to all GPUs, and it follows no access by this kernel. With a release the call takes longer.
 WEFT_DEVICE bool meet(const Channel &channel, const Watch &watch, u32 meeting, bool mine) {
     const Arguments &args = channel.args;
     mine = __syncthreads_and(mine);
@@ -58,9 +58,9 @@ WEFT_DEVICE bool meet(const Channel &channel, const Watch &watch, u32 meeting, b
     return __syncthreads_and(mine);
 }
 
-// Ends a call; one that failed fills all of the output with 0xFF bytes, since blocks do not have the parts of peers. With
+// Ends a call. A failed call fills all its output with 0xFF bytes, since blocks do not have the peers' parts. With
 // `keep` it leaves messages whose places in input and output are the same: peers may read them, or other blocks send
-// them. Called by all threads.
+// them. All threads call this.
 WEFT_DEVICE void end_direct(const Arguments &args, const Channel &channel, u32 before, bool done, bool keep) {
     if (threadIdx.x == 0) start_next_kernel();
     if (done) {
@@ -74,7 +74,7 @@ WEFT_DEVICE void end_direct(const Arguments &args, const Channel &channel, u32 b
     }
 }
 
-// Place of this rank's message in the output of a rank.
+// Place for this rank's message in a rank's output.
 WEFT_DEVICE UserBytes sent_to_output(const Arguments &args, u32 rank, u64 bytes) {
     const u64 output = rank == args.rank ? args.output : args.output_of[rank];
     return UserBytes{reinterpret_cast<u8 *>(output) + args.message[args.rank].receive_at, bytes, args.element_bytes, args.aligned != 0};

@@ -1,7 +1,8 @@
-// Arithmetic of reductions on units of 16 bytes, with the results of weft_collectives::reduction on the CPU, bit by bit.
+// Reduction arithmetic on 16-byte units, with the same results as weft_collectives::reduction on the CPU, bit by bit.
 //
-// WEFT_ELEMENT and WEFT_REDUCTION select the type and the operation. Sums and products of floats of 8 and 16 bits are kept
-// in float32 and rounded once. A computed NaN is the positive quiet NaN without payload.
+// WEFT_ELEMENT and WEFT_REDUCTION select the type and the operation. Sums, products and averages for 8-bit and 16-bit
+// floats are kept in float32 and rounded once, behind the division. A computed NaN is the positive quiet NaN without
+// payload.
 #pragma once
 #include "weft/ptx.cuh"
 #include "collectives/float8.cuh"
@@ -13,7 +14,7 @@ enum Operation : u32 { SUM, PRODUCT, MIN, MAX, AND, OR, XOR };
 
 constexpr u32 ELEMENT = WEFT_ELEMENT, OPERATION = WEFT_REDUCTION;
 
-// Stored type, and type of the arithmetic.
+// Stored type and arithmetic type.
 template <u32 TYPE> struct Types;
 template <> struct Types<BOOL> { typedef u8 Stored; typedef u32 Value; };
 template <> struct Types<U8> { typedef u8 Stored; typedef u32 Value; };
@@ -90,20 +91,11 @@ template <class V> WEFT_DEVICE V fold(V a, V b) {
 
 namespace cold {
 
-__device__ __noinline__ uint4 divide(uint4 unit, u32 divisor) {
-    Stored *parts = reinterpret_cast<Stored *>(&unit);
-#pragma unroll
-    for (u32 i = 0; i < PER_UNIT; ++i) {
-        if constexpr (ELEMENT == F64) parts[i] = to_stored(parts[i] / static_cast<double>(divisor));
-        else if constexpr (FLOAT) parts[i] = to_stored(to_value(parts[i]) / static_cast<float>(divisor));
-        else parts[i] = to_stored(to_value(parts[i]) / static_cast<Value>(divisor));
-    }
-    return unit;
-}
+__device__ __noinline__ Value divide(Value value, u32 divisor) { return value / static_cast<Value>(divisor); }
 
 } // namespace cold
 
-// Values of a unit.
+// Values in a unit.
 struct Accumulator {
     Value value[PER_UNIT];
 
@@ -118,18 +110,20 @@ struct Accumulator {
 #pragma unroll
         for (u32 i = 0; i < PER_UNIT; ++i) {
             value[i] = fold(value[i], to_value(parts[i]));
-            // Values of 8 and 16 bits wrap at their own width.
+            // 8-bit and 16-bit values wrap at their own width.
             if constexpr (!FLOAT && sizeof(Stored) < 4) value[i] = to_value(to_stored(value[i]));
         }
     }
 
-    // The result; of an average, the rounded sum divided by `divisor`, rounded again. 0: no average.
+    // Result; for an average, the sum divided by `divisor` and then rounded. 0: no average.
     WEFT_DEVICE uint4 unit(u32 divisor) const {
         uint4 unit;
         Stored *parts = reinterpret_cast<Stored *>(&unit);
 #pragma unroll
-        for (u32 i = 0; i < PER_UNIT; ++i) parts[i] = to_stored(value[i]);
-        return divisor == 0 ? unit : cold::divide(unit, divisor);
+        for (u32 i = 0; i < PER_UNIT; ++i) {
+            parts[i] = to_stored(divisor == 0 ? value[i] : cold::divide(value[i], divisor));
+        }
+        return unit;
     }
 };
 

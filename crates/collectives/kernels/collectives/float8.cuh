@@ -1,19 +1,20 @@
-// Conversions of 8-bit floats by integer operations, exact on every architecture: those of weft_collectives::reduction.
+// Conversions for 8-bit floats by integer operations, exact on every architecture and the same as in
+// weft_collectives::reduction.
 //
 // Needs u8, u32, WEFT_DEVICE and the intrinsics below; tests compile it for the CPU.
 #pragma once
 
 namespace weft::collectives {
 
-// Exact value of a float8_e4m3fn number. With its exponent and mantissa at their place in float32 it is 2^120 too small.
+// Exact value for a float8_e4m3fn number. With exponent and mantissa at the float32 positions it is 2^120 too small.
 WEFT_DEVICE float float_of_e4m3(u32 code) {
     const u32 finite = __float_as_uint(__fmul_rn(__uint_as_float((code & 0x7F) << 20), __uint_as_float((127u + 120u) << 23)));
     return __uint_as_float(((code & 0x7F) == 0x7F ? 0x7FC00000u : finite) | (code & 0x80) << 24);
 }
 
-// Nearest number, ties to even, of a format with BITS bits of mantissa; without sign, and beyond the largest number too.
-// LEAST is the exponent of its least normal number in float32. Below that number, the sum with OFFSET has the unit of
-// subnormal numbers in its last place.
+// Nearest number, ties to even, in a format with BITS mantissa bits; without sign, and beyond the largest number too.
+// LEAST is the float32 exponent for the least normal number. Below that number, the sum with OFFSET has the subnormal
+// unit in its last place.
 template <u32 BITS, u32 LEAST> WEFT_DEVICE u32 round_to_float8(u32 magnitude) {
     constexpr u32 SHIFT = 23 - BITS, OFFSET = (LEAST + 23 - BITS) << 23;
     const u32 subnormal = __float_as_uint(__fadd_rn(__uint_as_float(magnitude), __uint_as_float(OFFSET))) - OFFSET;

@@ -1,21 +1,21 @@
-// Calls by packets: a unit of 16 bytes travels as two packets of two words, each with the epoch, so that the data is
-// its own flag and no fence is needed.
+// Packet calls: a 16-byte unit travels as two packets of two words, each word with the epoch, so that the data is its
+// own flag and no fence is needed.
 //
-// Each pair of ranks exchanges at least one unit in both directions of every call (a credit if a message has no
-// bytes), and waits for it. So a rank that begins its second call after this one has received data of a peer's call
-// in between, and that peer has left this one: two halves of the memory alternate.
+// In every call, each rank pair exchanges at least one unit in both directions (a credit if a message has no bytes),
+// and waits for it. So a rank that begins its second call after this one has received data from a peer's call in
+// between, and that peer has left this one: two memory halves alternate.
 #pragma once
 #include "collectives/channel.cuh"
 
 namespace weft::collectives {
 
-// Memory order: relaxed stores of 8 bytes, each a word and its epoch, written and read whole.
+// Memory order: relaxed 8-byte stores, each a word and its epoch, written and read whole.
 WEFT_DEVICE void send_unit(u8 *to, uint4 value, u32 epoch) {
     ptx::store_relaxed_sys_pair(to, packet(epoch, value.x), packet(epoch, value.y));
     ptx::store_relaxed_sys_pair(to + 16, packet(epoch, value.z), packet(epoch, value.w));
 }
 
-// Waits for a unit of `epoch`; false on timeout.
+// Waits for a unit with `epoch`; false on timeout.
 WEFT_DEVICE bool wait_unit(const Watch &watch, const u8 *from, u32 epoch, u32 peer, u32 slot, uint4 &value) {
     PollBudget budget;
     for (;;) {
@@ -32,7 +32,7 @@ WEFT_DEVICE bool wait_unit(const Watch &watch, const u8 *from, u32 epoch, u32 pe
     }
 }
 
-// A block's part of a message, in units.
+// A block's message part, in units.
 struct Part {
     u32 first, count;
 
@@ -43,7 +43,7 @@ struct Part {
     }
 };
 
-// Begins a call: its epoch, or 0 if the call must not run. Called by all threads.
+// Begins a call: the epoch, or 0 if the call must not run. All threads call this.
 WEFT_DEVICE u32 begin_packets(const Channel &channel, const Watch &watch) {
     wait_for_previous_kernel();
     const u32 epoch = *channel.epoch() + 1;
@@ -60,7 +60,7 @@ WEFT_DEVICE void end_packets(const Channel &channel, u32 epoch) {
     }
 }
 
-// Sends the credits of messages without bytes in this block.
+// Sends the credits for messages without bytes in this block.
 WEFT_DEVICE void send_credits(const Channel &channel, u32 epoch) {
     const Arguments &args = channel.args;
     for (u32 p = threadIdx.x; p < RANKS; p += blockDim.x)
@@ -68,7 +68,7 @@ WEFT_DEVICE void send_credits(const Channel &channel, u32 epoch) {
             send_unit(channel.unit(p, args.rank, epoch, SLOTS), make_uint4(0, 0, 0, 0), epoch);
 }
 
-// Waits for the credits of peers whose message has no bytes in this block.
+// Waits for credits from peers whose message has no bytes in this block.
 WEFT_DEVICE void wait_credits(const Channel &channel, const Watch &watch, u32 epoch) {
     const Arguments &args = channel.args;
     uint4 unused;

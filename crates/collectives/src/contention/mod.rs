@@ -1,4 +1,4 @@
-//! Contention: number of writes of a step on each link.
+//! Contention: writes per step on each link.
 
 mod paths;
 
@@ -13,43 +13,42 @@ use weft_topology::{EndpointId, LinkId};
 /// Collisions stored in a report.
 const KEPT: usize = 256;
 
-/// Pairs stored of a collision.
+/// Pairs stored per collision.
 const PAIRS: usize = 64;
 
-/// Limit on the link crossings of all writes of one step (1 GiB).
+/// Limit on the link crossings by all writes in one step (1 GiB).
 const MAX_CROSSED: u64 = 1 << 28;
 
-/// Load of the links in one step, for ranks in lockstep. The effect of drift between ranks is left to
-/// simulation.
+/// Link load in one step, for ranks in lockstep. Drift between ranks is left to simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepLoad {
     /// Step.
     pub step: u32,
-    /// Number of writes.
+    /// Write count.
     pub writes: u32,
-    /// Used links in order, with the number of writes on each.
+    /// Used links in order, with each link's write count.
     pub loads: Vec<(LinkId, u32)>,
     /// Largest load.
     pub max: u32,
 }
 
-/// Loads of all steps.
+/// Link loads for all steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContentionReport {
-    /// Name of the algorithm.
+    /// Algorithm name.
     pub name: String,
     /// Steps with writes.
     pub steps: Vec<StepLoad>,
-    /// Largest number of writes on a link in a step.
+    /// Maximum writes on a link in a step.
     pub max_load: u32,
-    /// Number of collisions.
+    /// Collision count.
     pub collision_count: u64,
     /// First collisions, with their ranks.
     pub collisions: Vec<Collision>,
 }
 
 impl ContentionReport {
-    /// Succeeds if no two writes of a step share a link.
+    /// Succeeds if no two writes in a step share a link.
     ///
     /// # Errors
     /// [`Error::Contention`], with the first collision.
@@ -86,12 +85,12 @@ impl fmt::Display for ContentionReport {
 }
 
 /// Counts, step by step, the writes on every link, for rank `r` at endpoint `placement[r]`. Paths come from a
-/// [`Router`](weft_topology::Router), or from arithmetic on a BiGraph ([`BiGraphPaths`]). A rank has one connection
-/// to each peer, of flow `rank * ranks + peer`.
+/// [`Router`](weft_topology::Router), or from arithmetic on a BiGraph ([`BiGraphPaths`]). A rank has one connection to
+/// each peer, with flow `rank * ranks + peer`.
 ///
 /// # Errors
-/// If the placement has a wrong length, or a duplicate or missing endpoint; if there is no path; if the steps of
-/// the writes of a rank decrease.
+/// If the placement has a wrong length, or a duplicate or missing endpoint; if there is no path; if the step numbers
+/// for a rank's writes decrease.
 pub fn contention(
     schedule: &impl Schedule,
     paths: &mut impl Paths,
@@ -145,7 +144,7 @@ pub fn contention(
     Ok(report)
 }
 
-/// Writes of a step, with their paths.
+/// Writes in a step, with their paths.
 pub(crate) struct RoutedWrites {
     pub(crate) writes: Vec<RoutedWrite>,
     links: Vec<LinkId>,

@@ -3,18 +3,18 @@
 use crate::error::Error;
 use weft_topology::{BiGraph, EndpointId, LinkId, LinkSpec, Router};
 
-/// Source of paths between endpoints.
+/// Path source between endpoints, for example [`BiGraphPaths`].
 pub trait Paths {
-    /// Number of endpoints.
+    /// Endpoint count.
     fn endpoints(&self) -> u32;
 
-    /// Number of links.
+    /// Link count.
     fn links(&self) -> u32;
 
-    /// Name of a link.
+    /// Link name.
     fn name(&self, link: LinkId) -> String;
 
-    /// Bandwidth of a link in bytes per second, and its latency in seconds.
+    /// Link bandwidth in bytes per second, and latency in seconds.
     fn spec(&self, link: LinkId) -> LinkSpec;
 
     /// Replaces `links` by the links from one endpoint to another. `flow` distinguishes connections for
@@ -57,11 +57,11 @@ impl Paths for Router {
     }
 }
 
-/// Unique paths between the halves of a BiGraph with one trunk, by arithmetic: no network is built, so that the
-/// largest can be checked.
+/// Unique paths between the halves in a BiGraph with one trunk, by arithmetic: no network is built, so that the largest
+/// can be checked.
 ///
-/// Link numbers are local to this type: uplinks of all endpoints, downlinks of all endpoints, trunks from the
-/// upper to the lower half, trunks back. They differ from those of the network.
+/// Link numbers are local to this type and differ from the network's: uplinks for all endpoints, downlinks for all
+/// endpoints, trunks from the upper to the lower half, trunks back.
 #[derive(Clone, Debug)]
 pub struct BiGraphPaths {
     graph: BiGraph,
@@ -69,7 +69,7 @@ pub struct BiGraphPaths {
 }
 
 impl BiGraphPaths {
-    /// Paths of a BiGraph.
+    /// Paths in a BiGraph.
     ///
     /// # Errors
     /// If it has several trunks between two switches, so that paths are not unique, shares NICs among endpoints,
@@ -85,7 +85,7 @@ impl BiGraphPaths {
         let (needed, limit) = (2 * (half * half + ports), u64::from(u32::MAX));
         if needed > u128::from(limit) {
             let needed = needed.try_into().unwrap_or(u64::MAX);
-            return Err(Error::TooLarge { what: "links of the BiGraph", needed, limit });
+            return Err(Error::TooLarge { what: "BiGraph links", needed, limit });
         }
         Ok(BiGraphPaths { graph: graph.clone(), ports: ports as u32 })
     }

@@ -1,4 +1,4 @@
-//! Argument of all kernels, declared once for the host and the kernels.
+//! Kernel argument, declared once for the host and all kernels.
 
 use super::message::Message;
 use std::fmt::Write as _;
@@ -8,33 +8,33 @@ use weft_gpu::layout::c_struct;
 use weft_gpu::table::MAX_RANKS;
 
 layout! {
-    /// The part that does not depend on the number of ranks.
+    /// The part that does not depend on the rank count.
     pub struct ArgumentBlock {
-        table: u64, "table of the domain";
-        record: u64, "records of failures, in pinned memory";
+        table: u64, "domain table";
+        record: u64, "failure records, in pinned memory";
         abort: u64, "word by which the host ends all waits";
         input: u64, "tensor that is sent";
         output: u64, "tensor that is written";
         rank: u32, "this rank";
-        element_bytes: u32, "of an element: 1, 2, 4 or 8";
-        aligned: u32, "nonzero if both tensors and all messages in them start at multiples of 16 bytes";
+        element_bytes: u32, "bytes per element: 1, 2, 4 or 8";
+        aligned: u32, "nonzero if both tensors and all messages in them start at multiples of 16";
         same_for_all: u32, "nonzero if all peers are sent the same bytes";
-        units_per_block: u32, "by packets: units of a message in a block";
-        chunk_bytes: u32, "by chunks: bytes of a chunk, a multiple of 16";
-        divisor: u32, "number of ranks of an average, or 0";
-        digest: u32, "of direct calls: digest of the call, equal on all ranks";
+        units_per_block: u32, "by packets: message units per block";
+        chunk_bytes: u32, "by chunks: bytes per chunk, a multiple of 16";
+        divisor: u32, "rank count for an average, or 0";
+        digest: u32, "direct calls: call digest, equal on all ranks";
     }
 }
 
-/// Words of the longest argument.
+/// Words in the longest argument.
 pub(super) const MAX_WORDS: usize = MAX_RANKS * (3 + MESSAGE_WORDS) + ArgumentBlock::SIZE / 8;
 
 const MESSAGE_WORDS: usize = size_of::<Message>() / 8;
 
-/// More than 4096 bytes, for more than 62 ranks, need a driver of CUDA 12.1 or later.
+/// More than 4096 bytes, for more than 62 ranks, need a CUDA 12.1 driver or later.
 const _: () = assert!(MAX_WORDS * 8 <= 32764, "the limit of a kernel's argument");
 
-/// Tensors of a direct call at all ranks, by rank, as mapped on this rank. Those that peers do not access are this
+/// Tensors in a direct call at all ranks, by rank, as mapped on this rank. Tensors that peers do not access are this
 /// rank's own, or missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TensorsOfRanks {
@@ -42,11 +42,11 @@ pub(super) struct TensorsOfRanks {
     pub inputs: Vec<u64>,
     /// Outputs.
     pub outputs: Vec<u64>,
-    /// Digest of the call, equal on all ranks.
+    /// Call digest, equal on all ranks.
     pub digest: u32,
 }
 
-/// The argument of a launch, as words: memory and tensors of all ranks, messages, block.
+/// Launch argument as words: memory and tensors on all ranks, messages, block.
 pub(super) fn argument(
     peers: &[u64],
     tensors: Option<&TensorsOfRanks>,
@@ -78,21 +78,22 @@ pub fn arguments_header() -> String {
         ("send_bytes", "bytes to the rank"),
         ("receive_at", "begin in the output"),
         ("receive_bytes", "bytes from the rank"),
-        ("longer", "bytes of the longer direction of the pair"),
+        ("longer", "bytes in the pair's longer direction"),
     ] {
         // Writing to a string does not fail.
         let _ = writeln!(message, "    u64 {name}; // {about}");
     }
-    let arrays = "    u64 peer[RANKS]; // memory of every rank, as mapped on this rank\n    \
-                  u64 input_of[RANKS]; // of direct calls: input of every rank that peers read, as mapped on this rank\n    \
-                  u64 output_of[RANKS]; // of direct calls: output of every rank that peers write\n    \
-                  Message message[RANKS]; // bytes exchanged with each rank; of this rank: copied, or its own contribution\n";
+    let arrays = "    u64 peer[RANKS]; // every rank's memory, as mapped on this rank\n    u64 \
+                  input_of[RANKS]; // direct calls: every rank's input that peers read, as \
+                  mapped on this rank\n    u64 output_of[RANKS]; // direct calls: every rank's \
+                  output that peers write\n    Message message[RANKS]; // bytes exchanged with \
+                  each rank; for this rank: copied, or its own contribution\n";
     format!(
-        "// Argument of all kernels. Generated from crates/collectives/src/device/arguments.rs; a test compares the two.\n\
-         #pragma once\n#include \"weft/ptx.cuh\"\n\nnamespace weft::collectives {{\n\n\
-         constexpr u32 RANKS = WEFT_RANKS;\n\nstruct Message {{\n{message}}};\n\n{}\
-         static_assert(sizeof(Arguments) == {} * RANKS + {}, \"the size in Rust\");\n\n\
-         }} // namespace weft::collectives\n",
+        "// Kernel argument. Generated from crates/collectives/src/device/arguments.rs; a test \
+         compares the two.\n#pragma once\n#include \"weft/ptx.cuh\"\n\nnamespace \
+         weft::collectives {{\n\nconstexpr u32 RANKS = WEFT_RANKS;\n\nstruct Message \
+         {{\n{message}}};\n\n{}static_assert(sizeof(Arguments) == {} * RANKS + {}, \"the size \
+         in Rust\");\n\n}} // namespace weft::collectives\n",
         c_struct("Arguments", arrays, ArgumentBlock::FIELDS),
         8 * (3 + MESSAGE_WORDS),
         ArgumentBlock::SIZE,

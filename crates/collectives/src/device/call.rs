@@ -1,4 +1,4 @@
-//! Arguments of a call.
+//! Call arguments.
 
 use super::message::DeviceOperation;
 use super::plan::CallOptions;
@@ -7,29 +7,29 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use weft_cuda::Stream;
 use weft_gpu::domain::SymmetricPlace;
 
-/// A call of a rank.
+/// A rank's call.
 #[derive(Clone, Debug)]
 pub struct DeviceCall {
     /// Stream; ignored by a twin.
     pub stream: Stream,
     /// Operation.
     pub operation: DeviceOperation,
-    /// Address of the input.
+    /// Input address.
     pub input: u64,
-    /// Address of the output.
+    /// Output address.
     pub output: u64,
-    /// Type of the elements. Operations without arithmetic use its length alone.
+    /// Element type. Operations without arithmetic use only its length.
     pub element: Element,
-    /// Reduction, of operations that reduce.
+    /// Reduction, for operations that reduce.
     pub reduction: Reduction,
-    /// True if the result is divided by the number of ranks.
+    /// True if the result is divided by the rank count.
     pub average: bool,
-    /// Choices of the caller.
+    /// Caller options.
     pub options: CallOptions,
 }
 
 impl DeviceCall {
-    /// Digest of what is equal on all ranks of a direct call.
+    /// Digest over what is equal on all ranks in a direct call.
     pub(super) fn digest(&self, input: &SymmetricPlace, output: &SymmetricPlace) -> u32 {
         let mut hasher = DefaultHasher::new();
         (input.memory, input.offset, output.memory, output.offset).hash(&mut hasher);

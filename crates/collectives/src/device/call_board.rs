@@ -1,8 +1,8 @@
-//! Call board: the last call of each rank, in host memory that all ranks map, for errors.
+//! Call board: each rank's last call, in host memory that all ranks map, for errors.
 //!
-//! A kernel that waits too long records the peer that did not come, not the call that the peer is in. So each rank writes
-//! its calls down as it makes them, and a rank that fails reads the lines of all ranks, those of stopped and of lost
-//! processes too. Replays of graphs are not written down.
+//! A kernel that waits too long records the peer that did not come, but not which call the peer is in. So each rank
+//! writes down each call as it starts, and a rank that fails reads the lines from all ranks, stopped and lost processes
+//! too. Graph replays are not written down.
 
 use super::message::DeviceOperation;
 use super::transfers::Transfer;
@@ -14,23 +14,23 @@ use weft_fabric::{Communicator, Rank, Time, clock};
 use weft_gpu::table::MAX_RANKS;
 use weft_gpu::{Heap, MemoryLocation};
 
-/// Words of a rank's line: a version, odd during a write; the number of its calls; operation and element, by number;
-/// elements of a message; time of the call in ns, on the clock that all processes of the host share.
+/// Words in a rank's line: a version, odd during a write; the call count; operation and element, by number; element
+/// count in a message; call time in ns, on the clock that all processes on the host share.
 const WORDS: usize = 6;
-/// Words behind them, which only rise: the number of collectives, then for each rank the messages sent to it and received
+/// Words behind them, which only rise: the collective count, then for each rank the messages sent to it and received
 /// from it.
 const COLLECTIVES: usize = WORDS;
 const MESSAGES: usize = WORDS + 1;
 const LINE: u64 = 8 * (MESSAGES + 2 * MAX_RANKS) as u64;
-/// Reads of a line that its rank changes meanwhile.
+/// Read attempts for a line that its rank changes meanwhile.
 const ATTEMPTS: u32 = 1000;
 
-/// Names of calls, by number.
+/// Call names, by number.
 fn names() -> impl Iterator<Item = &'static str> {
     DeviceOperation::NAMES.into_iter().chain(["send", "recv", "batch"])
 }
 
-/// Last calls of all ranks.
+/// Last calls on all ranks.
 pub(super) struct CallBoard {
     heap: Heap,
     calls: AtomicU64,
@@ -47,15 +47,15 @@ struct LastCall {
 }
 
 impl CallBoard {
-    /// Makes the board of a communicator; every rank calls this. `None` on all ranks if they cannot share host memory, as
-    /// those in other network namespaces.
+    /// Makes a communicator's board; every rank calls this. `None` on all ranks if they cannot share host memory, for
+    /// example in different network namespaces.
     pub fn create(communicator: &Communicator, deadline: Time) -> Option<CallBoard> {
         let heap = Heap::create(communicator, MemoryLocation::Twin, LINE, deadline);
         let unshared = |error: &weft_gpu::Error| log::debug!("errors lack the last calls: {error}");
         heap.inspect_err(unshared).ok().map(CallBoard::of)
     }
 
-    /// Boards of a group in this process, by rank.
+    /// Boards for a group in this process, by rank.
     pub fn local_group(ranks: usize) -> Vec<Option<CallBoard>> {
         let Ok(heaps) = Heap::local_group(&vec![MemoryLocation::Twin; ranks], LINE) else {
             return (0..ranks).map(|_| None).collect();
@@ -67,18 +67,18 @@ impl CallBoard {
         CallBoard { heap, calls: AtomicU64::new(0) }
     }
 
-    /// Words of a rank's line.
+    /// Words in a rank's line.
     fn line(&self, rank: u32) -> Option<[&AtomicU64; WORDS]> {
         let view = self.heap.host_view(rank)?;
         Some(std::array::from_fn(|word| view.word64(8 * word)))
     }
 
-    /// Number of a rank that only rises.
+    /// A rank's count that only rises.
     fn count(&self, rank: u32, word: usize) -> Option<&AtomicU64> {
         Some(self.heap.host_view(rank)?.word64(8 * word))
     }
 
-    /// Writes a call of this rank down, before its launch. Calls come one at a time.
+    /// Writes down a call by this rank, before the launch. Calls come one at a time.
     pub fn write(&self, operation: &DeviceOperation, element: Element) {
         if let Some(count) = self.count(self.heap.rank(), COLLECTIVES) {
             count.fetch_add(1, Release);
@@ -86,7 +86,7 @@ impl CallBoard {
         self.write_line(operation.name(), element, operation.count());
     }
 
-    /// Writes a batch of sends and receives down, before its launch.
+    /// Writes down a batch with sends and receives, before the launch.
     pub fn write_transfers(&self, batch: &[Transfer]) {
         for transfer in batch {
             let word = MESSAGES + 2 * transfer.peer as usize + usize::from(transfer.receives);
@@ -115,7 +115,7 @@ impl CallBoard {
         version.store((before | 1) + 1, Release);
     }
 
-    /// Last call of a rank; `None` before its first, or if its process stopped during a write.
+    /// A rank's last call; `None` before the first, or if the process stopped during a write.
     fn read(&self, rank: u32) -> Option<LastCall> {
         let [version, words @ ..] = self.line(rank)?;
         for _ in 0..ATTEMPTS {
@@ -136,8 +136,8 @@ impl CallBoard {
         None
     }
 
-    /// True if this rank has made more collectives than `rank`, which makes no calls any more, or has more sends to it or
-    /// receives from it than that one has made of their other ends.
+    /// True if this rank has made more collectives than `rank`, which makes no calls any more, or has more sends to it
+    /// or receives from it than `rank` has made at the other end.
     pub fn is_ahead_of(&self, rank: Rank) -> bool {
         let count = |rank, word| self.count(rank, word).map_or(0, |count| count.load(Acquire));
         let ours = self.heap.rank();
@@ -149,7 +149,7 @@ impl CallBoard {
             || messages(ours, rank.0, true) > messages(rank.0, ours, false)
     }
 
-    /// Last calls of all ranks, by rank, as seen at `now`.
+    /// Last calls on all ranks, by rank, as seen at `now`.
     pub fn describe(&self, now: Time) -> String {
         let one = |rank: u32| match self.read(rank) {
             Some(LastCall { number, operation, element, count, at }) => {

@@ -1,4 +1,4 @@
-//! Construction of a rank's part: what the ranks agree on, programs, reservation and memory.
+//! Construction on a rank: agreement among the ranks, programs, reservation and memory.
 
 use super::call_board::CallBoard;
 use super::config::DeviceConfig;
@@ -13,14 +13,14 @@ use std::sync::Arc;
 use weft_gpu::MemoryLocation;
 use weft_gpu::domain::{Block, Domain, OperatorLaunch, Reservation};
 
-/// A rank's part before its memory is allocated.
+/// A rank's part before memory allocation.
 pub(super) struct Prepared {
     domain: Arc<Domain>,
     pub layout: Layout,
     programs: Option<Programs>,
     reservation: Option<Reservation>,
 }
-/// Blocks of the largest grid that a rank may launch.
+/// Block count in the largest grid that a rank may launch.
 pub(super) fn most_blocks(config: &DeviceConfig, domain: &Domain) -> Result<u32, DeviceError> {
     if config.num_sms == Some(0) {
         return Err(DeviceError::Zero { what: "num_sms" });
@@ -37,7 +37,7 @@ pub(super) fn most_blocks(config: &DeviceConfig, domain: &Domain) -> Result<u32,
     Ok(usual.min((sms / domain.sharing().max(1)).max(1)))
 }
 
-/// A rank's limit of blocks, and its options, which are equal on all ranks.
+/// A rank's block limit, and its options, which are equal on all ranks.
 pub(super) struct Offer {
     limit: u32,
     options: [(&'static str, u64); 4],
@@ -60,7 +60,7 @@ impl Offer {
         self.limit.to_le_bytes().into_iter().chain(options).collect()
     }
 
-    /// The smallest limit, if all ranks have the options of this one. `encoded` is by rank.
+    /// The smallest limit, if all ranks have this rank's options. `encoded` is by rank.
     pub fn agree(&self, encoded: &[Vec<u8>]) -> Result<u32, DeviceError> {
         let mut least = self.limit;
         for (peer, theirs) in (0..).map(weft_fabric::Rank).zip(encoded) {
@@ -97,9 +97,9 @@ impl Prepared {
         };
         let programs = Programs::new(layout, device)?;
         let launch = OperatorLaunch {
-            name: format!("device collectives with {} multiprocessors", layout.blocks),
+            name: format!("device collectives with {} SMs", layout.blocks),
             grid: layout.blocks,
-            // Of the kernel with the most registers, by its launch bounds.
+            // For the kernel with the most registers, by its launch bounds.
             per_sm: 1,
             threads: Kernel::AllReduceDirect.threads(),
             registers: 128,
@@ -110,7 +110,7 @@ impl Prepared {
         Ok(Prepared { domain, layout, programs: Some(programs), reservation })
     }
 
-    /// Completes the parts with the rank's block of memory.
+    /// Completes the parts with the rank's memory block.
     pub fn finish(self, block: Block, board: Option<CallBoard>) -> (Layout, Parts) {
         let Prepared { domain, layout, programs, reservation } = self;
         let (peers, rank) = (block.addresses(), domain.rank());
@@ -119,8 +119,8 @@ impl Prepared {
             None => {
                 let watch = domain.failures().watch();
                 let (record, abort) = (watch.record_address(), watch.abort_address());
-                // SAFETY: the block is zeroed, aligned, of the layout's length, and used by twins of this layout alone;
-                // the block, the table and the watch outlive the twin (`Parts`).
+                // SAFETY: the block is zeroed, aligned, has the layout's length, and only twins with this layout use
+                // it; the block, the table and the watch outlive the twin (`Parts`).
                 let twin = unsafe {
                     Twin::new(layout, rank, peers.clone(), domain.table(), record, abort)
                 };

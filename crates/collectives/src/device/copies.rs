@@ -1,21 +1,21 @@
-//! Copies of a call by copy engines, and the streams that run them side by side.
+//! Copies in a copy-engine call, and the streams that run them side by side.
 //!
-//! The copies to peers follow the entry, on the stream of the call and on side streams; the exit follows them all. The
-//! copy of a rank's own part needs no entry: it runs on a side stream of its own. Streams that were part of a capture
-//! belong to it until it ends, so that eager calls have others.
+//! The copies to peers follow the entry, on the call's stream and on side streams; the exit follows them all. The copy
+//! for a rank's own part needs no entry: it runs on a separate side stream. Streams that were part of a capture belong
+//! to it until it ends, so that eager calls have others.
 
 use super::error::DeviceError;
 use super::plan::LaunchPlan;
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_cuda::{Context, Event, OwnedStream, RelaxedCapture, Stream, copy_async, stream_wait};
 
-/// Most streams of the copies to peers.
+/// Maximum streams for copies to peers.
 const MAX_LANES: usize = 4;
-/// Legacy default stream: between two devices of a process, its copies wait for all earlier work of both, which may be
+/// Legacy default stream: between two devices in a process, its copies wait for all earlier work on both, which may be
 /// kernels that wait for this copy.
 const DEFAULT_STREAM: Stream = Stream(0);
 
-/// Copy into the output of a rank.
+/// Copy into a rank's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copy {
     from: u64,
@@ -23,7 +23,7 @@ pub(super) struct Copy {
     bytes: u64,
 }
 
-/// Copies of a rank's call; those without bytes and in place are left out.
+/// Copies for a rank's call, without empty and in-place ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Copies {
     /// To this rank's own output.
@@ -33,7 +33,7 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Copies of the plan of `rank` with that input and output; `outputs`: of all ranks, as mapped here.
+    /// Copies in the plan for `rank` with this input and output; `outputs`: on all ranks, as mapped here.
     pub fn new(plan: &LaunchPlan, rank: u32, input: u64, output: u64, outputs: &[u64]) -> Copies {
         let (messages, ranks) = (&plan.messages, plan.messages.len());
         // Of all operations that have a direct form, this place is the same at all ranks.
@@ -50,13 +50,13 @@ impl Copies {
     }
 }
 
-/// Side stream, and an event of its last copy.
+/// Side stream, with an event after its last copy.
 struct Lane {
     stream: OwnedStream,
     copied: Event,
 }
 
-/// Side streams of the calls of a rank.
+/// Side streams for a rank's calls.
 struct Lanes {
     begun: Event,
     entered: Event,
@@ -76,24 +76,24 @@ impl Lanes {
     }
 }
 
-/// Streams of the copies of a rank, made at the first call by copy engines.
+/// Streams for a rank's copies, made at the first copy-engine call.
 pub(super) struct CopyStreams {
     context: Arc<Context>,
     ranks: u32,
-    /// Of eager calls, and of captured ones.
+    /// For eager calls, and for captured ones.
     lanes: Mutex<Option<[Lanes; 2]>>,
 }
 
 impl CopyStreams {
-    /// Streams of a rank in a group of `ranks`.
+    /// Streams for a rank in a group of `ranks` ranks.
     pub fn new(context: Arc<Context>, ranks: u32) -> CopyStreams {
         CopyStreams { context, ranks, lanes: Mutex::default() }
     }
 
-    /// Puts `entry`, the copies and `exit` on the stream of a call; the copies run side by side.
+    /// Puts `entry`, the copies and `exit` on a call's stream; the copies run side by side.
     ///
     /// # Errors
-    /// CUDA's, and those of `entry` and `exit`.
+    /// CUDA errors, and errors from `entry` and `exit`.
     pub fn run(
         &self,
         copies: &Copies,
@@ -120,7 +120,7 @@ impl CopyStreams {
             lanes.own.copied.record(lanes.own.stream.stream())?;
         }
         entry()?;
-        // The stream of the call has copies itself, if it may.
+        // The call's own stream takes copies too, if it may.
         let here = (stream != DEFAULT_STREAM).then_some(stream);
         let needed = copies.peers.len().min(lanes.peers.len());
         let sides = &lanes.peers[..needed.saturating_sub(usize::from(here.is_some()))];

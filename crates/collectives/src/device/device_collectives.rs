@@ -1,4 +1,4 @@
-//! Collectives between the GPUs of a host: calls that launch a kernel on a stream, or run its twin.
+//! Collectives between the GPUs on one host: calls that launch a kernel on a stream, or run its twin.
 
 use super::arguments::{ArgumentBlock, TensorsOfRanks};
 use super::call::DeviceCall;
@@ -20,13 +20,13 @@ use weft_fabric::{Communicator, Time};
 use weft_gpu::MemoryLocation;
 use weft_gpu::domain::{ALIGNMENT, Domain, MemoryNumber, RegisteredPlaces, SymmetricPlace};
 
-/// Collectives between the GPUs of one host.
+/// Collectives between the GPUs on one host.
 ///
-/// Every rank makes the same calls in the same order. A call launches one kernel on a stream of the caller (by copy
-/// engines, two kernels and copies between them) and returns; it may be captured. Errors on the device are raised by a
-/// later call or by [`DeviceCollectives::check`]. Only the twin runs within the call, and waits.
+/// Every rank makes the same calls in the same order. A call launches one kernel on a caller's stream (by copy engines,
+/// two kernels and copies between them) and returns; it may be captured. A later call or [`DeviceCollectives::check`]
+/// reports device errors. Only the twin runs within the call, and waits.
 ///
-/// Kernels of two calls must not overlap on a rank: the caller orders the streams.
+/// Kernels from two calls must not overlap on a rank: the caller orders the streams.
 pub struct DeviceCollectives {
     layout: Layout,
     rank: u32,
@@ -39,13 +39,13 @@ pub struct DeviceCollectives {
 }
 
 impl DeviceCollectives {
-    /// Creates collectives in the heap of the domain that `domain` returns. Every rank calls this with the same
-    /// configuration.
+    /// Creates collectives in the heap of the domain that `domain` returns. Every rank calls this with
+    /// the same configuration.
     ///
     /// # Errors
-    /// [`DeviceError::Zero`], [`DeviceError::TooLarge`]; [`weft_gpu::Error::NotResident`] if its launches do not fit on the GPU
-    /// together with the other concurrent ones; [`DeviceError::Disagreement`]; CUDA's, the heap's and the fabric's. A rank
-    /// that fails notifies the others.
+    /// [`DeviceError::Zero`], [`DeviceError::TooLarge`]; [`weft_gpu::Error::NotResident`] if the launches do not fit on
+    /// the GPU together with the other concurrent ones; [`DeviceError::Disagreement`]; CUDA, heap and fabric errors. A
+    /// rank that fails notifies the others.
     pub fn over(
         communicator: &Communicator,
         config: &DeviceConfig,
@@ -65,7 +65,7 @@ impl DeviceCollectives {
         Ok(DeviceCollectives::new(prepared.finish(block, board), false))
     }
 
-    /// Collectives of all ranks of a group in this process, by rank.
+    /// Collectives for all ranks in a group in this process, by rank.
     ///
     /// # Errors
     /// As [`DeviceCollectives::over`].
@@ -92,7 +92,7 @@ impl DeviceCollectives {
         DeviceCollectives { layout, rank, captured, local, parts: Some(parts) }
     }
 
-    /// Sizes of its memory.
+    /// Memory sizes.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -102,7 +102,7 @@ impl DeviceCollectives {
         matches!(self.parts.as_ref().map(|parts| &parts.backend), Some(Backend::Twin(_)))
     }
 
-    /// Compiles and loads the kernels of a reduction. Otherwise its first call does.
+    /// Compiles and loads a reduction's kernels. Otherwise the first call does.
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`]; CUDA's.
@@ -114,21 +114,21 @@ impl DeviceCollectives {
         }
     }
 
-    /// Starts a call on its stream.
+    /// Starts a call on the stream that it names.
     ///
     /// # Errors
-    /// The cause of a failed group; [`DeviceError::NoRank`], [`DeviceError::Parts`], [`DeviceError::TooLarge`],
+    /// The cause if the group has failed; [`DeviceError::NoRank`], [`DeviceError::Parts`], [`DeviceError::TooLarge`],
     /// [`DeviceError::Zero`], [`DeviceError::Unsupported`], [`DeviceError::Algorithm`], [`DeviceError::NotDirect`],
-    /// [`DeviceError::NotByCopyEngine`], [`DeviceError::Misaligned`]; CUDA's.
+    /// [`DeviceError::NotByCopyEngine`], [`DeviceError::Misaligned`]; CUDA errors.
     ///
     /// # Safety
-    /// `input` and `output` are addresses on this rank's device (for the twin, on the CPU), multiples of the length of an
-    /// element, with the bytes that follow from the operation (see [`DeviceOperation`]), until the call has run on its
-    /// stream, which is one of that device; the output is accessed by this call alone. They are disjoint, or the output
-    /// is that part of the input, or the other way around, that the operation copies or reduces to itself. If a tensor
-    /// that peers access in a direct call (see [`DeviceAlgorithm::Direct`]), or in one by copy engines, is in the domain's heap or in memory that the
-    /// communicator has registered, it is there at all ranks, at the same place; registered memory stays registered until the
-    /// call has run.
+    /// `input` and `output` are addresses on this rank's device (for the twin, on the CPU), multiples of the element
+    /// length, with the bytes that follow from the operation (see [`DeviceOperation`]), until the call has run on its
+    /// stream, which is a stream on that device; only this call accesses the output. They are disjoint, or the output
+    /// is the input part, or the other way around, that the operation copies or reduces to itself. If a tensor that
+    /// peers access in a direct call (see [`DeviceAlgorithm::Direct`]), or in a copy-engine call, is in the domain's
+    /// heap or in memory that the communicator has registered, it is there at all ranks, at the same place; registered
+    /// memory stays registered until the call has run.
     pub unsafe fn run(&self, call: &DeviceCall) -> Result<(), DeviceError> {
         let parts = self.parts()?;
         parts.domain.check_fatal().map_err(|error| parts.failed(error))?;
@@ -138,7 +138,7 @@ impl DeviceCollectives {
             supported(reduction, element)?;
         }
         let element_bytes = call.element.bytes() as u64;
-        // Registrations end after the launch, or after the call of a twin.
+        // Registrations end after the launch, or after a twin's call.
         let registered = parts.domain.registrations().enter();
         let places = self.symmetric_places(&parts.domain, &registered, call)?;
         let (layout, symmetric) = (&self.layout, places.is_some());
@@ -177,7 +177,7 @@ impl DeviceCollectives {
                 // SAFETY: the caller's contract; `parts` live until the device is idle.
                 let launched =
                     unsafe { programs.launch(&plan, addresses, &block, arithmetic, call.stream) };
-                // The entry may be launched without its exit: peers would take the next call for it.
+                // The entry may be launched without the exit: peers would take the next call for it.
                 if plan.kernel == Kernel::CopyEntry
                     && launched.is_err()
                     && !programs.is_captured(call.stream)
@@ -199,16 +199,17 @@ impl DeviceCollectives {
         }
     }
 
-    /// Starts sends and receives on a stream, all at the same time; no work if there are none. A message is matched with its
-    /// other end by the order of messages of that pair and direction; other ranks take no part. It lies in rings of the
-    /// receiver until that one's call: a longer one ends once the receiver consumes it.
+    /// Starts sends and receives on a stream, all at the same time; no work if there are none. A message matches its
+    /// other end by the message order for that pair and direction; other ranks take no part. It lies in the receiver's
+    /// rings until the receiver calls: a longer one ends once the receiver consumes it.
     ///
     /// # Errors
-    /// The cause of a failed group; [`DeviceError::NoRank`], [`DeviceError::ToItself`], [`DeviceError::TooLarge`]; CUDA's.
+    /// The cause if the group has failed; [`DeviceError::NoRank`], [`DeviceError::ToItself`],
+    /// [`DeviceError::TooLarge`]; CUDA errors.
     ///
     /// # Safety
-    /// Addresses are those of tensors on this rank's device (for the twin, on the CPU), until the call has run on its
-    /// stream, which is one of that device; tensors of receives are accessed by one transfer alone.
+    /// Addresses point to tensors on this rank's device (for the twin, on the CPU), until the call has run on its
+    /// stream, which is a stream on that device; only one transfer accesses each receive tensor.
     pub unsafe fn run_transfers(
         &self,
         stream: Stream,
@@ -253,7 +254,7 @@ impl DeviceCollectives {
         }
     }
 
-    /// Its domain, in whose heap the tensors of direct calls are.
+    /// The domain, whose heap holds the tensors for direct calls.
     ///
     /// # Errors
     /// [`DeviceError::Fabric`] once it is closed.
@@ -261,8 +262,8 @@ impl DeviceCollectives {
         Ok(self.parts()?.domain.clone())
     }
 
-    /// Places of input and output, if those that peers access in a direct call are symmetric; without addresses for a
-    /// tensor that they do not access. `None` without a lookup for another algorithm.
+    /// Input and output places, if the tensors that peers access in a direct call are symmetric; without addresses for
+    /// a tensor that they do not access. `None` without a lookup for another algorithm.
     ///
     /// # Errors
     /// [`DeviceError::Misaligned`] if a direct call is requested.
@@ -294,7 +295,7 @@ impl DeviceCollectives {
         if by_copies {
             return Ok(Some((input, output)));
         }
-        // Kernels copy units of 16 bytes between tensors of two ranks.
+        // Kernels copy 16-byte units between two ranks' tensors.
         for (what, place) in [("input", &input), ("output", &output)] {
             let Some((peer, theirs)) = place.differs(self.rank, UNIT) else { continue };
             if requested.is_none() {
@@ -310,7 +311,7 @@ impl DeviceCollectives {
     /// Reports device records so far. It does not wait: synchronise first to cover a call.
     ///
     /// # Errors
-    /// [`DeviceError::Failed`] with the record, or with the end of the group.
+    /// [`DeviceError::Failed`] with the record, or with the reason why the group ended.
     pub fn check(&self) -> Result<(), DeviceError> {
         let parts = self.parts()?;
         parts.domain.check().map_err(|error| parts.failed(error))
@@ -319,7 +320,7 @@ impl DeviceCollectives {
     /// Waits until this rank's device is idle.
     ///
     /// # Errors
-    /// CUDA's, of any failed work.
+    /// CUDA errors from any failed work.
     pub fn settle(&self) -> Result<(), DeviceError> {
         match self.parts.as_ref().map(|parts| &parts.backend) {
             Some(Backend::Cuda(programs)) => programs.settle(),
@@ -327,8 +328,8 @@ impl DeviceCollectives {
         }
     }
 
-    /// Waits until this rank's device is idle and for the same call of all other ranks; then returns its memory to the
-    /// domain, and unused memory of the domain to the GPU. Every rank calls this.
+    /// Waits until this rank's device is idle and for the same call on all other ranks; then returns the memory to the
+    /// domain, and unused domain memory to the GPU. Every rank calls this.
     ///
     /// # Errors
     /// CUDA's, and [`weft_fabric::Error::Timeout`] if the other ranks do not call this. In a poisoned group this does
@@ -338,20 +339,20 @@ impl DeviceCollectives {
         Domain::end_operator(self.end(), settled, communicator, deadline)
     }
 
-    /// Ends it on this rank: no kernel uses its memory afterwards, but those of graphs, which return at once. Their code,
-    /// memory and records stay.
+    /// Ends it on this rank: no kernel uses the memory afterwards, except graph kernels, which return at once. Code,
+    /// memory and records for them stay.
     fn end(&mut self) -> Option<Arc<Domain>> {
         let settled = self.settle();
         let Parts { backend, peers: _, block, board: _, _reservation, domain } =
             self.parts.take()?;
         let captured = self.captured.load(Ordering::Relaxed);
         let marked = settled.and_then(|()| match captured {
-            // Kernels of replayed graphs return at once.
+            // Kernels in replayed graphs return at once.
             true => Ok(domain.write_block(&block, self.layout.closed, &1u32.to_ne_bytes())?),
             false => Ok(()),
         });
         if let Err(error) = marked {
-            log::warn!("memory of device collectives stays allocated: {error}");
+            log::warn!("device collectives memory stays allocated: {error}");
             block.keep();
             std::mem::forget(backend);
         } else if captured {

@@ -1,8 +1,8 @@
-//! Errors of device collectives, one variant per cause.
+//! Device collective errors, one variant per cause.
 
 use crate::reduction::{Element, Reduction};
 
-/// Failure of a device collective.
+/// Device collective failure.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -11,39 +11,39 @@ pub enum DeviceError {
     NoRank {
         /// Rank.
         rank: u32,
-        /// Number of ranks.
+        /// Rank count.
         ranks: u32,
     },
-    /// A message of a rank to itself.
+    /// A message from a rank to itself.
     #[error("rank {rank} sends to itself or receives from itself: copy the tensor")]
     ToItself {
         /// Rank.
         rank: u32,
     },
-    /// A list of parts that does not have one for each rank.
+    /// A parts list whose length is not the rank count.
     #[error("{given} parts are {what}: expected one for each of {ranks} ranks")]
     Parts {
         /// Direction.
         what: &'static str,
-        /// Number of parts.
+        /// Part count.
         given: usize,
-        /// Number of ranks.
+        /// Rank count.
         ranks: u32,
     },
     /// A size beyond a limit.
     #[error("{what} is {given}: expected at most {limit}; pass a smaller one")]
     TooLarge {
-        /// Meaning of the size.
+        /// Measured quantity, for example `the number of elements`.
         what: &'static str,
         /// Given value.
         given: u64,
         /// Limit.
         limit: u64,
     },
-    /// A size of zero.
+    /// A zero size.
     #[error("{what} is 0: expected at least 1")]
     Zero {
-        /// Meaning of the size.
+        /// Zero option, for example `num_sms`.
         what: &'static str,
     },
     /// A reduction that its element type does not have.
@@ -63,17 +63,17 @@ pub enum DeviceError {
     Algorithm {
         /// Algorithm.
         algorithm: &'static str,
-        /// Bytes of the vector.
+        /// Vector size in bytes.
         bytes: u64,
         /// Limit.
         limit: u64,
     },
-    /// A one-shot algorithm for parts of different lengths.
+    /// A one-shot algorithm for parts with different lengths.
     #[error(
         "one_shot of an uneven all_to_all: the longest part is not known to all ranks; omit algorithm, or use two_shot"
     )]
     Uneven,
-    /// A direct call of tensors that peers cannot access.
+    /// A direct call for tensors that peers cannot access.
     #[error("direct {operation}: {needed}; omit algorithm, or use two_shot")]
     NotDirect {
         /// Operation.
@@ -81,7 +81,7 @@ pub enum DeviceError {
         /// Reason.
         needed: &'static str,
     },
-    /// A call by copy engines of another operation, or of tensors that peers cannot access.
+    /// A copy-engine call for another operation, or for tensors that peers cannot access.
     #[error("copy_engine of {operation}: {needed}")]
     NotByCopyEngine {
         /// Operation.
@@ -89,7 +89,7 @@ pub enum DeviceError {
         /// Reason and remedy.
         needed: &'static str,
     },
-    /// A direct call of registered tensors whose addresses have other remainders by 16 at a peer.
+    /// A direct call for registered tensors whose addresses have other remainders by 16 at a peer.
     #[error(
         "direct {operation}: the registered {what} begins {ours} bytes behind a multiple of 16 here and {theirs} at {peer}; register tensors that begin alike, omit algorithm, or use two_shot"
     )]
@@ -105,7 +105,7 @@ pub enum DeviceError {
         /// Remainder there.
         theirs: u64,
     },
-    /// Options of two ranks that differ.
+    /// Options that differ between two ranks.
     #[error("{what} is {ours} here and {theirs} at {peer}: pass equal ones on all ranks")]
     Disagreement {
         /// Peer.
@@ -117,28 +117,28 @@ pub enum DeviceError {
         /// Value there.
         theirs: u64,
     },
-    /// Options of a peer of another form, such as those of another version.
+    /// Peer options in an unknown form, for example from another version.
     #[error(
         "options of {peer} have {bytes} bytes, which is not a form of this version: install one version on all ranks"
     )]
     Malformed {
         /// Peer.
         peer: weft_fabric::Rank,
-        /// Length of the message.
+        /// Message length.
         bytes: usize,
     },
-    /// Failure of the group, with the last calls of its ranks.
+    /// Group failure, with the last calls on all ranks.
     #[error("{source}; last calls: {calls}")]
     Failed {
         /// Cause.
         source: Box<weft_gpu::Error>,
-        /// Last call of each rank.
+        /// Last call on each rank.
         calls: String,
     },
-    /// Error of the GPU domain, CUDA included.
+    /// GPU domain error, including CUDA errors.
     #[error(transparent)]
     Gpu(#[from] weft_gpu::Error),
-    /// Error of the fabric.
+    /// Fabric error.
     #[error(transparent)]
     Fabric(#[from] weft_fabric::Error),
 }

@@ -1,14 +1,14 @@
-//! Collectives as a family of device operators.
+//! Collectives as a device operator family.
 
 use weft_control::Rank;
 use weft_gpu::{Code, Family, Phase, Record, Report};
 
-/// Code of a record: a peer makes another direct call.
+/// Record code: a peer makes another direct call.
 pub(super) const OTHER_CALL: u32 = 32;
-/// Code of a record: a message has another length than its receive.
+/// Record code: a message has another length than its receive.
 pub(super) const OTHER_LENGTH: u32 = 33;
 
-/// The family of device collectives.
+/// Device collectives family.
 pub static FAMILY: Family = Family {
     name: "collectives",
     first_phase: 16,

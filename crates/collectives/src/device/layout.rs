@@ -1,84 +1,84 @@
-//! Memory of the device collectives in the symmetric heap: state, flags, packets and rings of each block, and those of
-//! the lanes of sends and receives.
+//! Symmetric heap layout for device collectives: state, flags, packets and rings for each block, and for each send and
+//! receive lane.
 
-/// Fewest chunks of a source in a ring.
+/// Minimum chunks per source in a ring.
 const MIN_RING_CHUNKS: u32 = 8;
-/// Bytes of a unit, which a thread handles at a time.
+/// Unit size in bytes; a thread handles one unit at a time.
 pub(super) const UNIT: u64 = 16;
-/// Bytes of a unit as two packets.
+/// Size in bytes when a unit travels as two packets.
 pub(super) const PACKETS_BYTES: u64 = 32;
-/// Rings of a block: contributions and results.
+/// Ring count per block: contributions and results.
 pub(super) const RINGS: u32 = 2;
 
-/// Units of all sources together that a block receives by packets in a call.
+/// Maximum units that a block receives by packets in a call, summed over all sources.
 const UNITS_OF_ALL: u32 = 2048;
-/// Bytes of a block's rings of all sources together.
+/// Ring bytes per block, summed over all sources.
 const RING_BYTES: u32 = 512 << 10;
-/// Longest chunk of few and of many ranks, in bytes: stages in shared memory have this size.
+/// Maximum chunk size in bytes, for few and for many ranks; stages in shared memory have this size.
 const CHUNK_OF_FEW: u32 = 16 << 10;
 const CHUNK_OF_MANY: u32 = 8 << 10;
 const FEW_RANKS: u32 = 4;
-/// Most lanes of a pair of ranks in one direction, for sends and receives.
+/// Maximum send and receive lanes per ordered rank pair.
 const MAX_LANES: u32 = 16;
-/// Bytes of a lane's ring for each source, of few, more and many ranks.
+/// Lane ring bytes per source for few, more and many ranks.
 const LANE_BYTES_OF_FEW: u32 = 128 << 10;
 const LANE_BYTES_OF_MORE: u32 = 64 << 10;
 const LANE_BYTES_OF_MANY: u32 = 32 << 10;
 const MORE_RANKS: u32 = 8;
-/// Alignment of areas.
+/// Area alignment.
 const ALIGNMENT: u64 = 128;
 
 /// Sizes and offsets, equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Number of ranks.
+    /// Rank count.
     pub ranks: u32,
-    /// Blocks of the largest grid.
+    /// Block count in the largest grid.
     pub blocks: u32,
-    /// Units of a source that a block receives by packets in a call.
+    /// Units per source that a block receives by packets in a call.
     pub slots: u32,
     /// Longest chunk, in bytes.
     pub chunk_capacity: u32,
-    /// Chunks of a source in a ring: a power of two, so that places continue where sequence numbers wrap around.
+    /// Chunks per source in a ring: a power of two, so that places continue where sequence numbers wrap around.
     pub ring_chunks: u32,
-    /// Words of a block's flags of a ring.
+    /// Flag words per block and ring.
     pub flag_words: u32,
-    /// Offset of the word that is nonzero after `close`.
+    /// Offset to the word that is nonzero after `close`.
     pub closed: u64,
-    /// Offset of the epochs, by block.
+    /// Offset to the epochs, by block.
     pub epochs: u64,
-    /// Offset of the sequence numbers, by ring, block and peer.
+    /// Offset to the sequence numbers, by ring, block and peer.
     pub sequences: u64,
-    /// Offset of the flags, by ring, block and source.
+    /// Offset to the flags, by ring, block and source.
     pub flags: u64,
-    /// Offset of the numbers of meetings, by block.
+    /// Offset to the meeting numbers, by block.
     pub meetings: u64,
-    /// Offset of the signals of meetings, of 8 bytes, by block and source.
+    /// Offset to the 8-byte meeting signals, by block and source.
     pub signals: u64,
-    /// Offset of the packets, by block, parity of the epoch, source and slot.
+    /// Offset to the packets, by block, epoch parity, source and slot.
     pub packets: u64,
-    /// Offset of the rings, by ring, block and source.
+    /// Offset to the rings, by ring, block and source.
     pub rings: u64,
-    /// Lanes of a pair in one direction, for sends and receives.
+    /// Send and receive lanes per ordered rank pair.
     pub lanes: u32,
-    /// Chunks of a source in the ring of a lane: a power of two, as `ring_chunks`.
+    /// Chunks per source in a lane ring: a power of two, like `ring_chunks`.
     pub lane_chunks: u32,
-    /// Offset of the chunks that this rank has sent and received, by direction, lane and peer.
+    /// Offset to the counts of chunks that this rank has sent and received, by direction, lane and peer.
     pub transferred: u64,
-    /// Offset of the flags of arrived chunks, by lane and source.
+    /// Offset to the chunk arrival flags, by lane and source.
     pub arrivals: u64,
-    /// Offset of the credits, chunks that a peer has consumed, by lane and peer.
+    /// Offset to the credits (chunks that a peer has consumed), by lane and peer.
     pub credits: u64,
-    /// Offset of the headers, bytes of the message of each chunk, by lane, source and place.
+    /// Offset to the headers (message bytes in each chunk), by lane, source and place.
     pub headers: u64,
-    /// Offset of the rings of lanes, by lane and source.
+    /// Offset to the lane rings, by lane and source.
     pub lane_rings: u64,
-    /// Length of all.
+    /// Total length.
     pub bytes: u64,
 }
 
 impl Layout {
-    /// Layout for grids of at most `blocks` on each of `ranks` ranks; both are at least 1.
+    /// Layout for grids of at most `blocks` blocks on each of `ranks` ranks; both are at least 1.
     pub fn new(ranks: u32, blocks: u32) -> Layout {
         let peers = (ranks - 1).max(1);
         let slots = (UNITS_OF_ALL / peers).max(1);
@@ -142,7 +142,7 @@ impl Layout {
         }
     }
 
-    /// Macros of the kernels.
+    /// Kernel macros.
     pub(super) fn defines(&self, first_phase: u32, first_code: u32) -> Vec<(String, String)> {
         let of = |name: &str, value: u64| (format!("WEFT_{name}"), value.to_string());
         vec![
@@ -172,59 +172,59 @@ impl Layout {
         ]
     }
 
-    /// Offset of a block's epoch.
+    /// Offset to a block's epoch.
     pub(super) fn epoch(&self, block: u32) -> u64 {
         self.epochs + 4 * u64::from(block)
     }
 
-    /// Offset of the sequence number of a block and a peer.
+    /// Offset to the sequence number for a block and a peer.
     pub(super) fn sequence(&self, ring: u32, block: u32, peer: u32) -> u64 {
         let row = u64::from(ring * self.blocks + block);
         self.sequences + 4 * (row * u64::from(self.ranks) + u64::from(peer))
     }
 
-    /// Offset of the flag of a source.
+    /// Offset to a source's flag.
     pub(super) fn flag(&self, ring: u32, block: u32, source: u32) -> u64 {
         let row = u64::from(ring * self.blocks + block);
         self.flags + 4 * (row * u64::from(self.flag_words) + u64::from(source))
     }
 
-    /// Offset of the number of meetings of a block.
+    /// Offset to a block's meeting number.
     pub(super) fn meeting(&self, block: u32) -> u64 {
         self.meetings + 4 * u64::from(block)
     }
 
-    /// Offset of the signal of a source.
+    /// Offset to a source's signal.
     pub(super) fn signal(&self, block: u32, source: u32) -> u64 {
         let row = u64::from(block) * u64::from(self.flag_words);
         self.signals + 8 * (row + u64::from(source))
     }
 
-    /// Offset of a unit; slot [`Layout::slots`] is the credit.
+    /// Offset to a unit; slot [`Layout::slots`] is the credit.
     pub(super) fn unit(&self, block: u32, source: u32, epoch: u32, slot: u32) -> u64 {
         let row = u64::from((block * 2 + (epoch & 1)) * self.ranks + source);
         self.packets + (row * (u64::from(self.slots) + 1) + u64::from(slot)) * PACKETS_BYTES
     }
 
-    /// Offset of a chunk.
+    /// Offset to a chunk.
     pub(super) fn chunk(&self, ring: u32, block: u32, source: u32, sequence: u32) -> u64 {
         let row = u64::from(ring * self.blocks + block) * u64::from(self.ranks) + u64::from(source);
         let place = row * u64::from(self.ring_chunks) + u64::from(sequence % self.ring_chunks);
         self.rings + place * u64::from(self.chunk_capacity)
     }
 
-    /// Offset of the chunks sent to (`receives`: received from) a peer in a lane.
+    /// Offset to the count of chunks sent to (`receives`: received from) a peer in a lane.
     pub(super) fn transferred(&self, receives: bool, lane: u32, peer: u32) -> u64 {
         let row = u64::from(u32::from(receives) * self.lanes + lane);
         self.transferred + 4 * (row * u64::from(self.ranks) + u64::from(peer))
     }
 
-    /// Offset of the flag of the chunks that have arrived from a source in a lane.
+    /// Offset to the flag that counts chunks from a source in a lane.
     pub(super) fn arrival(&self, lane: u32, source: u32) -> u64 {
         self.arrivals + 4 * (u64::from(lane) * u64::from(self.flag_words) + u64::from(source))
     }
 
-    /// Offset of the credit: chunks of a lane that a peer has consumed.
+    /// Offset to the credit: lane chunks that a peer has consumed.
     pub(super) fn credit(&self, lane: u32, peer: u32) -> u64 {
         self.credits + 4 * (u64::from(lane) * u64::from(self.flag_words) + u64::from(peer))
     }
@@ -234,12 +234,12 @@ impl Layout {
         row * u64::from(self.lane_chunks) + u64::from(sequence % self.lane_chunks)
     }
 
-    /// Offset of the header of a chunk of a lane.
+    /// Offset to a lane chunk's header.
     pub(super) fn header(&self, lane: u32, source: u32, sequence: u32) -> u64 {
         self.headers + 8 * self.lane_place(lane, source, sequence)
     }
 
-    /// Offset of a chunk of a lane.
+    /// Offset to a lane chunk.
     pub(super) fn lane_chunk(&self, lane: u32, source: u32, sequence: u32) -> u64 {
         let place = self.lane_place(lane, source, sequence);
         self.lane_rings + place * u64::from(self.chunk_capacity)

@@ -1,62 +1,62 @@
-//! Messages of a collective: bytes that each pair of ranks exchanges, and their places in the tensors.
+//! Messages in a collective: the bytes that each rank pair exchanges, and their places in the tensors.
 
 use super::error::DeviceError;
 use std::ops::Range;
 
-/// Collective operation between GPUs. `count` is a number of elements, `N` the number of ranks.
+/// Collective operation between GPUs. `count` counts elements, and `N` ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceOperation {
-    /// Input and output of `count`: the output is the reduction over all ranks.
+    /// Input and output have `count` elements: the output is the reduction over all ranks.
     AllReduce {
-        /// Elements of the vector.
+        /// Vector elements.
         count: u64,
     },
-    /// Input of `N * count`, output of `count`: part `r` of the reduction at rank `r`.
+    /// The input has `N * count` elements, the output `count`: part `r` in the reduction at rank `r`.
     ReduceScatter {
-        /// Elements of the output.
+        /// Output elements.
         count: u64,
     },
-    /// Input of `count`, at `root` an output of `count`: the reduction.
+    /// The input has `count` elements, and at `root` the output: the reduction.
     Reduce {
-        /// Elements of the vector.
+        /// Vector elements.
         count: u64,
-        /// Rank of the result.
+        /// Rank that gets the result.
         root: u32,
     },
-    /// Input of `count`, output of `N * count`, by rank.
+    /// The input has `count` elements, the output `N * count`, by rank.
     AllGather {
-        /// Elements of a rank's input.
+        /// Input elements per rank.
         count: u64,
     },
-    /// Input and output of `N * count`: part `d` of rank `s` becomes part `s` of rank `d`.
+    /// Input and output have `N * count` elements: part `d` at rank `s` becomes part `s` at rank `d`.
     AllToAll {
-        /// Elements of a part.
+        /// Elements per part.
         count: u64,
     },
-    /// As [`DeviceOperation::AllToAll`], with parts of different lengths, which follow each other in both tensors.
+    /// Like [`DeviceOperation::AllToAll`], with parts that differ in length and follow each other in both tensors.
     AllToAllUneven {
         /// Elements for each rank.
         sent: Vec<u64>,
         /// Elements from each rank.
         received: Vec<u64>,
     },
-    /// Input of `count` at `root`, output of `count` at all ranks.
+    /// The input at `root` has `count` elements, the output at all ranks too.
     Broadcast {
-        /// Elements of the vector.
+        /// Vector elements.
         count: u64,
         /// Rank that has the vector.
         root: u32,
     },
-    /// Input of `count`, at `root` an output of `N * count`, by rank.
+    /// The input has `count` elements, and at `root` the output has `N * count`, by rank.
     Gather {
-        /// Elements of a rank's input.
+        /// Input elements per rank.
         count: u64,
-        /// Rank of the result.
+        /// Rank that gets the result.
         root: u32,
     },
-    /// At `root` an input of `N * count`, at all ranks an output of `count`.
+    /// At `root` the input has `N * count` elements, and at all ranks the output has `count`.
     Scatter {
-        /// Elements of a rank's output.
+        /// Output elements per rank.
         count: u64,
         /// Rank that has the vector.
         root: u32,
@@ -66,7 +66,7 @@ pub enum DeviceOperation {
 }
 
 impl DeviceOperation {
-    /// Names of all operations.
+    /// All operation names.
     pub(super) const NAMES: [&'static str; 9] = [
         "all_reduce",
         "reduce_scatter",
@@ -79,7 +79,7 @@ impl DeviceOperation {
         "barrier",
     ];
 
-    /// Elements of the operation: its `count`, or those that an uneven all-to-all sends.
+    /// Elements in the operation: its `count`, or all that an uneven all-to-all sends.
     pub(super) fn count(&self) -> u64 {
         match self {
             DeviceOperation::AllToAllUneven { sent, .. } => {
@@ -89,7 +89,7 @@ impl DeviceOperation {
         }
     }
 
-    /// Name of the operation.
+    /// Operation name.
     pub fn name(&self) -> &'static str {
         match self {
             DeviceOperation::AllReduce { .. } => "all_reduce",
@@ -121,7 +121,7 @@ impl DeviceOperation {
             AllGather { .. } | AllToAll { .. } | Broadcast { .. } | Scatter { .. } => {
                 Some((false, true))
             }
-            // Peers have no output to give the address of the root's, or do not have the places of parts.
+            // Peers have no output to give the root's address, or do not have the part places.
             Gather { .. } | AllToAllUneven { .. } | Barrier => None,
         }
     }
@@ -136,7 +136,7 @@ impl DeviceOperation {
         }
     }
 
-    /// The error of a direct call whose tensors are not in the symmetric heap, or of an operation that has none.
+    /// Error for a direct call whose tensors are not in the symmetric heap, or whose operation has no direct form.
     pub(super) fn not_direct(&self) -> DeviceError {
         let needed = match self.of_peers() {
             Some((true, true)) => "input and output must be symmetric memory",
@@ -147,10 +147,10 @@ impl DeviceOperation {
         DeviceError::NotDirect { operation: self.name(), needed }
     }
 
-    /// Rejects a call by copy engines of an operation that has none, or whose output is not symmetric.
+    /// Rejects a copy-engine call if the operation has none, or the output is not symmetric.
     pub(super) fn check_copied(&self, symmetric: bool) -> Result<(), DeviceError> {
         let needed = match self.of_peers() {
-            _ if self.reduces() => "reductions take multiprocessors; omit copy_engine",
+            _ if self.reduces() => "reductions take SMs; omit copy_engine",
             None => "no form by copy engines; omit copy_engine",
             Some(_) if !symmetric => {
                 "the output must be symmetric memory; pass one of symmetric_empty or \
@@ -161,7 +161,7 @@ impl DeviceOperation {
         Err(DeviceError::NotByCopyEngine { operation: self.name(), needed })
     }
 
-    /// Elements of input and output at a rank that has both. 0 of an uneven operation.
+    /// Input and output elements at a rank that has both; 0 for an uneven operation.
     pub(super) fn lengths(&self, ranks: u32) -> (u64, u64) {
         use DeviceOperation::*;
         // Longer tensors are rejected by the plan.
@@ -175,7 +175,7 @@ impl DeviceOperation {
         }
     }
 
-    /// Elements of the longest message of any pair, if it is the same at all ranks.
+    /// Elements in the longest message between any pair, if it is the same at all ranks.
     pub(super) fn longest(&self) -> Option<u64> {
         use DeviceOperation::*;
         match *self {
@@ -202,34 +202,34 @@ impl DeviceOperation {
     }
 }
 
-/// Bytes exchanged with a rank. That of the rank itself is copied, or is its own contribution.
+/// Bytes exchanged with a rank. A rank's message to itself is copied, or is its own contribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Message {
     /// Begin in the input.
     pub send_at: u64,
     /// Bytes to the rank.
     pub send_bytes: u64,
-    /// Begin in the output. Contributions to a reduction have the place of the result.
+    /// Begin in the output. Contributions to a reduction have the same place as the result.
     pub receive_at: u64,
     /// Bytes from the rank.
     pub receive_bytes: u64,
-    /// Bytes of the longer direction of the pair; equal at both ranks.
+    /// Bytes in the pair's longer direction; equal at both ranks.
     pub longer: u64,
 }
 
-/// Length of slices is a multiple of this, so that slices of aligned vectors are aligned.
+/// Slice length granularity, so that slices in aligned vectors are aligned.
 pub(super) const SLICE_ALIGNMENT: u64 = 16;
 
-/// Slice of a rank in a two-shot all-reduce of a vector of `bytes`.
+/// A rank's slice in a two-shot all-reduce over a vector of `bytes` bytes.
 pub(super) fn slice(bytes: u64, rank: u32, ranks: u32) -> Range<u64> {
     let each = bytes.div_ceil(u64::from(ranks)).next_multiple_of(SLICE_ALIGNMENT);
     let at = |rank: u32| (u64::from(rank) * each).min(bytes);
     at(rank)..at(rank + 1)
 }
 
-/// Messages of `rank`, by rank. A two-shot all-reduce exchanges slices, and a one-shot one whole vectors.
+/// Messages for `rank`, by rank. A two-shot all-reduce exchanges slices, and a one-shot one whole vectors.
 ///
-/// `operation` is valid for `ranks`, and its bytes fit in a `u64`.
+/// `operation` is valid for `ranks`, and the bytes fit in a `u64`.
 pub(super) fn messages(
     operation: &DeviceOperation,
     element_bytes: u64,
@@ -313,7 +313,7 @@ mod tests {
     }
 
     proptest! {
-        /// Bytes sent and bytes expected of a pair are equal, and the longest message bounds all.
+        /// Bytes sent and bytes expected in a pair are equal, and the longest message bounds all.
         #[test]
         fn both_ends_of_a_pair_agree(count in 0u64..5000, ranks in 1u32..9, root in 0u32..9, element in 0u32..4) {
             let element = 1u64 << element;
@@ -324,7 +324,7 @@ mod tests {
                     let sliced = two_shot && matches!(operation, DeviceOperation::AllReduce { .. });
                     for (a, of_a) in all.iter().enumerate() {
                         for (b, of_b) in all.iter().enumerate() {
-                            // Contributions to a slice have its length.
+                            // Contributions to a slice have the slice length.
                             let expected = if sliced { of_b[b].send_bytes } else { of_b[a].receive_bytes };
                             prop_assert_eq!(of_a[b].send_bytes, expected);
                             prop_assert!(of_a[b].send_bytes <= operation.longest().unwrap() * element);

@@ -1,19 +1,19 @@
-//! Collectives between the GPUs of one host.
+//! Collectives between the GPUs on one host.
 //!
-//! [`DeviceCollectives`] are calls on a stream. A call is planned by a pure function, equal on all ranks, and runs as one
-//! kernel; its blocks exchange data with the blocks of equal number at the other ranks. Short messages travel as packets,
-//! long ones as chunks with flags; on request, copy engines copy them between two kernels of one warp. The twin does the
-//! same on the CPU.
+//! [`DeviceCollectives`] are calls on a stream. A call is planned by a pure function, equal on all ranks, and runs as
+//! one kernel; each block exchanges data with the block that has the same number on each peer. Short messages travel as
+//! packets, long ones as chunks with flags; on request, copy engines copy them between two one-warp kernels. The twin
+//! does the same on the CPU.
 //!
-//! - `message.rs`: operations, and the bytes that each pair of ranks exchanges
-//! - `plan.rs`: choice of the kernel, the grid and the chunks
+//! - `message.rs`: operations, and the bytes that each rank pair exchanges
+//! - `plan.rs`: kernel, grid and chunk selection
 //! - `layout.rs`: memory in the symmetric heap
-//! - `copies.rs`: copies of a call by copy engines
-//! - `arguments.rs`: the kernels' argument; `program.rs`: compilation and launch; `family.rs`: names of phases
-//! - `transfers.rs`: sends and receives, which are matched by pairs of ranks alone
-//! - `call_board.rs`: last calls of all ranks, for errors
-//! - `call.rs`: arguments of a call; `config.rs`: configuration; `construction.rs`: what ranks agree on
-//! - `parts.rs`: resources of a rank's kernels
+//! - `copies.rs`: copies in a copy-engine call
+//! - `arguments.rs`: the kernels' argument; `program.rs`: compilation and launch; `family.rs`: phase names
+//! - `transfers.rs`: sends and receives, which only rank pairs match
+//! - `call_board.rs`: last calls on all ranks, for errors
+//! - `call.rs`: call arguments; `config.rs`: configuration; `construction.rs`: what ranks agree on
+//! - `parts.rs`: resources for a rank's kernels
 //! - `device_collectives.rs`: calls and end; `error.rs`: errors
 //! - `twin/`: the kernels on the CPU
 

@@ -1,4 +1,4 @@
-//! Resources of a rank's kernels.
+//! Resources for a rank's kernels.
 
 use super::call_board::CallBoard;
 use super::error::DeviceError;
@@ -8,19 +8,19 @@ use std::sync::Arc;
 use weft_fabric::clock;
 use weft_gpu::domain::{Block, Domain, Reservation};
 
-/// Resources of the kernels, released in this order once no kernel runs.
+/// Kernel resources, released in this order once no kernel runs.
 pub(super) struct Parts {
     pub backend: Backend,
     pub peers: Vec<u64>,
     pub block: Block,
-    /// `None` if ranks cannot share memory of the host.
+    /// `None` if ranks cannot share host memory.
     pub board: Option<Arc<CallBoard>>,
     pub _reservation: Option<Reservation>,
     pub domain: Arc<Domain>,
 }
 
 impl Parts {
-    /// Adds the last calls of all ranks to an error that ended the group.
+    /// Adds the last calls on all ranks to an error that ended the group.
     pub fn failed(&self, source: weft_gpu::Error) -> DeviceError {
         match &self.board {
             Some(board) => {
@@ -32,7 +32,7 @@ impl Parts {
     }
 }
 
-/// The kernels, or their twin.
+/// The kernels or the twin.
 pub(super) enum Backend {
     Cuda(Box<Programs>),
     Twin(Twin),

@@ -1,35 +1,35 @@
-//! Launch plan of a call: kernel, grid and sizes, by a pure function that is equal on all ranks.
+//! Launch plan for a call: kernel, grid and sizes. A pure function computes it, with equal results on all ranks.
 
 use super::error::DeviceError;
 use super::layout::{Layout, UNIT};
 use super::message::{DeviceOperation, Message, messages};
 
-/// Kernel of a call.
+/// Kernel for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kernel {
     /// Messages as packets.
     ExchangePackets,
     /// Messages as chunks.
     ExchangeChunks,
-    /// Reduction of packets: the one-shot all-reduce, and short vectors of the other reductions.
+    /// Packet reduction: the one-shot all-reduce, and short vectors in the other reductions.
     ReducePackets,
-    /// Reduction of chunks.
+    /// Chunk reduction.
     ReduceChunks,
     /// Two-shot all-reduce by chunks.
     AllReduceChunks,
-    /// Messages straight into the outputs of peers.
+    /// Direct writes into peer outputs.
     ExchangeDirect,
-    /// Entry of a call by copy engines, whose copies and [`Kernel::CopyExit`] follow.
+    /// Entry kernel for a copy-engine call; the copies and [`Kernel::CopyExit`] follow.
     CopyEntry,
-    /// Exit of a call by copy engines; no plan names it.
+    /// Exit kernel for a copy-engine call; no plan names it.
     CopyExit,
-    /// Reduction of this rank's part of the inputs of all ranks.
+    /// Direct reduction: sums this rank's part over all ranks' inputs.
     ReduceDirect,
     /// Two-shot all-reduce straight between tensors.
     AllReduceDirect,
 }
 
-/// Transport of the data of a call.
+/// Data transport for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
     Packets,
@@ -38,7 +38,7 @@ pub(super) enum Transport {
 }
 
 impl Kernel {
-    /// All kernels of the exchange program.
+    /// All kernels in the exchange program.
     pub const EXCHANGE: [Kernel; 5] = [
         Kernel::ExchangePackets,
         Kernel::ExchangeChunks,
@@ -46,7 +46,7 @@ impl Kernel {
         Kernel::CopyEntry,
         Kernel::CopyExit,
     ];
-    /// All kernels of a reduction program.
+    /// All kernels in a reduction program.
     pub const REDUCE: [Kernel; 5] = [
         Kernel::ReducePackets,
         Kernel::ReduceChunks,
@@ -55,7 +55,7 @@ impl Kernel {
         Kernel::AllReduceDirect,
     ];
 
-    /// Name of its entry point.
+    /// Entry point name.
     pub const fn name(self) -> &'static str {
         match self {
             Kernel::ExchangePackets => "collective_exchange_packets",
@@ -71,12 +71,12 @@ impl Kernel {
         }
     }
 
-    /// Threads of a block: fixed by the teams of a kernel of chunks, the limit of the others.
+    /// Threads per block: fixed by the teams in chunk kernels, an upper limit in the others.
     pub const fn threads(self) -> u32 {
         match self {
             Kernel::ExchangePackets | Kernel::ReducePackets => 512,
             Kernel::ExchangeDirect | Kernel::ReduceDirect | Kernel::AllReduceDirect => 512,
-            // One warp: it fits beside kernels that leave few registers of a multiprocessor.
+            // One warp fits beside kernels that leave few registers on an SM.
             Kernel::CopyEntry | Kernel::CopyExit => 32,
             Kernel::ExchangeChunks => (8 + 8 + 1) * 32,
             Kernel::ReduceChunks => (8 + 12 + 1) * 32,
@@ -84,7 +84,7 @@ impl Kernel {
         }
     }
 
-    /// Variant of a kernel with bulk copies, for aligned tensors.
+    /// Kernel variant with bulk copies, for aligned tensors.
     pub fn bulk(self) -> Option<BulkKernel> {
         let kernel =
             |name, warps: u32, stages| Some(BulkKernel { name, threads: warps * 32, stages });
@@ -99,7 +99,7 @@ impl Kernel {
         }
     }
 
-    /// Transport of its data.
+    /// Data transport.
     pub const fn transport(self) -> Transport {
         match self {
             Kernel::ExchangePackets | Kernel::ReducePackets => Transport::Packets,
@@ -117,30 +117,30 @@ impl Kernel {
 /// Kernel with bulk copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BulkKernel {
-    /// Name of its entry point.
+    /// Entry point name.
     pub name: &'static str,
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: u32,
-    /// Stages of a chunk in shared memory.
+    /// Chunk stages in shared memory.
     pub stages: u32,
 }
 
-/// Algorithm of a call.
+/// Algorithm for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceAlgorithm {
     /// Messages as packets, in one step; an all-reduce sends whole vectors to all ranks.
     OneShot,
-    /// Messages as chunks with flags; an all-reduce reduces slices at their ranks, and then sends results.
+    /// Messages as chunks with flags; in an all-reduce, each rank reduces one slice and then sends the result.
     TwoShot,
-    /// Straight between tensors in the symmetric heap or in registered memory: outputs are written, inputs of reductions are
-    /// read.
+    /// Direct access to tensors in the symmetric heap or in registered memory: kernels write outputs, and reductions
+    /// read inputs.
     Direct,
     /// Copies by copy engines into outputs in symmetric memory, between two meetings; not by name.
     CopyEngine,
 }
 
 impl DeviceAlgorithm {
-    /// Name of the algorithm.
+    /// Algorithm name.
     pub const fn name(self) -> &'static str {
         match self {
             DeviceAlgorithm::OneShot => "one_shot",
@@ -150,7 +150,7 @@ impl DeviceAlgorithm {
         }
     }
 
-    /// Algorithm of that name, of those that kernels run.
+    /// Kernel algorithm with this name, for example `two_shot`.
     pub fn from_name(name: &str) -> Option<DeviceAlgorithm> {
         [DeviceAlgorithm::OneShot, DeviceAlgorithm::TwoShot, DeviceAlgorithm::Direct]
             .into_iter()
@@ -158,21 +158,21 @@ impl DeviceAlgorithm {
     }
 }
 
-/// Choices of the caller; equal on all ranks.
+/// Caller options; equal on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CallOptions {
     /// Algorithm; by default the faster one for the size.
     pub algorithm: Option<DeviceAlgorithm>,
-    /// Largest number of blocks; by default that of the construction.
+    /// Maximum block count; the constructor's value by default.
     pub num_sms: Option<u32>,
-    /// Bytes of a chunk; by default by the length of the message.
+    /// Chunk size in bytes; derived from the message length by default.
     pub chunk_bytes: Option<u32>,
-    /// True if, without an algorithm, copy engines move messages of [`COPIED_MESSAGE`] bytes and more between symmetric
-    /// tensors, in operations without arithmetic.
+    /// Lets copy engines move messages from [`COPIED_MESSAGE`] bytes up between symmetric tensors, if no algorithm is
+    /// given and the operation has no arithmetic.
     pub copy_engine: bool,
 }
 
-/// Launch of a call.
+/// Launch parameters for a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LaunchPlan {
     pub kernel: Kernel,
@@ -180,14 +180,14 @@ pub(super) struct LaunchPlan {
     pub threads: u32,
     /// By packets.
     pub units_per_block: u32,
-    /// By chunks, and of direct calls with bulk copies.
+    /// Chunk size in bytes, also for direct calls with bulk copies.
     pub chunk_bytes: u32,
     /// By rank.
     pub messages: Vec<Message>,
 }
 
-/// Bytes that a rank sends to all peers together up to which packets are faster, in an all-reduce, whose chunks take two
-/// steps, and in the other operations. A packet has twice the bytes of its data; a chunk takes a fence and a flag more.
+/// Largest total in bytes, sent by a rank to all peers, for which packets are faster: in an all-reduce, whose chunks
+/// take two steps, and in the other operations. A packet takes twice its data bytes; a chunk adds a fence and a flag.
 const PACKETS_OF_ALL_REDUCE: u64 = 1 << 20;
 const PACKETS_OF_OTHERS: u64 = 512 << 10;
 /// The same limits where a direct call is the alternative.
@@ -195,18 +195,19 @@ const PACKETS_OF_ALL_REDUCE_BESIDE_DIRECT: u64 = 640 << 10;
 const PACKETS_OF_OTHERS_BESIDE_DIRECT: u64 = 448 << 10;
 /// Shortest message that copy engines move by [`CallOptions::copy_engine`], in bytes. Not measured.
 pub(super) const COPIED_MESSAGE: u64 = 1 << 20;
-/// Bytes of a message in a block of a direct call from which a further block is used.
+/// Message size in bytes per block above which a direct call uses one more block.
 const DIRECT_BYTES: u64 = 8 << 10;
-/// Units of a block by packets from which a further block is used.
+/// Packet units per block above which a call uses one more block.
 const UNITS_OF_A_BLOCK: u64 = 128;
-/// Shortest chunk of a message that is divided, in bytes.
+/// Minimum chunk size for a message that is divided, in bytes.
 const MIN_CHUNK: u64 = 4096;
 
 impl LaunchPlan {
-    /// Plan of a call of rank `rank`. `symmetric`: the tensors that peers access in a direct call are mapped by all ranks.
+    /// Launch plan for a call on rank `rank`. `symmetric`: all ranks have mapped the tensors that peers access in a
+    /// direct call.
     ///
     /// # Errors
-    /// Those of [`DeviceOperation::check`]; [`DeviceError::TooLarge`], [`DeviceError::Zero`],
+    /// Errors from [`DeviceOperation::check`]; [`DeviceError::TooLarge`], [`DeviceError::Zero`],
     /// [`DeviceError::Algorithm`], [`DeviceError::NotDirect`], [`DeviceError::NotByCopyEngine`].
     pub fn new(
         operation: &DeviceOperation,
@@ -283,7 +284,7 @@ impl LaunchPlan {
             });
         }
         let (grid, chunk_bytes) = chunks(kernel, longest, layout, limit, options)?;
-        // One block meets those of the peers; only a twin copies chunks.
+        // One block meets its counterparts on the peers; only a twin copies chunks.
         let grid = if kernel == Kernel::CopyEntry { 1 } else { grid };
         let threads = kernel.threads();
         Ok(LaunchPlan { kernel, grid, threads, units_per_block: 0, chunk_bytes, messages })
@@ -296,7 +297,7 @@ impl LaunchPlan {
         self.messages.iter().all(|message| Some(sent(message)) == own)
     }
 
-    /// True if `input` and `output` and all messages in them start at multiples of 16 bytes.
+    /// True if `input`, `output` and all messages in them start at multiples of 16 bytes.
     pub fn is_aligned(&self, input: u64, output: u64) -> bool {
         let of = |message: &Message| message.send_at | message.receive_at;
         let all = self.messages.iter().map(of).fold(input | output, |all, at| all | at);
@@ -323,7 +324,7 @@ fn check_bytes(
     }
 }
 
-/// The algorithm of a call, whose longest message is known or not.
+/// Algorithm selection for a call, with or without a known longest message.
 fn choose(
     longest: Option<u64>,
     layout: &Layout,
@@ -342,7 +343,7 @@ fn choose(
             Err(DeviceError::Algorithm { algorithm: "one_shot", bytes, limit: capacity })
         }
         (Some(DeviceAlgorithm::OneShot), None) => Err(DeviceError::Uneven),
-        // A call without data has no chunks, and must meet its peers.
+        // A call without data has no chunks, but must meet the peers.
         (_, Some(0)) => Ok(DeviceAlgorithm::OneShot),
         (None, Some(bytes)) if bytes <= capacity && bytes * peers <= most_by_packets => {
             Ok(DeviceAlgorithm::OneShot)
@@ -354,19 +355,19 @@ fn choose(
     }
 }
 
-/// Length of a message between two ranks from which fewer blocks are faster, in bytes, and their number in an all-reduce
-/// and in the other operations, by chunks: measured on two GPUs (`benchmarks/results/gpu_collectives.jsonl`).
+/// Message length between two ranks from which fewer blocks are faster, in bytes, and how many chunk blocks an
+/// all-reduce and the other operations then use. Measured on two GPUs (`benchmarks/results/gpu_collectives.jsonl`).
 const LONG_MESSAGE: u64 = 8 << 20;
 const LONG_ALL_REDUCE_BLOCKS: u32 = 20;
 const LONG_BLOCKS: u32 = 24;
-/// The same of direct calls without arithmetic.
+/// The same limits for direct calls without arithmetic.
 const LONG_DIRECT_MESSAGE: u64 = 1 << 20;
 const LONG_DIRECT_BLOCKS: u32 = 16;
 
-/// Blocks of direct reductions of more than two ranks, which are not faster with more: measured on four GPUs.
+/// Block count for direct reductions among more than two ranks, measured on four GPUs: more blocks are not faster.
 const DIRECT_REDUCTION_BLOCKS: u32 = 32;
 
-/// Most blocks of a call whose messages have `message` bytes.
+/// Maximum block count for a call with `message` bytes per message.
 fn usual_blocks(kernel: Kernel, ranks: u32, message: u64) -> u32 {
     let (long, usual) = match (kernel, ranks) {
         (Kernel::ReduceDirect | Kernel::AllReduceDirect, 3..) => (0, DIRECT_REDUCTION_BLOCKS),
@@ -379,7 +380,7 @@ fn usual_blocks(kernel: Kernel, ranks: u32, message: u64) -> u32 {
     if message >= long { usual } else { u32::MAX }
 }
 
-/// Grid and bytes of a chunk.
+/// Grid and chunk bytes.
 fn chunks(
     kernel: Kernel,
     longest: Option<u64>,
@@ -399,7 +400,7 @@ fn chunks(
         }
         return Ok((limit, given));
     }
-    // The longest part of an uneven call is not known to all ranks.
+    // Not all ranks know the longest part in an uneven call.
     let Some(longest) = longest else { return Ok((limit, capacity)) };
     let all_reduce = matches!(kernel, Kernel::AllReduceChunks | Kernel::AllReduceDirect);
     let message = if all_reduce { longest.div_ceil(layout.ranks.into()) } else { longest };
@@ -407,7 +408,7 @@ fn chunks(
         None => limit.min(usual_blocks(kernel, layout.ranks, message)),
         Some(_) => limit,
     };
-    // A chunk takes about a microsecond whatever its length: each block has few long ones.
+    // A chunk takes about a microsecond whatever the length, so that each block has few long ones.
     let each = message.div_ceil(limit.into()).next_multiple_of(UNIT);
     let is_direct = kernel.transport() == Transport::Direct;
     let shortest = if is_direct { DIRECT_BYTES } else { MIN_CHUNK };
@@ -487,7 +488,7 @@ mod tests {
         assert_eq!(kernel(512, two_shot).unwrap(), Kernel::AllReduceChunks);
         let error = kernel(1 << 20, Some(DeviceAlgorithm::OneShot)).unwrap_err().to_string();
         assert!(error.contains("one_shot of 2097152 bytes"), "{error}");
-        // Calls without data meet their peers by packets.
+        // Calls without data meet the peers by packets.
         assert_eq!(kernel(0, two_shot).unwrap(), Kernel::ReducePackets);
     }
 
@@ -557,7 +558,7 @@ mod tests {
         }
     }
 
-    /// Grid of a call on long symmetric or ordinary tensors, with the default number of multiprocessors.
+    /// Grid for a call on long symmetric or ordinary tensors, with the default SM count.
     #[test]
     fn long_messages_take_more_blocks_among_more_than_two_ranks() {
         use crate::device::config::DeviceConfig;

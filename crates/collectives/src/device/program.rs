@@ -30,10 +30,10 @@ pub const SOURCES: &[SourceFile] = weft_gpu::sources![
     "transfers.cu",
 ];
 
-/// Reduction of the elements of a type.
+/// Reduction and element type.
 pub type Arithmetic = (Reduction, Element);
 
-/// Compile request of the kernels of a reduction, or of those without arithmetic.
+/// Compile request for a reduction's kernels, or for the kernels without arithmetic.
 fn request(layout: &Layout, arithmetic: Option<Arithmetic>, arch: &str) -> CompileRequest<'static> {
     let mut defines = layout.defines(FAMILY.first_phase, FAMILY.first_code);
     let name = match arithmetic {
@@ -50,7 +50,7 @@ fn request(layout: &Layout, arithmetic: Option<Arithmetic>, arch: &str) -> Compi
     CompileRequest { defines, ..CompileRequest::kernel(name, SOURCES, arch) }
 }
 
-/// Compile request of the kernels for `ranks` and grids of at most `blocks`, for tests without a GPU.
+/// Compile request for the kernels for `ranks` ranks and grids of at most `blocks` blocks, for tests without a GPU.
 pub fn compile_request(
     ranks: u32,
     blocks: u32,
@@ -60,7 +60,7 @@ pub fn compile_request(
     request(&Layout::new(ranks.max(1), blocks.max(1)), arithmetic, arch)
 }
 
-/// Compile request of the kernel of sends and receives, as [`compile_request`].
+/// Compile request for the send and receive kernel, like [`compile_request`].
 pub fn transfers_request(ranks: u32, blocks: u32, arch: &str) -> CompileRequest<'static> {
     transfers_of(&Layout::new(ranks.max(1), blocks.max(1)), arch)
 }
@@ -70,7 +70,7 @@ fn transfers_of(layout: &Layout, arch: &str) -> CompileRequest<'static> {
     CompileRequest { defines, ..CompileRequest::kernel("transfers.cu", SOURCES, arch) }
 }
 
-/// Loaded kernel, with the threads and the dynamic shared memory of a block.
+/// Loaded kernel, with threads and dynamic shared memory per block.
 struct LoadedKernel {
     kernel: Kernel,
     function: Function,
@@ -78,14 +78,14 @@ struct LoadedKernel {
     bulk: Option<(Function, [u32; 2])>,
 }
 
-/// Loaded kernels of one program.
+/// Loaded kernels in one program.
 struct Loaded(Vec<LoadedKernel>);
 
 impl Loaded {
-    /// Launches a kernel with the size of a plan. Every kernel of a plan is loaded with its program.
+    /// Launches a kernel with a plan's size. Every kernel in a plan is loaded with its program.
     ///
     /// # Safety
-    /// That of [`Function::launch`].
+    /// Same as [`Function::launch`].
     unsafe fn launch(
         &self,
         kernel: Kernel,
@@ -108,7 +108,7 @@ impl Loaded {
     }
 }
 
-/// Kernels of a layout on a GPU.
+/// Kernels for a layout on a GPU.
 pub(super) struct Programs {
     context: Arc<Context>,
     device: Device,
@@ -128,7 +128,7 @@ impl Programs {
         let cache = Cache::from_env();
         let exchange = load(&context, device, &layout, &cache, None)?;
         let transfers = load_transfers(&context, device, &layout, &cache)?;
-        let start = jit::launch_start(device);
+        let start = jit::launch_start(device)?;
         let reduce = Mutex::default();
         let copy_streams = CopyStreams::new(context.clone(), layout.ranks);
         Ok(Programs {
@@ -144,7 +144,7 @@ impl Programs {
         })
     }
 
-    /// Compiles and loads the kernels of a reduction, unless they are loaded.
+    /// Compiles and loads a reduction's kernels, unless they are loaded.
     pub fn prepare(&self, arithmetic: Arithmetic) -> Result<(), DeviceError> {
         self.reducing(arithmetic).map(drop)
     }
@@ -161,7 +161,7 @@ impl Programs {
         Ok(loaded)
     }
 
-    /// Most dynamic shared memory of a block of the kernels without arithmetic, in bytes.
+    /// Maximum dynamic shared memory per block over the kernels without arithmetic, in bytes.
     pub fn most_shared(&self) -> u32 {
         let bulk = self.exchange.0.iter().filter_map(|known| known.bulk.as_ref());
         bulk.map(|(_, [_, shared])| *shared).max().unwrap_or(0)
@@ -172,7 +172,7 @@ impl Programs {
         Ok(self.context.synchronize()?)
     }
 
-    /// True if a stream is captured, or its state is unavailable.
+    /// True if a stream is captured, or cannot report whether it is.
     pub fn is_captured(&self, stream: Stream) -> bool {
         let known =
             self.context.enter().ok().and_then(|_bound| weft_cuda::is_capturing(stream).ok());
@@ -182,8 +182,8 @@ impl Programs {
     /// Launches a call.
     ///
     /// # Safety
-    /// The addresses in `block`, and those of the memory and the tensors of all ranks, are valid on the device until the kernel has ended, with the bytes of the
-    /// plan's messages; the stream belongs to the context.
+    /// The addresses in `block`, and the memory and tensor addresses on all ranks, are valid on the device until the
+    /// kernel has ended, with the bytes in the plan's messages; the stream belongs to the context.
     pub unsafe fn launch(
         &self,
         plan: &LaunchPlan,
@@ -208,15 +208,15 @@ impl Programs {
         let arithmetic = arithmetic.filter(|_| !Kernel::EXCHANGE.contains(&plan.kernel));
         let reducing = arithmetic.map(|arithmetic| self.reducing(arithmetic)).transpose()?;
         let loaded = reducing.as_deref().unwrap_or(&self.exchange);
-        // SAFETY: the argument has the layout of the kernels' struct; its addresses are the caller's contract. All kernels
-        // execute `griddepcontrol.wait` before they access memory.
+        // SAFETY: the argument has the layout of the kernels' struct; the caller's contract covers the addresses. All
+        // kernels execute `griddepcontrol.wait` before they access memory.
         unsafe { loaded.launch(plan.kernel, plan, aligned, self.start, stream, &words) }
     }
 
-    /// Launches a batch of sends and receives.
+    /// Launches a batch with sends and receives.
     ///
     /// # Safety
-    /// As of [`Programs::launch`], for the tensors of the plan.
+    /// Same as [`Programs::launch`], for the tensors in the plan.
     pub unsafe fn launch_transfers(
         &self,
         plan: &TransferPlan,
@@ -262,7 +262,7 @@ fn load(
     let kernels: &[Kernel] = if arithmetic.is_some() { &Kernel::REDUCE } else { &Kernel::EXCHANGE };
     let function = |name: &str, shared: u32| -> Result<Function, DeviceError> {
         let function = module.function(name)?;
-        // Loads the kernel now: at its first launch, CUDA might wait for running kernels.
+        // Loads the kernel now: at the first launch, CUDA might wait for running kernels.
         function.set_dynamic_shared(shared)?;
         let (registers, spilled) = (function.registers()?, function.local_bytes()?);
         log::debug!("{name}: {registers} registers, {spilled} bytes spilled");

@@ -1,7 +1,7 @@
-//! Sends and receives: their rules, and the argument of their kernel, declared once for the host and the kernel.
+//! Sends and receives: their rules, and the kernel argument, declared once for the host and the kernel.
 //!
-//! A message travels in chunks, chunk `c` in lane `c % lanes`. Lanes and chunks follow from its number of bytes alone, so
-//! that both ends agree without a word; what else is in a batch may differ between them.
+//! A message travels in chunks, chunk `c` in lane `c % lanes`. Lanes and chunks follow only from the byte count, so
+//! that both ends agree without communication; what else is in a batch may differ between them.
 
 use super::error::DeviceError;
 use super::layout::Layout;
@@ -10,13 +10,13 @@ use weft_gpu::layout;
 use weft_gpu::layout::c_struct;
 use weft_gpu::table::MAX_RANKS;
 
-/// Most sends and receives of a batch: one of each for every peer, and two more.
+/// Maximum sends and receives in a batch: one each for every peer, and two more.
 pub const MAX_TRANSFERS: usize = 128;
-/// Most bytes of a message, so that its chunks are counted in 32 bits.
+/// Maximum message bytes, so that 32 bits can count the chunks.
 const MAX_BYTES: u64 = 1 << 44;
-/// Threads of a block.
+/// Threads per block.
 pub(super) const THREADS: u32 = 512;
-/// Name of the kernel.
+/// Kernel name.
 pub(super) const KERNEL: &str = "collective_transfers";
 
 /// Send to a peer, or receive from one.
@@ -26,24 +26,24 @@ pub struct Transfer {
     pub peer: u32,
     /// True for a receive.
     pub receives: bool,
-    /// Address of the tensor that is read or, by a receive, written.
+    /// Address of the tensor that is read or, in a receive, written.
     pub address: u64,
-    /// Its bytes, equal at both ends.
+    /// Tensor bytes, equal at both ends.
     pub bytes: u64,
 }
 
 impl Transfer {
-    /// Chunks of the message; one without bytes has an empty one, so that its receive waits for its send.
+    /// Chunks in the message; one without bytes has one empty chunk, so that the receive waits for the send.
     pub(super) fn chunks(&self, layout: &Layout) -> u64 {
         self.bytes.div_ceil(layout.chunk_capacity.into()).max(1)
     }
 
-    /// Lanes of the message.
+    /// Lanes that the message uses.
     pub(super) fn lanes(&self, layout: &Layout) -> u32 {
         self.chunks(layout).min(layout.lanes.into()) as u32
     }
 
-    /// Chunks of the message in a lane.
+    /// Message chunks in a lane.
     pub(super) fn chunks_in(&self, layout: &Layout, lane: u32) -> u32 {
         let lanes = u64::from(self.lanes(layout));
         self.chunks(layout).saturating_sub(lane.into()).div_ceil(lanes) as u32
@@ -51,17 +51,17 @@ impl Transfer {
     }
 }
 
-/// Launch of a batch.
+/// Batch launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TransferPlan {
-    /// By direction and peer, in the order of the batch among equal ones.
+    /// By direction and peer, in batch order among equal ones.
     pub transfers: Vec<Transfer>,
     /// Blocks.
     pub grid: u32,
 }
 
 impl TransferPlan {
-    /// Plan of a batch of rank `rank`, which is not empty.
+    /// Plan for a batch on rank `rank`, which is not empty.
     ///
     /// # Errors
     /// [`DeviceError::NoRank`], [`DeviceError::ToItself`], [`DeviceError::TooLarge`].
@@ -90,7 +90,7 @@ impl TransferPlan {
     }
 }
 
-/// Flow of a batch: the transfers of one direction and peer, one after another, in one lane.
+/// Batch flow: the transfers for one direction and peer, one after another, in one lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Flow {
     /// First transfer.
@@ -101,7 +101,7 @@ pub(super) struct Flow {
     pub lane: u32,
 }
 
-/// Flows of sorted transfers. Block `b` of the kernel has flows `b`, `b + grid` and so on.
+/// Flows in sorted transfers. Kernel block `b` has flows `b`, `b + grid` and so on.
 pub(super) fn flows<'a>(
     transfers: &'a [Transfer],
     layout: &'a Layout,
@@ -121,7 +121,7 @@ pub(super) fn flows<'a>(
 layout! {
     /// Transfer in the argument.
     pub struct TransferEntry {
-        at: u64, "tensor of this rank";
+        at: u64, "this rank's tensor";
         bytes: u64, "its bytes";
         peer: u32, "rank at the other end";
         receives: u32, "nonzero for a receive";
@@ -129,23 +129,23 @@ layout! {
 }
 
 layout! {
-    /// The part of the argument that does not depend on the number of ranks.
+    /// The part that does not depend on the rank count.
     pub struct TransferBlock {
-        table: u64, "table of the domain";
-        record: u64, "records of failures, in pinned memory";
+        table: u64, "domain table";
+        record: u64, "failure records, in pinned memory";
         abort: u64, "word by which the host ends all waits";
         rank: u32, "this rank";
-        count: u32, "transfers of the batch";
+        count: u32, "transfers in the batch";
     }
 }
 
-/// Words of the longest argument.
+/// Words in the longest argument.
 const MAX_WORDS: usize =
     MAX_RANKS + (MAX_TRANSFERS * TransferEntry::SIZE + TransferBlock::SIZE) / 8;
 
 const _: () = assert!(MAX_WORDS * 8 <= 4096, "the limit of a kernel's argument before CUDA 12.1");
 
-/// The argument of a launch, as words: memory of all ranks, transfers, block.
+/// Launch argument as words: memory on all ranks, transfers, block.
 pub(super) fn argument(
     peers: &[u64],
     transfers: &[Transfer],
@@ -170,19 +170,20 @@ pub(super) fn argument(
 /// The header `collectives/transfer_arguments.cuh`.
 pub fn transfer_arguments_header() -> String {
     let mut arrays =
-        String::from("    u64 peer[RANKS]; // memory of every rank, as mapped on this rank\n");
+        String::from("    u64 peer[RANKS]; // every rank's memory, as mapped on this rank\n");
     // Writing to a string does not fail.
     let _ = writeln!(
         arrays,
-        "    Transfer transfer[TRANSFERS]; // by direction and peer, in the order of the batch among equal ones"
+        "    Transfer transfer[TRANSFERS]; // by direction and peer, in batch order among equal \
+         ones"
     );
     format!(
-        "// Argument of the kernel of sends and receives. Generated from crates/collectives/src/device/transfers.rs; a test\n\
-         // compares the two.\n\
-         #pragma once\n#include \"collectives/arguments.cuh\"\n\nnamespace weft::collectives {{\n\n\
-         constexpr u32 TRANSFERS = {MAX_TRANSFERS};\n\n{}\n{}\
-         static_assert(sizeof(TransferArguments) == 8 * RANKS + {}, \"the size in Rust\");\n\n\
-         }} // namespace weft::collectives\n",
+        "// Send and receive kernel argument. Generated from \
+         crates/collectives/src/device/transfers.rs; a test compares the two.\n#pragma \
+         once\n#include \"collectives/arguments.cuh\"\n\nnamespace weft::collectives \
+         {{\n\nconstexpr u32 TRANSFERS = \
+         {MAX_TRANSFERS};\n\n{}\n{}static_assert(sizeof(TransferArguments) == 8 * RANKS + {}, \
+         \"the size in Rust\");\n\n}} // namespace weft::collectives\n",
         c_struct("Transfer", "", TransferEntry::FIELDS),
         c_struct("TransferArguments", &arrays, TransferBlock::FIELDS),
         MAX_TRANSFERS * TransferEntry::SIZE + TransferBlock::SIZE,
@@ -217,7 +218,7 @@ mod tests {
     }
 
     proptest! {
-        /// Lanes have all chunks of a message, and a block at most a flow for each direction and peer.
+        /// Lanes have all chunks in a message, and a block has at most one flow for each direction and peer.
         #[test]
         fn lanes_partition_messages_and_blocks_have_few_flows(
             lengths in prop::collection::vec((0u64..2_000_000, 0u32..70, any::<bool>()), 1..MAX_TRANSFERS),

@@ -1,4 +1,4 @@
-//! Agreement of all ranks on configuration, routes, and rank 0's measurements and network.
+//! Agreement among all ranks on configuration, routes, and rank 0's measurements and network.
 
 use super::config::{CollectivesConfig, GroupRoutes};
 use super::driver::Executor;
@@ -7,19 +7,19 @@ use crate::run_error::RunError;
 use crate::tuning::{Tuning, TuningFile, TuningKey, TuningSource};
 use weft_fabric::{Communicator, Progress, ProviderKind, Rank, Route, Time};
 
-/// Longest text of an error that is sent, or taken of a peer, in characters.
+/// Maximum error text that is sent, or accepted from a peer, in characters.
 const MAX_DETAIL: usize = 2000;
-/// Bytes of inputs read in place, of a rank that leaves them to the routes.
+/// Value for input bytes read in place, if a rank leaves them to the routes.
 const BY_ROUTES: u64 = u64::MAX;
 
-/// Measurements and network by which algorithms are selected. Those of rank 0 decide.
+/// Measurements and network for algorithm selection. Rank 0's decide.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SelectionSources<'a> {
-    /// Measurements of `weft tune`.
+    /// `weft tune` measurements.
     pub tuning: Option<TuningSource<'a>>,
-    /// Network of the group.
+    /// The group's network.
     pub network: Option<NetworkSource<'a>>,
-    /// Name of this rank's host in the network; by default its host identity.
+    /// This rank's host name in the network; by default the host identity.
     pub host: Option<&'a str>,
 }
 
@@ -28,12 +28,12 @@ pub(super) struct Agreement {
     pub routes: GroupRoutes,
     pub tuning: Option<Tuning>,
     pub placement: Option<Placement>,
-    /// Name and description of rank 0's network.
+    /// Rank 0's network name and description.
     pub network: Option<(String, String)>,
 }
 
-/// Compares the configurations of all ranks, collects the properties of their routes, and takes over the measurements
-/// and the network of rank 0.
+/// Compares the configurations on all ranks, collects the route properties, and takes over rank 0's measurements and
+/// network.
 pub(super) fn agree(
     communicator: &Communicator,
     config: &CollectivesConfig,
@@ -106,13 +106,13 @@ pub(super) fn agree(
     Ok(Agreement { routes, tuning, placement, network })
 }
 
-/// Texts of a rank's record.
+/// Texts in a rank's record.
 struct Texts {
-    /// Host of this rank.
+    /// This rank's host.
     host: String,
-    /// Entry of the measurements for this group; empty if there is none, and at all ranks but rank 0.
+    /// Measurement entry for this group; empty if there is none, and at all ranks but rank 0.
     tuning: String,
-    /// Name of the network, a line break, and its description; empty likewise.
+    /// Network name, a line break, and the description; empty likewise.
     network: String,
     error: Option<RunError>,
 }
@@ -148,7 +148,7 @@ impl Texts {
         }
     }
 
-    /// Host, measurements, network, and text of an error.
+    /// Host, measurements, network, and error text.
     fn parse(mut record: &[u8]) -> [String; 4] {
         std::array::from_fn(|_| {
             let (length, rest) = record.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
@@ -160,7 +160,7 @@ impl Texts {
     }
 }
 
-/// Properties of this rank's routes, and the names of their providers.
+/// Properties and provider names for this rank's routes.
 fn routes_of(communicator: &Communicator) -> (GroupRoutes, String) {
     let engine = communicator.engine();
     let routes: Vec<_> = engine.peers().map(|peer| engine.route(peer)).collect();
@@ -177,7 +177,7 @@ fn routes_of(communicator: &Communicator) -> (GroupRoutes, String) {
     (GroupRoutes { ordered, one_host, mapped, reads }, providers.join("+"))
 }
 
-/// JSON of the entry for this group.
+/// JSON for this group's entry.
 fn entry_of(
     source: &TuningSource<'_>,
     provider: String,
@@ -197,7 +197,7 @@ fn entry_of(
     Ok(entry)
 }
 
-/// Returns the executor if every rank has allocated its own. Otherwise releases it: no peer has a grant of it yet.
+/// Returns the executor if every rank has allocated one. Otherwise releases it: no peer has a grant for it yet.
 pub(super) fn made_by_all(
     communicator: &Communicator,
     made: Result<Executor, RunError>,

@@ -1,4 +1,4 @@
-//! Call of a collective: arguments, and their checks.
+//! Collective call: arguments, with checks.
 
 use super::plan::user_shares;
 use crate::algorithm::{Algorithm, Options};
@@ -8,42 +8,41 @@ use crate::run_error::RunError;
 use std::ptr::NonNull;
 use weft_fabric::{Engine, Memory, MemoryKind, Region};
 
-/// Scaling of a reduction.
+/// Reduction scaling.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Scale {
     /// None.
     #[default]
     None,
-    /// The result divided by the number of ranks: the average, with [`Reduction::Sum`].
+    /// The result divided by the rank count: the average, with [`Reduction::Sum`].
     Average,
     /// Each contribution multiplied by this factor first.
     Before(f64),
 }
 
-/// Arguments of a collective. All but the pointers are equal on all ranks.
+/// Collective arguments. All but the pointers are equal on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     /// Collective.
     pub collective: Collective,
-    /// Type of the elements.
+    /// Element type.
     pub element: Element,
-    /// Operation of all-reduce and reduce-scatter; ignored by the others.
+    /// Operation in all-reduce and reduce-scatter; ignored by the others.
     pub reduction: Reduction,
-    /// Scaling of all-reduce and reduce-scatter; ignored by the others.
+    /// Scaling in all-reduce and reduce-scatter; ignored by the others.
     pub scale: Scale,
-    /// Elements of the whole vector: for collectives of shares, those of all ranks together.
+    /// Elements in the whole vector: for collectives on shares, in all ranks' shares together.
     pub elements: u64,
-    /// Input of this rank, contiguous; ignored at a rank without input.
+    /// This rank's input, contiguous; ignored at a rank without input.
     pub input: *const u8,
-    /// Output of this rank, contiguous. It may be the input itself, or, for reduce-scatter and all-gather, this
-    /// rank's share of the larger of the two.
+    /// This rank's output, contiguous. It may be the input itself, or, for reduce-scatter and all-gather, this rank's
+    /// share in the larger buffer.
     pub output: *mut u8,
-    /// Algorithm and its options; `None`: chosen by size and routes.
+    /// Algorithm with options; `None`: chosen by size and routes.
     pub algorithm: Option<(Algorithm, Options)>,
 }
 
-// SAFETY: the pointers are only dereferenced under the contract of `Collectives::start`, which holds for any
-// thread.
+// SAFETY: the pointers are only dereferenced under the `Collectives::start` contract, which holds for any thread.
 unsafe impl Send for Call {}
 // SAFETY: as above; a call is never changed.
 unsafe impl Sync for Call {}
@@ -51,30 +50,30 @@ unsafe impl Sync for Call {}
 /// Longest vector, in bytes.
 const MAX_BYTES: u64 = 1 << 46;
 
-/// Number of a call, from 0, equal on all ranks.
+/// Call number, from 0, equal on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallId(pub(super) u64);
 
 impl Call {
-    /// Bytes of the whole vector.
+    /// Bytes in the whole vector.
     pub(crate) fn bytes(&self) -> u64 {
         self.elements * self.element.bytes() as u64
     }
 
-    /// Bytes of a share of the input, and of the output.
+    /// Bytes per share in the input, and in the output.
     pub(crate) fn share_bytes(&self, ranks: u32) -> u64 {
         let shares = if self.collective.shares() { u64::from(ranks) } else { 1 };
         self.bytes() / shares
     }
 
-    /// Bytes of the whole input and output of a rank.
+    /// Bytes in a rank's whole input and output.
     pub(crate) fn user_bytes(&self, ranks: u32, rank: Rank) -> (u64, u64) {
         let (inputs, outputs) = user_shares(self.collective, ranks, rank);
         let share = self.share_bytes(ranks);
         (u64::from(inputs) * share, u64::from(outputs) * share)
     }
 
-    /// Factor of the contributions to a reduction.
+    /// Factor for the contributions to a reduction.
     pub(super) fn factor(&self) -> Option<f64> {
         match self.scale {
             Scale::Before(factor) if self.collective.reduces() => Some(factor),
@@ -82,25 +81,32 @@ impl Call {
         }
     }
 
-    /// True if the results are divided by the number of ranks.
+    /// True if the results are divided by the rank count.
     pub(super) fn divides(&self) -> bool {
         self.collective.reduces() && self.scale == Scale::Average
     }
 
-    /// Registers the input as a source of writes.
+    /// True for a sum or product over 8-bit or 16-bit floats, which is accumulated in float32 and rounded once.
+    pub(super) fn is_rounded(&self) -> bool {
+        self.collective.reduces()
+            && self.element.is_short_float()
+            && matches!(self.reduction, Reduction::Sum | Reduction::Product)
+    }
+
+    /// Registers the input as a source for writes.
     ///
     /// # Safety
     /// The input stays valid until the region is released.
     pub(super) unsafe fn register(&self, engine: &mut Engine) -> Result<Region, RunError> {
         let (bytes, _) = self.user_bytes(engine.size(), Rank(engine.rank().0));
         let address = NonNull::new(self.input.cast_mut()).unwrap_or(NonNull::dangling());
-        // SAFETY: valid for reads until the release, by the contract of this function, and only read.
+        // SAFETY: valid for reads until the release, by this function's contract, and only read.
         let memory =
             unsafe { Memory::user_buffer(address, bytes as usize, MemoryKind::Host, Box::new(())) };
         Ok(engine.register(memory)?)
     }
 
-    /// Checks the arguments of `rank`.
+    /// Checks the arguments at `rank`.
     pub(crate) fn check(&self, ranks: u32, rank: Rank) -> Result<(), RunError> {
         let invalid = |what, detail: String| Err(RunError::Invalid { what, detail });
         if let Collective::Broadcast { root } = self.collective

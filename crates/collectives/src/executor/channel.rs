@@ -1,40 +1,41 @@
-//! Channel: staging memory, counters, and the plan of one chunk under way.
+//! Channel: staging memory, counters, and the plan for one chunk under way.
 //!
-//! A rank may write to a peer's staging memory once the peer has finished the chunk before on this channel. The
-//! plans of both define which ranks write to each other, so only those pairs exchange credits: a rank that wrote in
-//! the chunk before has got its credit at the end of that chunk; another one gets it when the peer begins this
-//! chunk. Credits of a pair are counted in rounds; the round of a chunk's writes is the number of credits so far.
+//! A rank may write to a peer's staging memory once the peer has finished the chunk before on this channel. Both ranks'
+//! plans define which ranks write to each other, so only those pairs exchange credits: a rank that wrote in the chunk
+//! before has got a credit at the end of that chunk; another one gets it when the peer begins this chunk. A pair counts
+//! credits in rounds; the round for a chunk's writes is the credit count so far.
 
 use super::call::Call;
 use super::layout::{Piece, Place};
+use super::plan::WIDE_BYTES;
 use super::read_plan::SLOT_BYTES;
 use super::reads::{Addresses, Arithmetic, Operand};
 use super::reducer::Reducer;
 use super::step::{Plan, Step, Term};
 use crate::op;
-use crate::reduction;
+use crate::reduction::{self, Element};
 use crate::run_error::RunError;
 use std::sync::Arc;
 use weft_fabric::{
     CounterId, MemoryReadError, MissingPeer, Page, Rank, Region, RegionKey, Requests,
 };
 
-/// Chunk of a call on a channel.
+/// Call chunk on a channel.
 pub(super) struct Chunk {
-    /// Number of the call.
+    /// Call number.
     pub call: u64,
     pub arguments: Call,
     pub plan: Arc<Plan>,
-    /// Region of the caller's input, if the plan writes from it.
+    /// Region with the caller's input, if the plan writes from it.
     pub input: Option<RegionKey>,
-    /// Stride of the shares in the caller's memory, in bytes.
+    /// Share stride in the caller's memory, in bytes.
     pub share_bytes: u64,
-    /// Start of the chunk in each share, in bytes.
+    /// Chunk start in each share, in bytes.
     pub offset: u64,
     pub ranks: u32,
     next: usize,
     started: bool,
-    /// The credits of this chunk were given.
+    /// True once this chunk's credits were given.
     answered: bool,
 }
 
@@ -47,10 +48,15 @@ impl Chunk {
 }
 
 impl Chunk {
-    /// Start of a place in the caller's input or output, in bytes.
+    /// Start in bytes for a place in the caller's input or output.
     fn start(&self, place: Place) -> u64 {
         match place {
             Place::Input { share, offset } | Place::Output { share, offset } => {
+                // A wide plan has the same places as a float32 plan.
+                let offset = match self.plan.is_wide {
+                    true => offset / WIDE_BYTES * self.arguments.element.bytes() as u64,
+                    false => offset,
+                };
                 u64::from(share) * self.share_bytes + self.offset + offset
             }
             Place::Staging(offset) => offset,
@@ -62,20 +68,20 @@ impl Chunk {
 struct PeerState {
     /// The peer's staging memory.
     remote: RegionKey,
-    /// Round of the next write.
+    /// Round for the next write.
     round: u64,
     credits: u64,
     /// Raises in the open round, by lane.
     raised: Vec<u64>,
     /// Writes whose sources are in use.
     in_flight: u32,
-    /// Chunk, counted from 1, of this rank's last writes to the peer; 0: none.
+    /// Chunk, counted from 1, with this rank's last writes to the peer; 0: none.
     written_in: u64,
     /// The same for the peer's writes to this rank.
     received_in: u64,
 }
 
-/// Outcome of an advance.
+/// Outcome after an advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Advance {
     /// The chunk waits for a peer or for its own writes.
@@ -88,14 +94,14 @@ pub(super) enum Advance {
 
 pub(super) struct Channel {
     region: Region,
-    /// Start of the channel in the region, equal on all ranks.
+    /// Channel start in the region, equal on all ranks.
     base: u64,
     counters: Vec<CounterId>,
     peers: Vec<Option<PeerState>>,
     pub chunk: Option<Chunk>,
     /// Chunks begun so far.
     chunks: u64,
-    /// First of the tags of the writes, one for each rank.
+    /// First write tag; there is one for each rank.
     first_tag: u64,
     /// This rank.
     rank: u32,
@@ -147,7 +153,7 @@ impl Channel {
         }
     }
 
-    /// True if no source of a write is in use.
+    /// True if no write source is in use.
     fn is_drained(&self) -> bool {
         self.peers.iter().flatten().all(|peer| peer.in_flight == 0)
     }
@@ -160,10 +166,10 @@ impl Channel {
         self.peers.get(rank as usize)?.as_ref()
     }
 
-    /// Executes the steps of the chunk up to one that has to wait.
+    /// Executes the chunk's steps up to one that has to wait.
     ///
     /// # Errors
-    /// [`RunError::PeerMemory`] and [`RunError::Violation`] of a peer that the chunk reads.
+    /// [`RunError::PeerMemory`] and [`RunError::Violation`] for a peer that the chunk reads.
     pub fn advance(
         &mut self,
         reducer: &mut Reducer,
@@ -221,7 +227,7 @@ impl Channel {
         Ok(Advance::Done)
     }
 
-    /// Gives a credit to each rank that writes in this chunk but did not in the chunk before, and expects the same of
+    /// Gives a credit to each rank that writes in this chunk but did not in the chunk before, and expects the same from
     /// the ranks that this one writes to.
     fn begin(&mut self, plan: &Plan, requests: &mut Requests) {
         let before = self.chunks;
@@ -261,11 +267,13 @@ impl Channel {
             }
             Step::Drain { to } => self.peer(*to).is_none_or(|peer| peer.in_flight == 0),
             Step::Combine { target, a, b, bytes } => {
-                let how = (chunk.arguments.reduction, chunk.arguments.element);
+                let element =
+                    if chunk.plan.is_wide { Element::F32 } else { chunk.arguments.element };
+                let how = (chunk.arguments.reduction, element);
                 let at = |place| self.address(chunk, place);
                 let (target, sources) = (at(*target), [at(*a), at(*b)].map(<*mut u8>::cast_const));
-                // SAFETY: the places of a plan are inside the caller's memory and this channel, which live (contract of
-                // `Collectives::start`; the region); the schedule is proved to order all accesses to a block.
+                // SAFETY: the places in a plan are inside the caller's memory and this channel, which live
+                // (`Collectives::start` contract; the region); the schedule is proved to order all accesses to a block.
                 unsafe { reducer.combine(how, target, sources, *bytes as usize) };
                 true
             }
@@ -277,7 +285,7 @@ impl Channel {
         }
     }
 
-    /// Folds operands, of which peers' are read in place.
+    /// Folds operands, reading peer operands in place.
     fn fold(
         &self,
         chunk: &Chunk,
@@ -301,7 +309,7 @@ impl Channel {
         let target = self.address(chunk, target);
         let is_input = |term: &Term| matches!(term.place, Place::Input { .. });
         if !call.collective.reduces() || !terms.iter().all(is_input) {
-            // SAFETY: the target is a place of the caller's output, as in `execute`.
+            // SAFETY: the target is a place in the caller's output, as in `execute`.
             return unsafe { reducer.read(target, bytes as usize) };
         }
         let how = Arithmetic {
@@ -314,7 +322,7 @@ impl Channel {
         unsafe { reducer.fold(how, target, bytes as usize) }
     }
 
-    /// Start of a rank's slot of addresses.
+    /// Start of a rank's address slot.
     fn slot(&self, rank: u32) -> *mut u64 {
         let host = self.region.memory().host();
         let start = host.map_or(std::ptr::null_mut(), |host| host.as_ptr());
@@ -331,7 +339,7 @@ impl Channel {
         }))
     }
 
-    /// Stores the addresses of this rank for its first writes.
+    /// Stores this rank's addresses for its first writes.
     fn store_addresses(&self, chunk: &Chunk) {
         let me = op::Rank(self.rank);
         let (input, output) = chunk.arguments.user_bytes(chunk.ranks, me);
@@ -389,6 +397,9 @@ impl Channel {
         if chunk.plan.is_read {
             self.store_addresses(chunk);
         }
+        if chunk.plan.is_wide {
+            return self.widen(chunk, reducer);
+        }
         for piece in &chunk.plan.staged {
             let Some(factor) = chunk.arguments.factor() else {
                 self.copy(chunk, piece);
@@ -404,7 +415,7 @@ impl Channel {
         }
     }
 
-    /// Calls `map(target, source, bytes)` for parts of a piece.
+    /// Calls `map(target, source, bytes)` for parts in a result segment.
     fn map(
         &self,
         chunk: &Chunk,
@@ -414,7 +425,7 @@ impl Channel {
     ) {
         let (target, source) =
             (self.address(chunk, piece.target), self.address(chunk, piece.source));
-        // SAFETY: as in `execute`; source and target of a piece are the same, or disjoint.
+        // SAFETY: as in `execute`; source and target in a segment are the same, or disjoint.
         unsafe { reducer.map(target, source, piece.bytes as usize, map) };
     }
 
@@ -427,8 +438,52 @@ impl Channel {
         }
     }
 
+    /// Stores the input as float32 to staging memory.
+    fn widen(&self, chunk: &Chunk, reducer: &mut Reducer) {
+        let (element, factor) = (chunk.arguments.element, chunk.arguments.factor());
+        for piece in &chunk.plan.staged {
+            let target = (self.address(chunk, piece.target), WIDE_BYTES as usize);
+            let source = (self.address(chunk, piece.source).cast_const(), element.bytes());
+            // SAFETY: as in `execute`; staging memory and the caller's are disjoint.
+            unsafe {
+                reducer.convert(
+                    target,
+                    source,
+                    (piece.bytes / WIDE_BYTES) as usize,
+                    |to, from, count| {
+                        reduction::widen(element, to, from, count, factor);
+                    },
+                );
+            }
+        }
+    }
+
+    /// Rounds the results in staging memory, or the quotients, to the caller's memory.
+    fn narrow(&self, chunk: &Chunk, reducer: &mut Reducer) {
+        let element = chunk.arguments.element;
+        let divisor = if chunk.arguments.divides() { chunk.ranks } else { 1 };
+        for piece in &chunk.plan.results {
+            let target = (self.address(chunk, piece.target), element.bytes());
+            let source = (self.address(chunk, piece.source).cast_const(), WIDE_BYTES as usize);
+            // SAFETY: as in `widen`.
+            unsafe {
+                reducer.convert(
+                    target,
+                    source,
+                    (piece.bytes / WIDE_BYTES) as usize,
+                    |to, from, count| {
+                        reduction::narrow(element, to, from, count, divisor);
+                    },
+                );
+            }
+        }
+    }
+
     /// Copies the results to the caller's memory.
     fn copy_results(&self, chunk: &Chunk, reducer: &mut Reducer) {
+        if chunk.plan.is_wide {
+            return self.narrow(chunk, reducer);
+        }
         for piece in &chunk.plan.results {
             if !chunk.arguments.divides() {
                 self.copy(chunk, piece);
@@ -444,7 +499,7 @@ impl Channel {
         }
     }
 
-    /// Gives the writers of this chunk their credits.
+    /// Gives this chunk's writers a credit each.
     fn answer(&mut self, chunk: &Chunk, requests: &mut Requests) {
         for &from in &chunk.plan.sources {
             requests.credit(Rank(from), self.counters[0]);

@@ -1,4 +1,4 @@
-//! Collectives of a communicator: connection, and calls from any thread.
+//! Communicator collectives: connection, and calls from any thread.
 
 use super::agreement::{Agreement, SelectionSources, agree, made_by_all};
 use super::call::{Call, CallId};
@@ -17,29 +17,29 @@ use weft_fabric::{
     SharedDriver, Time, WaitOptions, clock,
 };
 
-/// Number of looks for messages between two reads of the clock: some microseconds.
+/// Message checks between two clock reads: some microseconds.
 const SPIN_CHECKS: u32 = 64;
-/// Bytes of a vector from which a wait spins longer, a nanosecond for each byte up to a limit: a peer copies for longer
-/// than the usual spin deadline, and a wake-up costs as much as a copy of hundreds of KiB.
+/// Vector size in bytes from which a wait spins longer, a nanosecond for each byte up to a limit: a peer copies for longer than
+/// the usual spin deadline, and a wake-up costs as much as copying hundreds of KiB.
 const SPIN_BYTES: u64 = 64 << 10;
 const MAX_SPIN: Duration = Duration::from_millis(2);
 
-/// Collectives of a communicator. Every rank starts the same calls in the same order.
+/// Communicator collectives. Every rank starts the same calls in the same order.
 ///
 /// Any thread may call at any time; no call blocks on another thread's wait.
 pub struct Collectives {
     driver: SharedDriver<Executor>,
     counters: Vec<CounterId>,
     regions: Vec<Region>,
-    /// Announcements of waits for short calls, if the routes permit such calls.
+    /// Wait announcements for short calls, if the routes permit such calls.
     waits: Option<Arc<MailboxWaits>>,
-    /// Ranks of this host share cores.
+    /// True if ranks on this host share cores.
     shares_cores: bool,
     /// Inputs that are registered.
     registered: AtomicUsize,
-    /// Bytes of the call started last.
+    /// Bytes in the call started last.
     last_bytes: AtomicU64,
-    /// Name and description of rank 0's network.
+    /// Rank 0's network name and description.
     network: Option<(String, String)>,
 }
 
@@ -48,7 +48,7 @@ impl Collectives {
     ///
     /// # Errors
     /// [`RunError::Disagreement`] if the ranks' configurations differ; [`RunError::PeerFailed`] if a peer could not
-    /// allocate its part; those of the fabric.
+    /// allocate its part; fabric errors.
     pub fn connect(
         communicator: &Communicator,
         config: CollectivesConfig,
@@ -57,11 +57,11 @@ impl Collectives {
         Collectives::connect_tuned(communicator, config, None, deadline)
     }
 
-    /// As [`Collectives::connect`], with algorithms selected by the measurements in rank 0's file; those of other
+    /// Same as [`Collectives::connect`], with algorithms selected by the measurements in rank 0's file; files on other
     /// ranks have no effect.
     ///
     /// # Errors
-    /// Those of [`Collectives::connect`]; [`RunError::Invalid`] at rank 0 if its file is damaged, and
+    /// Errors from [`Collectives::connect`]; [`RunError::Invalid`] at rank 0 if its file is damaged, and
     /// [`RunError::PeerFailed`] at the others.
     pub fn connect_tuned(
         communicator: &Communicator,
@@ -73,12 +73,12 @@ impl Collectives {
         Collectives::connect_with(communicator, config, sources, deadline)
     }
 
-    /// As [`Collectives::connect_tuned`], with HDRM on the network that rank 0 passes, in the order of ranks that its
-    /// map requires on their hosts. All-reduces are then selected by estimates on the links of this network. If the
+    /// Same as [`Collectives::connect_tuned`], with HDRM on the network that rank 0 passes, in the rank order that the
+    /// rank map requires on the hosts. Estimates on this network's links then select the all-reduce algorithms. If the
     /// hosts do not fit, HDRM is not selected, and a call that names it is rejected with the reason.
     ///
     /// # Errors
-    /// Those of [`Collectives::connect_tuned`], for the network as for measurements.
+    /// Errors from [`Collectives::connect_tuned`], for the network as for measurements.
     pub fn connect_with(
         communicator: &Communicator,
         config: CollectivesConfig,
@@ -115,7 +115,7 @@ impl Collectives {
         })
     }
 
-    /// Starts a call, and posts its first writes.
+    /// Starts a call, and posts the first writes.
     ///
     /// # Safety
     /// Input and output stay valid, the input unchanged, and neither is accessed otherwise, until a wait for this
@@ -124,7 +124,7 @@ impl Collectives {
     ///
     /// # Errors
     /// [`RunError::Invalid`] and [`RunError::TooLarge`]: the call has not started then, on any rank with equal
-    /// arguments; [`RunError::Closed`]; those of the fabric.
+    /// arguments; [`RunError::Closed`]; fabric errors.
     pub unsafe fn start(
         &self,
         access: &mut impl EngineAccess,
@@ -171,7 +171,7 @@ impl Collectives {
         Ok(id)
     }
 
-    /// Network that rank 0 passed, on all ranks: for groups of some of them.
+    /// Network that rank 0 passed, on all ranks: for groups with some ranks.
     pub fn network(&self) -> Option<NetworkSource<'_>> {
         self.network.as_ref().map(|(name, text)| NetworkSource { name, text })
     }
@@ -179,7 +179,7 @@ impl Collectives {
     /// Algorithm by which a call would run.
     ///
     /// # Errors
-    /// Those of [`Collectives::start`].
+    /// Errors from [`Collectives::start`].
     pub fn selected(
         &self,
         access: &mut impl EngineAccess,
@@ -192,7 +192,7 @@ impl Collectives {
     /// True if a call is complete. Advances all calls if it is not.
     ///
     /// # Errors
-    /// Those of [`Collectives::progress`].
+    /// Errors from [`Collectives::progress`].
     pub fn is_done(&self, access: &mut impl EngineAccess, id: CallId) -> Result<bool, RunError> {
         let is_done = |access: &mut _| {
             let done = self.driver.call(access, |driver, _| Ok(driver.is_done(id)))?;
@@ -209,12 +209,11 @@ impl Collectives {
     /// Advances all calls as far as arrivals allow.
     ///
     /// # Errors
-    /// [`RunError::Closed`]; those of the fabric, such as the loss of a peer, after which all calls of the group
-    /// fail.
+    /// [`RunError::Closed`]; fabric errors, such as a lost peer, after which all calls in the group fail.
     pub fn progress(&self, access: &mut impl EngineAccess) -> Result<(), RunError> {
         let driven = self.driver.drive(access);
         self.concluded(access, driven)?.ok_or(RunError::Closed)?;
-        // The event of the poison may have gone to another poll.
+        // Another poll may have taken the poison event.
         access.with(|engine| engine.check())?;
         self.release_finished(access)
     }
@@ -222,8 +221,8 @@ impl Collectives {
     /// Advances all calls until this one is complete.
     ///
     /// # Errors
-    /// [`RunError::Timeout`] with the peers that block it, after which the wait may be repeated; those of the
-    /// fabric, such as the loss of a peer, after which all calls of the group fail.
+    /// [`RunError::Timeout`] with the peers that block it, after which the wait may be repeated; fabric errors, such as
+    /// a lost peer, after which all calls in the group fail.
     pub fn wait(
         &self,
         access: &mut impl EngineAccess,
@@ -266,7 +265,7 @@ impl Collectives {
         self.release_finished(access)
     }
 
-    /// Looks for messages for at most the spin deadline, without polls of the engine, while only short calls are in
+    /// Looks for messages for at most the spin deadline, without polling the engine, while only short calls are in
     /// flight.
     fn spin_short(
         &self,
@@ -293,8 +292,8 @@ impl Collectives {
         }
     }
 
-    /// Releases the memory; every rank calls this. Calls under way complete first; waits of other threads end
-    /// with [`RunError::Closed`]. A second call returns at once.
+    /// Releases the memory; every rank calls this. Calls under way complete first; waits in other threads end with
+    /// [`RunError::Closed`]. A second call returns at once.
     ///
     /// # Errors
     /// [`weft_fabric::Error::Timeout`] if the other ranks do not start the same calls, or do not call this: the
@@ -337,8 +336,8 @@ impl Collectives {
         settled
     }
 
-    /// Result of a step of the driver. A failure for which a peer is at fault poisons the group, and its error is that
-    /// of the poison.
+    /// Driver step outcome. A failure for which a peer is at fault poisons the group, and the returned error is the
+    /// poison's.
     fn concluded<T>(
         &self,
         access: &mut impl EngineAccess,
@@ -355,7 +354,7 @@ impl Collectives {
         result
     }
 
-    /// Releases the inputs of complete calls.
+    /// Releases the inputs to complete calls.
     fn release_finished(&self, access: &mut impl EngineAccess) -> Result<(), RunError> {
         if self.registered.load(Ordering::Relaxed) == 0 {
             return Ok(());

@@ -1,21 +1,21 @@
-//! Configuration of collectives.
+//! Collectives configuration.
 
 use crate::op::MAX_RANKS;
 use crate::run_error::RunError;
 
-/// Configuration of [`Collectives`](super::Collectives), equal on all ranks but for the threads.
+/// Configuration for [`Collectives`](super::Collectives), equal on all ranks but for the threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectivesConfig {
-    /// Chunks under way at a time, each on a channel of its own.
+    /// Chunks under way at a time, each on a separate channel.
     pub channels: u32,
-    /// Staging memory of a channel, in bytes: an upper limit of a chunk with its scratch. A multiple of 64.
+    /// Staging memory per channel, in bytes: an upper limit on a chunk with its scratch. A multiple of 64.
     pub channel_bytes: u64,
-    /// Bytes of a vector from which writes read the caller's input in place; `None`: 16 KiB where all routes are shm, else
+    /// Vector size in bytes from which writes read the caller's input in place; `None`: 16 KiB where all routes are shm, else
     /// 128 KiB. Shorter inputs are copied to staging memory, which costs less than a registration.
     pub in_place_bytes: Option<u64>,
-    /// Sums are added in the order of ranks: the same bits on all ranks, in all runs, for all numbers of chunks and
-    /// channels. Reductions then run by `one-shot`, `two-shot`, `direct` and `direct-read` alone; a call that names
-    /// another algorithm is rejected.
+    /// Sums are added in rank order: the same bits on all ranks, in all runs, for all chunk and channel counts. Only
+    /// `one-shot`, `two-shot`, `direct` and `direct-read` reductions then run; a call that names another algorithm is
+    /// rejected.
     pub reproducible: bool,
     /// Threads that reduce a long vector, with the one that makes progress; may differ between ranks. 0: as many as
     /// this rank has cores ([`weft_fabric::ProcessorShare`]), at most 8. The others start at the first long reduction and end with
@@ -24,7 +24,7 @@ pub struct CollectivesConfig {
 }
 
 impl Default for CollectivesConfig {
-    /// 4 channels of 1 MiB; inputs are read in place from lengths by the routes; any order of sums; one thread.
+    /// 4 channels with 1 MiB each; the routes decide which lengths are read in place; any summation order; one thread.
     fn default() -> CollectivesConfig {
         CollectivesConfig {
             channels: 4,
@@ -36,40 +36,40 @@ impl Default for CollectivesConfig {
     }
 }
 
-/// Properties of the routes of all pairs of ranks, equal on all ranks.
+/// Route properties over all rank pairs, equal on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupRoutes {
-    /// All routes keep the order of arrivals.
+    /// All routes keep the arrival order.
     pub ordered: bool,
     /// All routes are shm.
     pub one_host: bool,
-    /// Both ends of all routes map each other's memory.
+    /// Both ends on all routes map each other's memory.
     pub mapped: bool,
-    /// Each rank can read the private memory of all others.
+    /// Each rank can read the private memory on all others.
     pub reads: bool,
 }
 
-/// Bytes of a vector from which writes read the caller's input in place: over shm, where a registration is an entry of a
-/// table, and over routes that may pin its pages.
+/// Vector size in bytes from which writes read the caller's input in place: over shm, where a registration is a table entry,
+/// and over routes that may pin the pages.
 const IN_PLACE_BYTES: u64 = 16 << 10;
 const PINNED_BYTES: u64 = 128 << 10;
-/// Limit of channels.
+/// Maximum channel count.
 const MAX_CHANNELS: u32 = 256;
-/// Limit of threads, and of those that are chosen by the number of cores.
+/// Maximum thread count, and the maximum if the core count decides.
 const MAX_THREADS: u32 = 64;
 const MAX_CHOSEN_THREADS: usize = 8;
-/// Shortest staging memory of a channel, in bytes.
+/// Minimum staging memory per channel, in bytes.
 const MIN_CHANNEL_BYTES: u64 = 1024;
-/// Lanes between two ranks on routes that do not keep order: a ring needs twice as many as ranks, a pipelined
-/// tree of 8 chunks 16. Many ranks get fewer, as an engine's table holds the lanes of all peers.
+/// Lanes between two ranks on routes that do not keep order: a ring needs twice as many as ranks, a pipelined tree with
+/// 8 chunks 16. Many ranks get fewer, as an engine's table holds the lanes for all peers.
 const MIN_LANES: u32 = 8;
 const MAX_LANES: u32 = 64;
 const PIPELINE_LANES: u32 = 32;
-/// Limit of ranks times lanes.
+/// Limit on ranks times lanes.
 const ENDS: u32 = 4096;
 
 impl CollectivesConfig {
-    /// Checks the values for a group of `ranks`.
+    /// Checks the values for a group of `ranks` ranks.
     pub(super) fn check(&self, ranks: u32) -> Result<(), RunError> {
         let limit = |what, wanted: u64, limit: u64| {
             if wanted > limit { Err(RunError::TooLarge { what, wanted, limit }) } else { Ok(()) }
@@ -90,13 +90,13 @@ impl CollectivesConfig {
         Ok(())
     }
 
-    /// Bytes of a vector from which writes read the caller's input in place.
+    /// Vector size in bytes from which writes read the caller's input in place.
     pub(super) fn in_place_from(&self, routes: &GroupRoutes) -> u64 {
         let by_routes = if routes.one_host { IN_PLACE_BYTES } else { PINNED_BYTES };
         self.in_place_bytes.unwrap_or(by_routes)
     }
 
-    /// Threads of a rank that has this many cores.
+    /// Threads for a rank that has this many cores.
     pub(super) fn threads(&self, cores: usize) -> u32 {
         match self.reduction_threads {
             0 => cores.clamp(1, MAX_CHOSEN_THREADS) as u32,

@@ -1,5 +1,5 @@
-//! Direct results: steps that write the last value of a result write it to the caller's memory, which saves a copy
-//! from staging memory.
+//! Direct results: steps that write the last value in a result write it to the caller's memory, which saves a copy from
+//! staging memory.
 //!
 //! A step qualifies if no later step, and no later arrival, accesses the bytes. The caller's output may be its
 //! input: no later step may then read the input there, and earlier writes that read it drain first.
@@ -10,9 +10,9 @@ use crate::op::Collective;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Redirects the steps of a plan, and splits its results accordingly. A result that is already in the caller's
-/// memory stays as a piece from there to itself, for averages. `landed` are the bytes of staging memory that each wait
-/// of the plan covers, in the order of the waits.
+/// Redirects a plan's steps, and splits the results accordingly. A result that is already in the caller's memory stays
+/// as a segment from there to itself, for averages. `landed` has the staging memory bytes that each wait in the plan
+/// covers, in wait order.
 pub(super) fn redirect(
     plan: &mut Plan,
     collective: Collective,
@@ -23,7 +23,7 @@ pub(super) fn redirect(
     results.sort_unstable_by_key(|piece| staging(piece.source, piece.bytes).map(|at| at.start));
     let mut later = Later::default();
     let mut waits = landed.iter().rev();
-    // Indices of redirected steps, from the last, with the input that each may overwrite.
+    // Redirected step indices, from the last, with the input that each may overwrite.
     let mut redirected = Vec::new();
     let mut direct = BTreeMap::new();
     for index in (0..plan.steps.len()).rev() {
@@ -56,11 +56,11 @@ pub(super) fn redirect(
     plan.results = split(&results, &direct);
 }
 
-/// Accesses of later steps.
+/// Accesses by later steps.
 #[derive(Default)]
 struct Later {
     staging: Ranges,
-    /// Reads of the caller's input, by share.
+    /// Reads from the caller's input, by share.
     input: BTreeMap<u32, Ranges>,
 }
 
@@ -79,7 +79,7 @@ impl Later {
                 self.add_place(piece.source, piece.bytes);
                 self.add_place(piece.target, piece.bytes);
             }
-            // Plans of folds have no results in staging memory.
+            // Fold plans have no results in staging memory.
             Step::Wait { .. } | Step::Drain { .. } | Step::Fold { .. } => {}
         }
     }
@@ -95,7 +95,7 @@ impl Later {
     }
 }
 
-/// Bytes of staging memory that a local step writes.
+/// Staging memory bytes that a local step writes.
 fn written(step: &Step) -> Option<Range<u64>> {
     match step {
         Step::Combine { target, bytes, .. } => staging(*target, *bytes),
@@ -119,7 +119,7 @@ fn set_target(step: &mut Step, place: Place) {
     }
 }
 
-/// Place of these bytes in the caller's output, if one result contains them all. `results` are sorted.
+/// Place for these bytes in the caller's output, if one result contains them all. `results` are sorted.
 fn place_of(results: &[Piece], bytes: &Range<u64>) -> Option<Place> {
     let after = results.partition_point(|piece| {
         staging(piece.source, piece.bytes).is_some_and(|at| at.start <= bytes.start)
@@ -129,7 +129,7 @@ fn place_of(results: &[Piece], bytes: &Range<u64>) -> Option<Place> {
     (bytes.end <= at.end).then(|| piece.target.after(bytes.start - at.start))
 }
 
-/// Place in the input that this place of the output may be, see [`Call::output`](super::Call::output).
+/// Input place that this output place may be, see [`Call::output`](super::Call::output).
 fn alias(collective: Collective, me: u32, output: Place) -> Option<Place> {
     let Place::Output { share, offset } = output else { return None };
     match collective {
@@ -142,8 +142,8 @@ fn alias(collective: Collective, me: u32, output: Place) -> Option<Place> {
     }
 }
 
-/// True if `step` may overwrite this place of the input: the step itself reads only the same elements there, and no
-/// later step any.
+/// True if `step` may overwrite this input place: the step itself reads only the same elements there, and no later step
+/// any.
 fn overwrites(step: &Step, input: Option<Place>, bytes: u64, later: &Later) -> bool {
     let Some(Place::Input { share, offset }) = input else { return true };
     let range = offset..offset + bytes;
@@ -161,7 +161,7 @@ fn overwrites(step: &Step, input: Option<Place>, bytes: u64, later: &Later) -> b
     }
 }
 
-/// Ranks to which writes before step `end` read this place of the input, each once.
+/// Ranks to which writes before step `end` read this input place, each once.
 fn readers(plan: &Plan, end: usize, input: Place, bytes: u64) -> Vec<u32> {
     let Place::Input { share, offset } = input else { return Vec::new() };
     let reads = |piece: &Piece| match piece.source {
@@ -182,7 +182,7 @@ fn readers(plan: &Plan, end: usize, input: Place, bytes: u64) -> Vec<u32> {
     readers
 }
 
-/// Results without the bytes that are `direct`, and those as pieces of the caller's memory.
+/// Results without the `direct` bytes, and those bytes as segments in the caller's memory.
 fn split(results: &[Piece], direct: &BTreeMap<u64, (u64, Place)>) -> Vec<Piece> {
     let mut all = Vec::new();
     for &Piece { source, target, bytes } in results {
@@ -202,7 +202,7 @@ fn split(results: &[Piece], direct: &BTreeMap<u64, (u64, Place)>) -> Vec<Piece> 
     all
 }
 
-/// Set of disjoint ranges: ends by start.
+/// Disjoint range set: ends by start.
 #[derive(Default)]
 struct Ranges(BTreeMap<u64, u64>);
 
@@ -236,7 +236,8 @@ mod tests {
 
     fn plan_of(collective: Collective, algorithm: Algorithm, ranks: u32, staged: bool) -> Plan {
         let schedule = build(collective, algorithm, ranks, &Options::default()).unwrap();
-        let shape = ChunkShape { elements: 96, element_bytes: 4, staged_input: staged };
+        let shape =
+            ChunkShape { elements: 96, element_bytes: 4, staged_input: staged, is_wide: false };
         plan(&schedule, Rank(1), shape, |_| PlanRoute::SELF)
     }
 
@@ -259,7 +260,7 @@ mod tests {
     fn only_arrivals_and_what_is_sent_on_are_copied() {
         let gather = plan_of(Collective::AllGather, Algorithm::Direct, 3, false);
         assert_eq!(copied(&gather), 96 * 4 / 3 * 2);
-        // Each rank sends its part of the sum on.
+        // Each rank sends on its part in the sum.
         let two_shot = plan_of(Collective::AllReduce, Algorithm::TwoShot, 3, false);
         assert_eq!(copied(&two_shot), 96 * 4);
     }
@@ -276,7 +277,7 @@ mod tests {
         };
         assert_eq!(drains(false), 2);
         assert_eq!(drains(true), 0);
-        // The part of the input at the output stays at this rank.
+        // The input part at the output stays at this rank.
         let own = plan_of(Collective::ReduceScatter, Algorithm::Direct, 3, false);
         assert!(!own.steps.iter().any(|step| matches!(step, Step::Drain { .. })));
     }

@@ -1,7 +1,7 @@
-//! Driver: all channels of an executor as one polled state machine over an engine.
+//! Driver: all channels in an executor as one polled state machine over an engine.
 //!
-//! Calls are divided into chunks, and chunk `i` of all chunks so far runs on channel `i mod channels`, on every
-//! rank: numbers of chunks do not travel.
+//! Calls are divided into chunks, and chunk `i` among all chunks so far runs on channel `i mod channels`, on every
+//! rank: chunk numbers do not travel.
 
 mod call_queue;
 mod connection;
@@ -20,7 +20,7 @@ use weft_fabric::{
     CounterId, Engine, Event, MailboxWaits, MemoryReader, MissingPeer, Region, Requests, Time,
 };
 
-/// State of a wait for a call, and of short calls.
+/// Wait state for a call, and for short calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ShortState {
     /// The awaited call is complete.
@@ -33,29 +33,29 @@ pub(super) enum ShortState {
     None,
 }
 
-/// State machine of the collectives of a group: no clock, no I/O.
+/// State machine for a group's collectives: no clock, no I/O.
 pub struct Executor {
     ranks: u32,
     namespace: u16,
     planner: Planner,
     region: Region,
     channels: Vec<Channel>,
-    /// Counters of all channels, sorted, with channel and lane.
+    /// Counters for all channels, sorted, with channel and lane.
     lanes: Vec<(CounterId, u16, u16)>,
-    /// The same in the order of their creation.
+    /// The same in creation order.
     counters: Vec<CounterId>,
     calls: CallQueue,
     /// Calls by messages, if the routes permit them.
     short: Option<ShortCalls>,
     reducer: Reducer,
-    /// Readers of peers' memory, by rank.
+    /// Readers for peer memory, by rank.
     readers: Vec<Option<Arc<dyn MemoryReader>>>,
-    /// A step waits for the requests of the last poll to leave.
+    /// True while a step waits until the requests from the last poll leave.
     paused: bool,
 }
 
 impl Executor {
-    /// Starts a call; its chunks begin with the next poll.
+    /// Starts a call; the chunks begin with the next poll.
     ///
     /// # Safety
     /// As for [`Collectives::start`](super::Collectives::start).
@@ -65,7 +65,7 @@ impl Executor {
     pub unsafe fn start(&mut self, engine: &mut Engine, call: &Call) -> Result<CallId, RunError> {
         let division = self.divide(call)?;
         let input = match division.reads_input() {
-            // SAFETY: the caller keeps the contract of this function.
+            // SAFETY: the caller keeps this function's contract.
             true => Some(unsafe { call.register(engine) }?),
             false => None,
         };
@@ -78,7 +78,7 @@ impl Executor {
         self.divide_checked(call)
     }
 
-    /// Checks the arguments of a call.
+    /// Checks a call's arguments.
     pub(super) fn check(&self, call: &Call) -> Result<(), RunError> {
         call.check(self.ranks, self.planner.rank())
     }
@@ -93,24 +93,24 @@ impl Executor {
         self.planner.set_tuning(tuning);
     }
 
-    /// Runs HDRM in the order of this placement, equal on all ranks, from now on, and selects all-reduces by estimates
-    /// on its network.
+    /// From now on, runs HDRM in this placement's order, equal on all ranks, and selects all-reduces by estimates on
+    /// the placement's network.
     pub fn set_placement(&mut self, placement: Option<Placement>) {
         self.planner.set_placement(placement);
     }
 
-    /// Reduces long vectors by this many threads with the calling one, from now on. By default one: polls then use
-    /// the calling thread alone.
+    /// Reduces long vectors by this many threads with the calling one, from now on. By default one: polls then use only
+    /// the calling thread.
     pub fn set_reduction_threads(&mut self, threads: u32) {
         self.reducer = Reducer::new(&self.readers, threads as usize);
     }
 
-    /// Announcements of waits for short calls.
+    /// Wait announcements for short calls.
     pub(super) fn waits(&self) -> Option<Arc<MailboxWaits>> {
         self.short.as_ref().map(|short| short.waits().clone())
     }
 
-    /// Starts a call that was checked if it is short, and sends its messages.
+    /// Starts a checked call if it is short, and sends the messages.
     pub(super) fn begin_short(&mut self, call: &Call) -> Result<Option<CallId>, RunError> {
         let Some(short) = &mut self.short else { return Ok(None) };
         if !self.planner.is_short(call)? {
@@ -150,7 +150,7 @@ impl Executor {
         ShortState::Alone
     }
 
-    /// Adds a call, and begins as many of its chunks as there are idle channels.
+    /// Adds a call, and begins as many chunks as there are idle channels.
     pub(super) fn begin_call(
         &mut self,
         call: &Call,
@@ -163,17 +163,17 @@ impl Executor {
         Ok(id)
     }
 
-    /// Adds a call. Its chunks begin with the next poll.
+    /// Adds a call. The chunks begin with the next poll.
     pub(super) fn add(&mut self, call: &Call, division: Division, input: Option<Region>) -> CallId {
         self.calls.add(call, division, input)
     }
 
-    /// True if all chunks of a call are complete.
+    /// True if all chunks in a call are complete.
     pub fn is_done(&self, id: CallId) -> bool {
         self.calls.is_done(id)
     }
 
-    /// Region of an input that is no longer needed; the caller releases it.
+    /// Input region that is no longer needed; the caller releases it.
     pub fn take_finished(&mut self) -> Option<Region> {
         self.calls.take_finished()
     }
@@ -183,7 +183,7 @@ impl Executor {
         self.calls.is_empty()
     }
 
-    /// Peers that block a call: those of the oldest chunk under way.
+    /// Peers that block a call: the peers that block its oldest chunk under way.
     pub fn missing(&self, id: CallId) -> Vec<MissingPeer> {
         let count = self.channels.len() as u64;
         let oldest =
@@ -267,7 +267,7 @@ impl Executor {
         Ok(any)
     }
 
-    /// Begins and advances chunks until all of them have to wait.
+    /// Begins and advances chunks until all have to wait.
     fn advance_all(&mut self, requests: &mut Requests) -> Result<(), RunError> {
         self.paused = false;
         loop {

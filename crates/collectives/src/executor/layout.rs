@@ -1,23 +1,23 @@
-//! Layout of a chunk: positions of the blocks of a schedule in user memory and in a channel's staging memory.
+//! Chunk layout: where schedule blocks lie in user memory and in a channel's staging memory.
 //!
-//! A call on a vector is divided into chunks; each chunk is a vector of its own for the schedule. A buffer of
-//! shares (such as the input of a reduce-scatter) contributes the same slice of each of its shares, so that a
-//! chunk of `N` shares of `u` elements lies at a stride of the whole share in user memory. Staging memory holds,
-//! from its start: the output, the scratch, and a copy of the input if the plan has one.
+//! A call on a vector is divided into chunks; to the schedule, each chunk is a whole vector. A buffer with shares (such
+//! as a reduce-scatter input) contributes the same slice from each share, so that a chunk with `N` shares, `u` elements
+//! each, lies at the whole share's stride in user memory. Staging memory holds, from the start: the output, the
+//! scratch, and an input copy if the plan has one.
 
 use crate::op::{Buffer, Collective, Rank, Span};
 use crate::schedule::{Schedule, block_start};
 use std::ops::Range;
 
-/// Alignment of the areas of staging memory, in bytes: a cache line.
+/// Area alignment in staging memory, in bytes: a cache line.
 const AREA_ALIGNMENT: u64 = 64;
 
-/// Position of bytes at one rank.
+/// Byte position at one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Offset in this share of the chunk in the caller's input.
+    /// Offset in this chunk share in the caller's input.
     Input { share: u32, offset: u64 },
-    /// Offset in this share of the chunk in the caller's output.
+    /// Offset in this chunk share in the caller's output.
     Output { share: u32, offset: u64 },
     /// Offset in the channel's staging memory.
     Staging(u64),
@@ -34,7 +34,7 @@ impl Place {
     }
 }
 
-/// Equal pieces of the memory of two ranks, or of one.
+/// Equal memory segments at two ranks, or at one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub source: Place,
@@ -42,11 +42,11 @@ pub(crate) struct Piece {
     pub bytes: u64,
 }
 
-/// Layout of one chunk on all ranks.
+/// Layout for one chunk on all ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout<'a, S> {
     schedule: &'a S,
-    /// Elements of the chunk's vector.
+    /// Elements in the chunk's vector.
     elements: u64,
     element_bytes: u64,
     /// Input is read from a copy in staging memory.
@@ -83,17 +83,17 @@ impl<'a, S: Schedule> Layout<'a, S> {
         }
     }
 
-    /// Bytes of staging memory, on the rank that needs most.
+    /// Staging memory bytes on the rank that needs most.
     pub fn staging_bytes(&self) -> u64 {
         self.total
     }
 
-    /// Offset of the input's copy in staging memory.
+    /// Offset to the input copy in staging memory.
     pub fn staged_input(&self) -> u64 {
         self.staged
     }
 
-    /// Number of shares of a buffer of the caller, and bytes of each in the chunk.
+    /// Share count in a caller's buffer, and chunk bytes in each.
     pub fn shares(&self, rank: Rank, buffer: Buffer) -> (u32, u64) {
         let blocks = self.schedule.buffer_blocks(rank, buffer);
         if blocks == 0 {
@@ -107,7 +107,7 @@ impl<'a, S: Schedule> Layout<'a, S> {
         }
     }
 
-    /// Blocks of a share, if the buffer consists of shares.
+    /// Blocks per share, if the buffer consists of shares.
     fn share_blocks(&self, buffer: Buffer) -> Option<u32> {
         let (blocks, ranks) = (self.schedule.blocks(), self.schedule.ranks());
         let has_shares = matches!(
@@ -118,19 +118,19 @@ impl<'a, S: Schedule> Layout<'a, S> {
         has_shares.then_some(blocks / ranks)
     }
 
-    /// First byte of a block in the chunk's vector.
+    /// First byte for a block in the chunk's vector.
     fn start(&self, block: u32) -> u64 {
         block_start(self.elements, self.schedule.blocks(), block) * self.element_bytes
     }
 
-    /// Offset of a block in the packed buffer of a rank, and its bytes.
+    /// Block offset in a rank's packed buffer, and block bytes.
     fn packed(&self, rank: Rank, buffer: Buffer, index: u32) -> (u64, u64) {
         let first = self.schedule.first_block(rank, buffer);
         let begin = self.start(first + index);
         (begin - self.start(first), self.start(first + index + 1) - begin)
     }
 
-    /// Position of a block in the caller's buffer at `rank`.
+    /// Block position in the caller's buffer at `rank`.
     pub fn user(&self, rank: Rank, buffer: Buffer, index: u32) -> Place {
         let (offset, _) = self.packed(rank, buffer, index);
         let (share, offset) = match self.share_blocks(buffer) {
@@ -146,7 +146,7 @@ impl<'a, S: Schedule> Layout<'a, S> {
         }
     }
 
-    /// Position of a block, and its bytes.
+    /// Block position and bytes.
     pub fn block(&self, rank: Rank, buffer: Buffer, index: u32) -> (Place, u64) {
         if buffer == Buffer::Scratch {
             let offset = self.scratch + u64::from(index) * self.slot_bytes;
@@ -161,8 +161,8 @@ impl<'a, S: Schedule> Layout<'a, S> {
         (place, bytes)
     }
 
-    /// Pieces of a transfer from `source` at `from` to `target` at `to`; adjacent blocks are joined. Sender and
-    /// receiver compute the same pieces.
+    /// Segments in a transfer from `source` at `from` to `target` at `to`; adjacent blocks are joined. Sender and
+    /// receiver compute the same segments.
     pub fn pieces(&self, from: Rank, source: Span, to: Rank, target: Span) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::new();
         for index in 0..source.blocks.min(target.blocks) {
@@ -183,7 +183,7 @@ impl<'a, S: Schedule> Layout<'a, S> {
         pieces
     }
 
-    /// Blocks of the output of `rank`, by index.
+    /// Output blocks at `rank`, by index.
     pub fn output_blocks(&self, rank: Rank) -> Range<u32> {
         0..self.schedule.buffer_blocks(rank, Buffer::Output)
     }

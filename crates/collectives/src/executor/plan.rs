@@ -1,4 +1,4 @@
-//! Plan: the operations of one rank on one chunk, with all positions, lanes and counts resolved.
+//! Plan: one rank's operations on one chunk, with all positions, lanes and counts resolved.
 
 use super::direct_results;
 use super::layout::{Layout, Piece, Place};
@@ -9,30 +9,36 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use weft_fabric::PartRule;
 
-/// Properties of the route between two ranks, equal at both.
+/// Route properties between two ranks, equal at both.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlanRoute {
     pub parts: PartRule,
-    /// Arrivals keep the order of posts: one lane counts all writes.
+    /// True if arrivals keep the post order: one lane counts all writes.
     pub ordered: bool,
 }
 
 impl PlanRoute {
-    /// Route of a rank to itself, which no plan uses.
+    /// A rank's route to itself, which no plan uses.
     pub const SELF: PlanRoute = PlanRoute { parts: PartRule::WHOLE, ordered: true };
 }
 
-/// Arguments of a plan that are equal on all ranks.
+/// Bytes per element in staging memory that is kept in float32.
+pub(crate) const WIDE_BYTES: u64 = 4;
+
+/// Plan arguments that are equal on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChunkShape {
-    /// Elements of the chunk's vector.
+    /// Elements in the chunk's vector.
     pub elements: u64,
     pub element_bytes: u64,
     /// The input is copied to staging memory first.
     pub staged_input: bool,
+    /// True if staging memory has float32 for 8-bit or 16-bit elements in the caller's memory: the staged input and the
+    /// results are converted, and no step accesses the caller's memory.
+    pub is_wide: bool,
 }
 
-/// Largest number of lanes from a rank to another.
+/// Maximum number of lanes from one rank to another.
 pub(crate) fn pair_lanes(schedule: &impl Schedule) -> u32 {
     let mut most = 0;
     let mut of_rank: HashSet<(u32, u32)> = HashSet::new();
@@ -53,14 +59,14 @@ pub(crate) fn pair_lanes(schedule: &impl Schedule) -> u32 {
     most
 }
 
-/// Builds the plan of rank `me`.
+/// Builds the plan for rank `me`.
 pub(crate) fn plan<S: Schedule>(
     schedule: &S,
     me: Rank,
     shape: ChunkShape,
     route: impl Fn(u32) -> PlanRoute,
 ) -> Plan {
-    let ChunkShape { elements, element_bytes, staged_input } = shape;
+    let ChunkShape { elements, element_bytes, staged_input, is_wide } = shape;
     let layout = Layout::new(schedule, elements, element_bytes, staged_input);
     let mut builder = Builder {
         layout: &layout,
@@ -79,7 +85,10 @@ pub(crate) fn plan<S: Schedule>(
     }
     builder.results();
     let Builder { mut plan, landed, .. } = builder;
-    direct_results::redirect(&mut plan, schedule.collective(), me.0, &landed);
+    plan.is_wide = is_wide;
+    if !is_wide {
+        direct_results::redirect(&mut plan, schedule.collective(), me.0, &landed);
+    }
     plan
 }
 
@@ -90,18 +99,18 @@ struct Builder<'a, 's, S> {
     plan: Plan,
     /// Lanes toward each rank so far.
     sent: HashMap<u32, PairLanes>,
-    /// Raises by each rank, in the order of its writes.
+    /// Raises by each rank, in write order.
     received: HashMap<u32, Vec<Arrival>>,
-    /// Bytes of staging memory that each wait covers first.
+    /// Staging memory bytes that each wait covers first.
     landed: Vec<Vec<Range<u64>>>,
 }
 
-/// Number of lanes of a pair so far, by the lane of the schedule.
+/// Lane count for a pair so far, by schedule lane.
 #[derive(Default)]
 pub(super) struct PairLanes(HashMap<u32, u16>);
 
 impl PairLanes {
-    /// Lane of the fabric for a lane of the schedule.
+    /// Fabric lane for a schedule lane.
     pub fn lane(&mut self, lane: u32, ordered: bool) -> u16 {
         let next = self.0.len() as u16;
         if ordered { 0 } else { *self.0.entry(lane).or_insert(next) }
@@ -110,13 +119,13 @@ impl PairLanes {
 
 /// A peer's write to this rank.
 struct Arrival {
-    /// Lane of the schedule.
+    /// Schedule lane.
     lane: u32,
-    /// Lane of the fabric.
+    /// Fabric lane.
     fabric_lane: u16,
-    /// Raises of the fabric's lane up to this write.
+    /// Fabric lane raises up to this write.
     raises: u64,
-    /// Written bytes of staging memory; empty once a wait covers them.
+    /// Written bytes in staging memory; empty once a wait covers them.
     targets: Vec<Range<u64>>,
 }
 
@@ -153,7 +162,7 @@ impl<S: Schedule> Builder<'_, '_, S> {
     }
 
     /// Removes the last step but waits if it copies exactly to `target`; returns its source. A sum that begins with a
-    /// copy reads the source instead: only waits stand between, which access no memory of this rank.
+    /// copy reads the source instead: only waits stand between, which access no memory on this rank.
     fn take_copy(&mut self, target: Place, bytes: u64) -> Option<Place> {
         let is_wait = |step: &Step| matches!(step, Step::Wait { .. });
         let last = self.plan.steps.iter().rposition(|step| !is_wait(step))?;
@@ -201,7 +210,7 @@ impl<S: Schedule> Builder<'_, '_, S> {
         self.plan.steps.push(Step::Wait { from: from.0, lane, raises });
     }
 
-    /// Writes of `from` to this rank, in the order of its operations.
+    /// Writes from `from` to this rank, in operation order.
     fn arrivals(&self, from: Rank, route: PlanRoute) -> Vec<Arrival> {
         let mut arrivals = Vec::new();
         let mut lanes = PairLanes::default();
@@ -227,7 +236,7 @@ impl<S: Schedule> Builder<'_, '_, S> {
         arrivals
     }
 
-    /// Copies of the output blocks to the caller's memory.
+    /// Copies from the output blocks to the caller's memory.
     fn results(&mut self) {
         for index in self.layout.output_blocks(self.me) {
             let (source, bytes) = self.layout.block(self.me, Buffer::Output, index);
@@ -246,7 +255,7 @@ impl<S: Schedule> Builder<'_, '_, S> {
     }
 }
 
-/// Number of shares of the caller's input and output at a rank.
+/// Share count in the caller's input and output at a rank.
 pub(crate) fn user_shares(collective: Collective, ranks: u32, rank: Rank) -> (u32, u32) {
     match collective {
         Collective::AllReduce => (1, 1),

@@ -1,9 +1,9 @@
-//! Planner: division of calls into chunks, and the plans of their shapes.
+//! Planner: divides calls into chunks, and keeps the plans for their shapes.
 
 use super::call::Call;
 use super::config::{CollectivesConfig, GroupRoutes};
 use super::layout::Layout;
-use super::plan::{self, ChunkShape, PlanRoute};
+use super::plan::{self, ChunkShape, PlanRoute, WIDE_BYTES};
 use super::read_plan;
 use super::selection::{self, Routes, Selector};
 use super::short;
@@ -18,22 +18,22 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use weft_fabric::{Engine, Route};
 
-/// Limit of plans that are kept, and of divisions.
+/// Maximum kept plans, and kept divisions.
 const MAX_PLANS: usize = 4096;
-/// Bytes of a chunk that is read in place, in those of a channel.
+/// Bytes in a chunk that is read in place, in multiples of the channel bytes.
 const READ_CHUNK: u64 = 4;
-/// Elements of which the shares of chunks are multiples, where a chunk has as many.
+/// Chunk share granularity in elements, where a chunk has as many.
 const CHUNK_ALIGNMENT: u64 = 64;
 
-/// Division of a call into chunks, with their plans.
+/// Call division into chunks, with their plans.
 #[derive(Clone, Debug)]
 pub(super) struct Division {
-    /// Plan of all chunks but the last.
+    /// Plan for all chunks but the last.
     pub full: Arc<Plan>,
-    /// Plan of the last chunk.
+    /// Plan for the last chunk.
     pub last: Arc<Plan>,
     pub chunks: u64,
-    /// Bytes of each share in a full chunk.
+    /// Bytes per share in a full chunk.
     pub share_bytes: u64,
     pub algorithm: (Algorithm, Options),
     /// True if it runs as a short call, where mailboxes exist.
@@ -56,6 +56,7 @@ struct PlanKey {
     elements: u64,
     element_bytes: u64,
     staged_input: bool,
+    is_wide: bool,
 }
 
 pub(super) struct Planner {
@@ -69,20 +70,20 @@ pub(super) struct Planner {
     /// Route to each rank; `None` for this one.
     routes: Vec<Option<PlanRoute>>,
     plans: HashMap<PlanKey, Arc<Plan>>,
-    /// Shape of the last call, and its division.
+    /// Last call's shape and division.
     recent: Option<(CallShape, Division)>,
     divisions: HashMap<CallShape, Division>,
-    /// Lanes that a pair of ranks needs, at most.
+    /// Maximum lanes that a rank pair needs.
     pair_lanes: HashMap<ScheduleKey, u32>,
 }
 
-/// Collective, bytes of an element, elements, algorithm, and if the input is scaled.
-type CallShape = (Collective, usize, u64, Option<(Algorithm, Options)>, bool);
-/// Collective, algorithm, and its options.
+/// Collective, bytes per element, elements, algorithm, if the input is scaled, and if the result is rounded once.
+type CallShape = (Collective, usize, u64, Option<(Algorithm, Options)>, bool, bool);
+/// Collective, algorithm, and algorithm options.
 type ScheduleKey = (Collective, Algorithm, u32, u32);
 
 impl Planner {
-    /// Planner of one rank of an engine whose routes are resolved.
+    /// Planner for one rank whose engine has resolved the routes.
     pub fn new(
         engine: &Engine,
         config: CollectivesConfig,
@@ -110,7 +111,7 @@ impl Planner {
         }
     }
 
-    /// Rank of the plans.
+    /// Rank that the plans are for.
     pub fn rank(&self) -> Rank {
         self.rank
     }
@@ -121,7 +122,8 @@ impl Planner {
         self.divisions.clear();
     }
 
-    /// Runs HDRM in the order of this placement from now on, and selects all-reduces by estimates on its network.
+    /// From now on, runs HDRM in this placement's order, and selects all-reduces by estimates on the placement's
+    /// network.
     pub fn set_placement(&mut self, placement: Option<Placement>) {
         (self.recent, self.placement) = (None, placement);
         self.divisions.clear();
@@ -159,7 +161,7 @@ impl Planner {
     /// True if a call runs as a short call, where mailboxes exist.
     ///
     /// # Errors
-    /// Those of [`Planner::divide`].
+    /// Errors from [`Planner::divide`].
     pub fn is_short(&mut self, call: &Call) -> Result<bool, RunError> {
         match &self.recent {
             Some((recent, division)) if *recent == shape_of(call) => Ok(division.is_short),
@@ -180,6 +182,7 @@ impl Planner {
             routes,
             ranks: self.ranks,
             reproducible: self.config.reproducible,
+            is_rounded: call.is_rounded(),
             has_hdrm: self.placement.as_ref().is_some_and(|one| one.order().is_ok()),
         };
         let shape = (call.collective, call.bytes());
@@ -216,9 +219,12 @@ impl Planner {
             return Err(RunError::TooLarge { what, wanted, limit: 0 });
         }
         let is_short = call.bytes() < self.config.in_place_from(&self.group);
-        let staged_input = !reads && (is_short || is_scaled);
+        // Two contributions are folded once, in float32; only a division would round them again.
+        let folds_once = self.ranks <= 2 && !call.divides();
+        let is_wide = !reads && !folds_once && call.is_rounded();
+        let staged_input = !reads && (is_short || is_scaled || is_wide);
         let shares = if call.collective.shares() { u64::from(self.ranks) } else { 1 };
-        let element_bytes = call.element.bytes() as u64;
+        let element_bytes = if is_wide { WIDE_BYTES } else { call.element.bytes() as u64 };
         let whole = call.elements / shares;
         let staging = |share: u64| {
             if reads {
@@ -238,12 +244,13 @@ impl Planner {
                 elements: share * shares,
                 element_bytes,
                 staged_input,
+                is_wide,
             };
             self.plan(key, &schedule)
         };
         let last = plan_of(whole - share * chunks.saturating_sub(1))?;
         let full = if chunks > 1 { plan_of(share)? } else { last.clone() };
-        let share_bytes = share * element_bytes;
+        let share_bytes = share * call.element.bytes() as u64;
         let is_short = short::is_short(call.collective, algorithm, call.bytes(), self.ranks);
         let is_short = is_short && chunks > 0;
         Ok(Division { full, last, chunks, share_bytes, algorithm: (algorithm, options), is_short })
@@ -264,8 +271,8 @@ impl Planner {
             .map_err(|error| RunError::Invalid { what: "algorithm", detail: error.to_string() })
     }
 
-    /// Checks that no pair of ranks needs more lanes than there are: on all ranks alike, as no rank may start a
-    /// call that another rejects.
+    /// Checks that no rank pair needs more lanes than there are: on all ranks alike, as no rank may start a call that
+    /// another rejects.
     fn check_lanes(&mut self, key: ScheduleKey, schedule: &AnySchedule) -> Result<(), RunError> {
         if self.lanes == 1 {
             return Ok(());
@@ -273,7 +280,7 @@ impl Planner {
         let wanted = *self.pair_lanes.entry(key).or_insert_with(|| plan::pair_lanes(schedule));
         let (wanted, limit) = (u64::from(wanted), u64::from(self.lanes));
         if wanted > limit {
-            return Err(RunError::TooLarge { what: "lanes of a pair of ranks", wanted, limit });
+            return Err(RunError::TooLarge { what: "lanes for a rank pair", wanted, limit });
         }
         Ok(())
     }
@@ -282,8 +289,8 @@ impl Planner {
         if let Some(plan) = self.plans.get(&key) {
             return Ok(plan.clone());
         }
-        let PlanKey { elements, element_bytes, staged_input, .. } = key;
-        let shape = ChunkShape { elements, element_bytes, staged_input };
+        let PlanKey { elements, element_bytes, staged_input, is_wide, .. } = key;
+        let shape = ChunkShape { elements, element_bytes, staged_input, is_wide };
         // A schedule names peers only, which all have routes.
         let route = |rank: u32| self.routes[rank as usize].unwrap_or(PlanRoute::SELF);
         let plan = match key.algorithm {
@@ -304,12 +311,11 @@ impl Planner {
 }
 
 fn shape_of(call: &Call) -> CallShape {
-    let is_scaled = call.factor().is_some();
-    (call.collective, call.element.bytes(), call.elements, call.algorithm, is_scaled)
+    let (is_scaled, is_rounded) = (call.factor().is_some(), call.is_rounded());
+    (call.collective, call.element.bytes(), call.elements, call.algorithm, is_scaled, is_rounded)
 }
 
-/// Elements of a share in each chunk: few chunks of nearly equal length, none above `limit` bytes of staging
-/// memory.
+/// Share elements in each chunk: few chunks with nearly equal length, none above `limit` bytes in staging memory.
 fn chunk_share(
     whole: u64,
     limit: u64,
@@ -319,7 +325,7 @@ fn chunk_share(
     if staging(whole) <= limit {
         return Ok(whole.max(1));
     }
-    // Staging memory grows with the share, up to the rounding of slots and areas.
+    // Staging memory grows with the share, except for slot and area rounding.
     let (mut fits, mut too_long) = (0, limit / element_bytes + 1);
     while fits + 1 < too_long {
         let middle = fits + (too_long - fits) / 2;
@@ -327,7 +333,7 @@ fn chunk_share(
     }
     if fits == 0 {
         let wanted = staging(1);
-        return Err(RunError::TooLarge { what: "bytes of the shortest chunk", wanted, limit });
+        return Err(RunError::TooLarge { what: "shortest chunk in bytes", wanted, limit });
     }
     let longest = match fits / CHUNK_ALIGNMENT * CHUNK_ALIGNMENT {
         0 => fits,

@@ -1,11 +1,11 @@
-//! Plans of algorithm `direct-read`: a proved schedule, executed by reads.
+//! Plans for algorithm `direct-read`: a proved schedule, executed by reads.
 //!
-//! A write of the schedule becomes a signal, and its target reads the source in place when it waits for that signal. The
-//! source stays unchanged until the answer, and the target accesses the bytes only after its wait, so each order of
-//! reads is one in which the writes of the schedule may land, for which it is proved.
+//! A write in the schedule becomes a signal, and the target reads the source in place when it waits for that signal.
+//! The source stays unchanged until the answer, and the target accesses the bytes only after the wait, so each read
+//! order is one in which the schedule's writes may land, for which it is proved.
 //!
-//! Results are folded straight into the caller's output, which may be its input: a rank then overwrites only elements
-//! of its input that it reads itself, or whose sum it has received from the rank that reads them.
+//! Results are folded straight into the caller's output, which may be the input: a rank then overwrites only input
+//! elements that it reads itself, or whose sum it has received from the rank that reads them.
 
 use super::layout::{Layout, Piece, Place};
 use super::plan::{ChunkShape, PairLanes, PlanRoute};
@@ -14,12 +14,12 @@ use crate::op::{Buffer, Op, Rank, Span};
 use crate::schedule::Schedule;
 use std::collections::{BTreeMap, HashMap};
 
-/// Bytes of staging memory for each rank: its addresses, see [`super::reads`].
+/// Staging memory bytes for each rank: the rank's addresses, see [`super::reads`].
 pub(super) const SLOT_BYTES: u64 = 64;
-/// Bytes of the addresses.
+/// Bytes that the addresses take.
 pub(super) const ADDRESS_BYTES: u64 = 32;
 
-/// Builds the plan of rank `me`; `None` for a schedule that writes scratch to a peer, or overwrites what peers read.
+/// Builds the plan for rank `me`; `None` for a schedule that writes scratch to a peer, or overwrites what peers read.
 pub(super) fn plan<S: Schedule>(
     schedule: &S,
     me: Rank,
@@ -43,10 +43,10 @@ pub(super) fn plan<S: Schedule>(
     Some(builder.plan)
 }
 
-/// Block of a buffer of this rank.
+/// Block in a buffer on this rank.
 type Cell = (Buffer, u32);
 
-/// Signal of a peer.
+/// Peer signal.
 struct Arrival {
     lane: u32,
     fabric_lane: u16,
@@ -94,7 +94,7 @@ impl<S: Schedule> Builder<'_, '_, S> {
         }
     }
 
-    /// Signals that the blocks of `source` may be read.
+    /// Signals that the blocks in `source` may be read.
     fn signal(&mut self, to: Rank, source: Span, lane: u32, route: PlanRoute) -> Option<()> {
         for cell in cells(source) {
             match cell.0 {
@@ -146,7 +146,7 @@ impl<S: Schedule> Builder<'_, '_, S> {
         Some(targets)
     }
 
-    /// Writes of `from` to this rank, in the order of its operations.
+    /// Writes from `from` to this rank, in operation order.
     fn arrivals(&self, from: Rank, route: PlanRoute) -> Vec<Arrival> {
         let (mut arrivals, mut lanes) = (Vec::new(), PairLanes::default());
         let mut raised: HashMap<u16, u64> = HashMap::new();
@@ -166,7 +166,7 @@ impl<S: Schedule> Builder<'_, '_, S> {
         arrivals
     }
 
-    /// Operands of a block's value.
+    /// Operands for a block's value.
     fn value(&self, cell: Cell) -> Option<Vec<Term>> {
         match self.cells.get(&cell) {
             Some(terms) => Some(terms.clone()),
@@ -178,7 +178,7 @@ impl<S: Schedule> Builder<'_, '_, S> {
         }
     }
 
-    /// Folds a block of the output into memory, unless an operation after `index` still adds to it.
+    /// Folds an output block into memory, unless an operation after `index` still adds to it.
     fn place_unless_summed(&mut self, cell: Cell, index: u32) -> Option<()> {
         let mut later =
             (index + 1..self.schedule.len(self.me)).map(|i| self.schedule.op(self.me, i));

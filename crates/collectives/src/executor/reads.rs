@@ -1,8 +1,8 @@
-//! Folds of operands that lie in the memory of several ranks.
+//! Folds over operands that lie in several ranks' memory.
 //!
-//! The first signal of a rank in a chunk carries the addresses and lengths of its input and output, into a slot of the
-//! reader's staging memory. A reader checks them against its own plan. A fold reads its operands in pieces that stay in
-//! the cache until they are reduced.
+//! A rank's first signal in a chunk carries the input and output addresses and lengths, into a slot in the reader's
+//! staging memory. A reader checks them against its own plan. A fold reads its operands in segments that stay in the
+//! cache until they are reduced.
 
 use super::call::Call;
 use super::layout::Place;
@@ -11,15 +11,13 @@ use crate::run_error::RunError;
 use std::sync::Arc;
 use weft_fabric::{MemoryReader, Rank};
 
-/// Bytes of the scratch for pieces of all operands of a fold: a share of a core's second-level cache.
+/// Scratch bytes for segments from all operands in a fold: a share in a core's second-level cache.
 const SCRATCH_BYTES: usize = 256 << 10;
-/// Longest and shortest piece of an operand, in bytes; multiples of all elements.
+/// Maximum and minimum operand segment, in bytes; multiples of all element sizes.
 const MAX_PIECE: usize = 64 << 10;
 const MIN_PIECE: usize = 4 << 10;
-/// Piece of floats of 8 and 16 bits, whose sums are rounded after each operand.
-const ROUNDED_PIECE: usize = 4 << 10;
 
-/// Memory that a rank lets its peers read during a chunk.
+/// Memory that a rank lets the peers read during a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Addresses {
     pub input: u64,
@@ -29,14 +27,14 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// Memory of this rank's call.
+    /// Memory in this rank's call.
     pub fn of(call: &Call, input_bytes: u64, output_bytes: u64) -> Addresses {
         let input = call.input.expose_provenance() as u64;
         let output = call.output.expose_provenance() as u64;
         Addresses { input, input_bytes, output, output_bytes }
     }
 
-    /// Words of a slot.
+    /// Words in a slot.
     pub fn words(self) -> [u64; 4] {
         [self.input, self.input_bytes, self.output, self.output_bytes]
     }
@@ -46,7 +44,7 @@ impl Addresses {
         Addresses { input, input_bytes, output, output_bytes }
     }
 
-    /// Address of `bytes` bytes `start` bytes into the memory of this place at `peer`.
+    /// Address at `peer` for `bytes` bytes that begin `start` bytes into this place.
     pub fn locate(&self, peer: u32, place: Place, start: u64, bytes: u64) -> Result<u64, RunError> {
         let (what, address, length) = match place {
             Place::Input { .. } => ("length of its input", self.input, self.input_bytes),
@@ -60,20 +58,20 @@ impl Addresses {
     }
 }
 
-/// Operand of a fold.
+/// Fold operand.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Operand {
-    /// Memory of this rank.
+    /// This rank's memory.
     Local(*const u8),
-    /// Address in the memory of a peer.
+    /// Address in a peer's memory.
     Remote { rank: u32, address: u64 },
 }
 
-// SAFETY: an address, which is used under the contract of `Folder::fold` alone; that holds for any thread.
+// SAFETY: an address, which is used only under the `Folder::fold` contract; that holds for any thread.
 unsafe impl Send for Operand {}
 
 impl Operand {
-    /// The operand without its first bytes.
+    /// The operand without the first bytes.
     pub fn after(self, bytes: usize) -> Operand {
         match self {
             Operand::Local(source) => Operand::Local(source.wrapping_add(bytes)),
@@ -84,30 +82,30 @@ impl Operand {
     }
 }
 
-/// Arithmetic of a fold.
+/// Fold arithmetic.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arithmetic {
     pub reduction: Reduction,
     pub element: Element,
-    /// Factor of each operand.
+    /// Factor for each operand.
     pub factor: Option<f64>,
-    /// Divisor of the result.
+    /// Result divisor.
     pub divisor: Option<u32>,
 }
 
-/// Readers of all peers, and the scratch of their pieces.
+/// Readers for all peers, with segment scratch.
 #[derive(Debug, Default)]
 pub(super) struct Folder {
     /// By rank; `None` for this rank, and if peers cannot be read.
     readers: Vec<Option<Arc<dyn MemoryReader>>>,
     scratch: Vec<u8>,
-    /// Operands of the present fold.
+    /// Operands in the present fold.
     operands: Vec<Operand>,
-    /// Addresses of a piece of each operand.
+    /// Segment address for each operand.
     sources: Vec<*const u8>,
 }
 
-// SAFETY: the pointers are those of the present fold, and dead between two of them.
+// SAFETY: the pointers belong to the present fold, and are dead between two folds.
 unsafe impl Send for Folder {}
 
 impl Folder {
@@ -115,7 +113,7 @@ impl Folder {
         Folder { readers, ..Folder::default() }
     }
 
-    /// Operands of the next fold, to be filled in.
+    /// Operands for the next fold, to be filled in.
     pub fn operands(&mut self) -> &mut Vec<Operand> {
         self.operands.clear();
         &mut self.operands
@@ -145,8 +143,8 @@ impl Folder {
     /// Folds the operands into `target`.
     ///
     /// # Safety
-    /// Local operands are valid for reads of `bytes` bytes, and `target` for writes; it is one of them or overlaps none.
-    /// No other thread writes to them, or reads `target`, during the call.
+    /// Local operands are valid for reads of `bytes` bytes, and `target` for writes; it is one operand or overlaps
+    /// none. No other thread writes to them, or reads `target`, during the call.
     pub unsafe fn fold(
         &mut self,
         how: Arithmetic,
@@ -184,7 +182,7 @@ impl Folder {
                     }
                 });
             }
-            // SAFETY: the caller's, for this piece.
+            // SAFETY: the caller's, for this segment.
             unsafe { reduce(how, target.wrapping_add(start), sources, length) };
             start += length;
         }
@@ -192,59 +190,24 @@ impl Folder {
     }
 }
 
-/// Reduces one piece of all operands, in their order.
+/// Reduces one segment from all operands, in order.
 ///
 /// # Safety
 /// As for [`reduction::combine_all`].
 pub(super) unsafe fn reduce(how: Arithmetic, target: *mut u8, sources: &[*const u8], bytes: usize) {
     let Arithmetic { reduction, element, .. } = how;
     let count = bytes / element.bytes();
-    match *sources {
-        [first, second, ref others @ ..] if element.is_short_float() && !others.is_empty() => {
-            // SAFETY: the caller's.
-            unsafe { reduce_rounded(how, target, (first, second, others), bytes) };
-        }
+    match how.divisor {
         // SAFETY: the caller's.
-        _ => unsafe { reduction::combine_all(reduction, element, target, sources, count) },
-    }
-    if let Some(divisor) = how.divisor {
-        // SAFETY: the caller's.
-        unsafe { reduction::divide(element, target, target, count, divisor) };
+        None => unsafe { reduction::combine_all(reduction, element, target, sources, count) },
+        // SAFETY: the caller's; only sums are divided.
+        Some(divisor) => unsafe {
+            reduction::average_all(element, target, sources, count, divisor);
+        },
     }
 }
 
-/// As [`reduce`], for three or more operands whose sum is rounded after each, as by the steps of a plan that writes. It
-/// stays in a local block until the last one, since `target` may be an operand.
-///
-/// # Safety
-/// As for [`reduction::combine_all`].
-unsafe fn reduce_rounded(
-    how: Arithmetic,
-    target: *mut u8,
-    (first, second, others): (*const u8, *const u8, &[*const u8]),
-    bytes: usize,
-) {
-    let Arithmetic { reduction, element, .. } = how;
-    let mut sum = [0u8; ROUNDED_PIECE];
-    let mut start = 0;
-    while start < bytes {
-        let length = ROUNDED_PIECE.min(bytes - start);
-        let count = length / element.bytes();
-        let (at, sum) = (|source: *const u8| source.wrapping_add(start), sum.as_mut_ptr());
-        // SAFETY: the caller's, for these bytes; `sum` is local and as long.
-        unsafe {
-            reduction::combine(reduction, element, sum, at(first), at(second), count);
-            for (index, &other) in others.iter().enumerate() {
-                let is_last = index + 1 == others.len();
-                let to = if is_last { target.wrapping_add(start) } else { sum };
-                reduction::combine(reduction, element, to, sum, at(other), count);
-            }
-        }
-        start += length;
-    }
-}
-
-/// Reads memory of a peer.
+/// Reads peer memory.
 ///
 /// # Safety
 /// As for [`MemoryReader::read`].
@@ -258,7 +221,7 @@ unsafe fn read(
     let peer = Rank(rank);
     let reader = readers.get(rank as usize).and_then(Option::as_ref);
     let Some(reader) = reader else {
-        // Plans of reads are made for groups whose ranks can all read each other.
+        // Read plans are made only for groups whose ranks can all read each other.
         return Err(RunError::Closed);
     };
     // SAFETY: the caller's.

@@ -1,6 +1,6 @@
-//! Reducer: reductions and copies of a rank, the long ones by several threads.
+//! Reducer: a rank's reductions and copies, the long ones by several threads.
 //!
-//! A vector is divided by elements, so its bits are the same for any number of threads.
+//! A vector is divided by elements, so that the bits are the same for any thread count.
 
 use super::reads::{Arithmetic, Folder, Operand};
 use super::team::Team;
@@ -9,14 +9,17 @@ use crate::run_error::RunError;
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_fabric::MemoryReader;
 
-/// Bytes of a result that one thread computes at a time; a multiple of all elements.
+/// Result size in bytes that one thread computes at a time; a multiple of all element sizes.
 const PART_BYTES: usize = if cfg!(miri) { 128 } else { 64 << 10 };
-/// Bytes of a result from which several threads compute it: of shorter ones a wake-up costs as much as it saves.
+/// Result size in bytes from which several threads compute it: for shorter results a wake-up costs as much as it saves.
 const THREADED_BYTES: usize = 4 * PART_BYTES;
 
-/// Memory-bound work of a rank.
+/// Bytes per wider element in a conversion.
+const WIDE_BYTES: usize = super::plan::WIDE_BYTES as usize;
+
+/// A rank's memory-bound work.
 pub(super) struct Reducer {
-    /// One for each member of the team.
+    /// One for each team member.
     folders: Vec<Mutex<Folder>>,
     operands: Vec<Operand>,
     team: Team,
@@ -26,7 +29,7 @@ pub(super) struct Reducer {
 #[derive(Clone, Copy)]
 struct Shared<T>(T);
 
-// SAFETY: the pointers are those of one call, whose caller vouches for them in all threads; parts are disjoint.
+// SAFETY: the pointers belong to one call, whose caller vouches for them in all threads; parts are disjoint.
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T: Copy> Shared<T> {
@@ -36,7 +39,7 @@ impl<T: Copy> Shared<T> {
 }
 
 impl Reducer {
-    /// Reducer with readers of all peers, by rank, and this many threads with the calling one.
+    /// Reducer with readers for all peers, by rank, and this many threads with the calling one.
     pub fn new(readers: &[Option<Arc<dyn MemoryReader>>], threads: usize) -> Reducer {
         let team = Team::new(threads);
         let folder = |_| Mutex::new(Folder::new(readers.to_vec()));
@@ -44,7 +47,7 @@ impl Reducer {
         Reducer { folders, operands: Vec::new(), team }
     }
 
-    /// Operands of the next fold or read, to be filled in.
+    /// Operands for the next fold or read, to be filled in.
     pub fn operands(&mut self) -> &mut Vec<Operand> {
         self.operands.clear();
         &mut self.operands
@@ -100,7 +103,7 @@ impl Reducer {
     /// Writes `a op b` to `target`.
     ///
     /// # Safety
-    /// As for [`reduction::combine`], with `bytes` of whole elements, and as for [`Reducer::fold`].
+    /// Same as for [`reduction::combine`], with `bytes` bytes in whole elements, and as for [`Reducer::fold`].
     pub unsafe fn combine(
         &mut self,
         (reduction, element): (Reduction, Element),
@@ -119,10 +122,30 @@ impl Reducer {
         });
     }
 
-    /// Calls `map(target, source, bytes)` for parts of whole elements.
+    /// Calls `map(target, source, count)` for parts of `count` elements, whose widths differ between source and
+    /// target.
     ///
     /// # Safety
-    /// `map` accesses its own part alone, and as for [`Reducer::fold`].
+    /// As for [`Reducer::map`].
+    pub unsafe fn convert(
+        &mut self,
+        (target, target_bytes): (*mut u8, usize),
+        (source, source_bytes): (*const u8, usize),
+        count: usize,
+        map: impl Fn(*mut u8, *const u8, usize) + Sync,
+    ) {
+        let both = Shared((target, source));
+        parts(&mut self.team, count * WIDE_BYTES, |_, start, bytes| {
+            let ((target, source), first) = (both.get(), start / WIDE_BYTES);
+            let target = target.wrapping_add(first * target_bytes);
+            map(target, source.wrapping_add(first * source_bytes), bytes / WIDE_BYTES);
+        });
+    }
+
+    /// Calls `map(target, source, bytes)` for parts with whole elements.
+    ///
+    /// # Safety
+    /// `map` accesses only its own part, and as for [`Reducer::fold`].
     pub unsafe fn map(
         &mut self,
         target: *mut u8,
@@ -160,7 +183,7 @@ mod tests {
         (0..length).map(|_| random.bits() as u8).collect()
     }
 
-    /// Results of a fold, a sum of two, a quotient and a read by this many threads.
+    /// Results from a fold, a sum of two, a quotient and a read by this many threads.
     fn results(
         threads: usize,
         how: Arithmetic,
@@ -173,7 +196,7 @@ mod tests {
         let (a, b) = (sources[0].as_ptr(), sources[1].as_ptr());
         let Arithmetic { reduction, element, .. } = how;
         reducer.operands().extend(sources.iter().map(|one| Operand::Local(one.as_ptr())));
-        // SAFETY: all vectors have `length` bytes, and are accessed by these calls alone.
+        // SAFETY: all vectors have `length` bytes, and only these calls access them.
         unsafe {
             reducer.fold(how, fold, length)?;
             reducer.combine((reduction, element), sum, [a, b], length);

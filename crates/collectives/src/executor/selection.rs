@@ -1,5 +1,4 @@
-//! Algorithm of a call without one: by measured times, otherwise by size, number of ranks, and whether all ranks
-//! share a host.
+//! Default algorithm selection: by measured times, otherwise by size, rank count, and whether all ranks share a host.
 
 use crate::algorithm::{Algorithm, Options, names};
 use crate::op::Collective;
@@ -9,29 +8,29 @@ use crate::tune::Costs;
 use crate::tuning::{Prediction, Tuning};
 use std::fmt::Write as _;
 
-/// Target of the log records of choices, for `WEFT_LOG=tuner`.
+/// Log target for selection records, for `WEFT_LOG=tuner`.
 const LOG: &str = "tuner";
 /// Longest vector, in bytes, that each rank sends whole to all others.
 const ONE_SHOT_BYTES: u64 = 16 << 10;
 /// Shortest vectors, in bytes, that are read in place: copies by the kernel take longer than two by the CPU until these
-/// leave its caches. Sums never are, since writes copy their inputs once too;
-/// nor are broadcasts, whose times are alike.
+/// leave the CPU caches. Sums never are, since writes copy the inputs once too; nor are broadcasts, whose times are
+/// alike.
 const READ_BYTES: u64 = 2 << 20;
-/// Number of ranks up to which each may write to all others at once over a network.
+/// Maximum rank count for which each rank may write to all others at once over a network.
 const DIRECT_RANKS: u32 = 8;
 
-/// Routes of a group.
+/// Group routes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Routes {
     /// All ranks are reached over shm.
     pub one_host: bool,
-    /// Each rank can read the memory of all others.
+    /// True if each rank can read the memory on all others.
     pub reads: bool,
-    /// Lanes between two ranks; 1 if routes keep the order of arrivals.
+    /// Lanes between two ranks; 1 if routes keep the arrival order.
     pub lanes: u16,
 }
 
-/// Collective, and bytes of the vector.
+/// Collective, and vector bytes.
 type Shape = (Collective, u64);
 
 /// Selection for one group.
@@ -41,13 +40,16 @@ pub(super) struct Selector {
     pub ranks: u32,
     /// Sums are added in rank order.
     pub reproducible: bool,
+    /// True for a sum over 8-bit or 16-bit floats: writes have twice or four times the bytes, reads in place do
+    /// not.
+    pub is_rounded: bool,
     /// The ranks have an order for HDRM.
     pub has_hdrm: bool,
 }
 
 impl Selector {
-    /// Predicted times of the algorithms that may be selected, the one to select first, and their source: estimates on
-    /// the network of an all-reduce with a placement for HDRM, otherwise measurements; none without either.
+    /// Predicted times for the algorithms that may be selected, the one to select first, and the source: network
+    /// estimates for an all-reduce with an HDRM placement, otherwise measurements; none without either.
     pub fn predictions(
         &self,
         (collective, bytes): Shape,
@@ -85,6 +87,7 @@ impl Selector {
         };
         let algorithm = match collective {
             _ if reads && is_read(collective, ranks, bytes) => Algorithm::DirectRead,
+            _ if reads && self.is_rounded && bytes >= READ_BYTES => Algorithm::DirectRead,
             Collective::AllReduce if is_short && few => Algorithm::OneShot,
             // In two shots a sum passes through staging memory, since it is sent on; in one it does not.
             Collective::AllReduce if ranks == 2 && one_host => Algorithm::OneShot,
@@ -142,7 +145,7 @@ impl Selector {
         has_measurements: bool,
     ) {
         let why = match has_measurements {
-            true => "without measurements of possible algorithms",
+            true => "without measured algorithms that fit",
             false => "without measurements; `weft tune` makes them",
         };
         let routes = if self.routes.one_host { "one host" } else { "a network" };
@@ -161,7 +164,7 @@ fn is_read(collective: Collective, ranks: u32, bytes: u64) -> bool {
         && bytes >= READ_BYTES
 }
 
-/// Rejects an algorithm whose sums depend on the number of ranks and chunks.
+/// Rejects an algorithm whose sums depend on rank and chunk counts.
 pub(super) fn check_reproducible(
     collective: Collective,
     algorithm: Algorithm,

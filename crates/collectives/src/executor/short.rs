@@ -1,9 +1,9 @@
 //! Short calls: contributions travel in mailboxes, without a plan, a channel or credits.
 //!
-//! A call of a direct algorithm, or a broadcast, whose contribution to each peer is one short message. Every rank
-//! starts the same calls in the same order, so the messages of a pair belong to calls in the order in which they
-//! arrive. A call is complete once the messages of all its sources are there; their elements are combined in the
-//! order of ranks, as by `one-shot` and `direct`, with the same bits.
+//! A short call runs a direct algorithm, or a broadcast, in which the contribution to each peer is one short message.
+//! Every rank starts the same calls in the same order, so a pair's messages belong to calls in the order in which they
+//! arrive. A call is complete once the messages from all sources are there; the elements are combined in rank order, as
+//! in `one-shot` and `direct`, with the same bits.
 
 use super::call::Call;
 use super::reads::{self, Arithmetic};
@@ -14,14 +14,15 @@ use crate::run_error::RunError;
 use std::collections::VecDeque;
 use weft_fabric::{Engine, MailboxWaits, Mailboxes, MissingPeer, Rank, Region, RemoteRegion};
 
-/// Longest message, in bytes, in groups of few ranks and of more: longer ones take less time as writes, or more memory.
+/// Maximum message, in bytes, in groups with few ranks and with more: longer ones take less time as writes, or more
+/// memory.
 const MESSAGE_BYTES_OF_FEW: u64 = 64 << 10;
 const MESSAGE_BYTES: u64 = 16 << 10;
-/// Most ranks of a group with the longer messages.
+/// Maximum rank count in a group with the longer messages.
 const FEW_RANKS: u32 = 4;
-/// Most bytes that the root of a broadcast stores for all peers together: a tree divides longer copies among the ranks.
+/// Maximum bytes that a broadcast root stores for all peers together: a tree divides longer copies among the ranks.
 const ROOT_BYTES: u64 = 64 << 10;
-/// Most ranks of a group with mailboxes, which bounds their memory: 4.02 MiB at each rank.
+/// Maximum rank count in a group with mailboxes, which bounds the memory: 4.02 MiB at each rank.
 pub(super) const MAX_RANKS: u32 = 32;
 
 /// Longest message in a group, in bytes.
@@ -47,21 +48,21 @@ pub(super) fn is_short(
     ranks > 1 && direct && bytes / shares <= message_bytes(ranks)
 }
 
-/// Short calls of an executor, oldest first.
+/// An executor's short calls, oldest first.
 pub(super) struct ShortCalls {
     mailboxes: Mailboxes,
     rank: u32,
     ranks: u32,
     calls: VecDeque<(u64, Call)>,
-    /// Those of `calls` whose messages were sent.
+    /// Calls in `calls` whose messages were sent.
     sent: usize,
-    /// Scaled contribution of this rank.
+    /// This rank's scaled contribution.
     scaled: Vec<u8>,
     /// Contributions to the oldest call, by rank.
     sources: Vec<*const u8>,
 }
 
-// SAFETY: the pointers are those of the present reduction, and dead between two of them.
+// SAFETY: the pointers belong to the present reduction, and are dead between two reductions.
 unsafe impl Send for ShortCalls {}
 
 impl ShortCalls {
@@ -75,22 +76,22 @@ impl ShortCalls {
         Ok(ShortCalls { mailboxes, rank, ranks, calls, sent: 0, scaled, sources })
     }
 
-    /// Region of the mailboxes.
+    /// Mailbox region.
     pub fn region(&self) -> &Region {
         self.mailboxes.region()
     }
 
-    /// Announcements of waits.
+    /// Wait announcements.
     pub fn waits(&self) -> &std::sync::Arc<MailboxWaits> {
         self.mailboxes.waits()
     }
 
-    /// Takes the mailbox of a peer.
+    /// Takes a peer's mailbox.
     pub fn link(&mut self, engine: &Engine, remote: RemoteRegion) -> Result<(), RunError> {
         Ok(self.mailboxes.link(engine, remote)?)
     }
 
-    /// The error of a poisoned group.
+    /// Error for a poisoned group.
     pub fn check(&self) -> Result<(), RunError> {
         Ok(self.mailboxes.check()?)
     }
@@ -100,12 +101,12 @@ impl ShortCalls {
         self.calls.len()
     }
 
-    /// Adds a call of [`is_short`] with this number.
+    /// Adds a call with this number for which [`is_short`] holds.
     pub fn add(&mut self, number: u64, call: &Call) {
         self.calls.push_back((number, *call));
     }
 
-    /// Sends what has room, and completes the oldest call if its messages are there. Returns its number.
+    /// Sends what has room, and completes the oldest call if the messages are there. Returns the call number.
     #[inline]
     pub fn advance(&mut self) -> Option<u64> {
         if self.calls.is_empty() {
@@ -122,7 +123,7 @@ impl ShortCalls {
         completed
     }
 
-    /// Sends the messages of a call, unless a peer has no room.
+    /// Sends a call's messages, unless a peer has no room.
     fn send(&mut self, call: &Call) -> bool {
         let peers = peers(call, self.rank, self.ranks, true);
         if !peers.clone().all(|peer| self.mailboxes.has_room(Rank(peer))) {
@@ -136,7 +137,7 @@ impl ShortCalls {
         for peer in peers {
             let share = if is_whole { 0 } else { peer };
             self.mailboxes.send(Rank(peer), bytes, |message| {
-                // SAFETY: the input is valid by the contract of `Collectives::start`.
+                // SAFETY: the input is valid by the `Collectives::start` contract.
                 unsafe { read_contribution(call, share, message) }
             });
         }
@@ -160,7 +161,7 @@ impl ShortCalls {
         Some(number)
     }
 
-    /// Combines the contributions of all ranks, in their order, where they lie.
+    /// Combines the contributions from all ranks, in rank order, where they lie.
     fn reduce(&mut self, call: &Call) {
         let bytes = call.share_bytes(self.ranks) as usize;
         let own = if call.collective == Collective::ReduceScatter { self.rank } else { 0 };
@@ -170,7 +171,7 @@ impl ShortCalls {
             let source = if rank != self.rank {
                 mailboxes.message(Rank(rank), bytes).expect("all have arrived").as_ptr()
             } else if call.factor().is_some() {
-                // SAFETY: the input is valid by the contract of `Collectives::start`.
+                // SAFETY: the input is valid by the `Collectives::start` contract.
                 unsafe { read_contribution(call, own, &mut scaled[..bytes]) };
                 scaled.as_ptr()
             } else {
@@ -184,8 +185,8 @@ impl ShortCalls {
             factor: None,
             divisor: call.divides().then_some(self.ranks),
         };
-        // SAFETY: input and output are valid by the contract of `Collectives::start`, and the output is this rank's
-        // source or disjoint from it; messages stay until they are freed.
+        // SAFETY: input and output are valid by the `Collectives::start` contract, and the output is this rank's source
+        // or disjoint from it; messages stay until they are freed.
         unsafe { reads::reduce(how, call.output, sources, bytes) };
         for peer in peers(call, self.rank, self.ranks, false) {
             self.mailboxes.free(Rank(peer));
@@ -200,19 +201,19 @@ impl ShortCalls {
         let at = |rank: u32| if has_shares { rank as usize * bytes } else { 0 };
         if peers(call, self.rank, self.ranks, true).next().is_some() {
             let from = if call.collective == Collective::AllToAll { at(self.rank) } else { 0 };
-            // SAFETY: input and output are valid for as many shares, by the contract of `Collectives::start`; they
-            // may overlap.
+            // SAFETY: input and output are valid for as many shares, by the `Collectives::start` contract; they may
+            // overlap.
             unsafe { weft_fabric::copy_bytes(input.add(from), output.add(at(self.rank)), bytes) };
         }
         for peer in peers(call, self.rank, self.ranks, false) {
             let message = self.mailboxes.message(Rank(peer), bytes).expect("all have arrived");
-            // SAFETY: as above; the message is no memory of the caller.
+            // SAFETY: as above; the message does not lie in the caller's memory.
             unsafe { weft_fabric::copy_bytes(message.as_ptr(), output.add(at(peer)), bytes) };
             self.mailboxes.free(Rank(peer));
         }
     }
 
-    /// Peers that block the oldest call, if its number is at most `number`.
+    /// Peers that block the oldest call, if the call number is at most `number`.
     pub fn missing(&self, number: u64) -> Vec<MissingPeer> {
         let Some(&(oldest, call)) = self.calls.front() else { return Vec::new() };
         if oldest > number {
@@ -231,8 +232,8 @@ impl ShortCalls {
     }
 }
 
-/// Peers to which a rank sends a message in a call, or those from which it gets one. The order starts at the
-/// successor of the rank, so that the ranks start with different peers.
+/// Peers to which a rank sends a message in a call, or from which it gets one. The order starts at the rank's
+/// successor, so that the ranks start with different peers.
 fn peers(call: &Call, rank: u32, ranks: u32, sends: bool) -> impl Iterator<Item = u32> + Clone {
     let takes_part = move |peer: u32, root: Option<u32>| match root {
         None => true,
@@ -245,10 +246,10 @@ fn peers(call: &Call, rank: u32, ranks: u32, sends: bool) -> impl Iterator<Item 
     (1..ranks).map(move |i| (rank + i) % ranks).filter(move |peer| takes_part(*peer, root))
 }
 
-/// Reads this rank's contribution in share `share` of the input, scaled if the call scales.
+/// Reads this rank's contribution in input share `share`, scaled if the call scales.
 ///
 /// # Safety
-/// The input of the call is valid.
+/// The call's input is valid.
 unsafe fn read_contribution(call: &Call, share: u32, to: &mut [u8]) {
     // SAFETY: the share is inside the input.
     unsafe {

@@ -1,26 +1,26 @@
-//! Steps of a plan.
+//! Plan steps.
 
 use super::layout::{Piece, Place};
 use std::ops::Range;
 
-/// Step of a plan. A rank executes its steps in order.
+/// Plan step. A rank executes the steps in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Posts a counted write of these pieces; a signal if there are none.
+    /// Posts a counted write with these segments; a signal if there are none.
     Write { to: u32, lane: u16, pieces: Range<u32> },
-    /// Waits until the lane of `from` was raised `raises` times in this round.
+    /// Waits until the lane from `from` was raised `raises` times in this round.
     Wait { from: u32, lane: u16, raises: u64 },
-    /// Waits until the sources of all writes to `to` are free.
+    /// Waits until the sources for all writes to `to` are free.
     Drain { to: u32 },
     /// `target = a op b`.
     Combine { target: Place, a: Place, b: Place, bytes: u64 },
     /// `target = source`.
     Copy(Piece),
-    /// `target = term op term ...`, in the order of these terms. Those of peers are read in place.
+    /// `target = term op term ...`, in term order. Peer terms are read in place.
     Fold { target: Place, terms: Range<u32>, bytes: u64 },
 }
 
-/// Operand of a fold.
+/// Fold operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Term {
     /// Rank whose memory it is.
@@ -29,11 +29,11 @@ pub(crate) struct Term {
     pub place: Place,
 }
 
-/// Steps of one rank on chunks of one size.
+/// One rank's steps on chunks with one size.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub steps: Vec<Step>,
-    /// Pieces of the writes.
+    /// Write segments.
     pub pieces: Vec<Piece>,
     /// Copies from staging memory to the caller's output at the end, and results that are already there.
     pub results: Vec<Piece>,
@@ -41,11 +41,13 @@ pub(crate) struct Plan {
     pub sources: Vec<u32>,
     /// Ranks that this one writes to.
     pub targets: Vec<u32>,
-    /// Copies of the input to staging memory at the start.
+    /// Copies from the input to staging memory at the start.
     pub staged: Vec<Piece>,
     /// True if a write reads the caller's input.
     pub reads_input: bool,
-    /// Operands of the folds.
+    /// Staging memory has float32: see [`super::plan::ChunkShape`].
+    pub is_wide: bool,
+    /// Fold operands.
     pub terms: Vec<Term>,
     /// Peers read the caller's memory in place, at addresses that the first write to each carries. The chunk is
     /// complete once they have answered by credits.

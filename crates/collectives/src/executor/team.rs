@@ -1,21 +1,21 @@
-//! Team: threads that share the parts of one computation with their caller.
+//! Team: threads that share the parts in one computation with the caller.
 //!
-//! The caller takes parts too, and returns once all parts are done. Threads start at the first computation of several
-//! parts and sleep between two of them; a caller whose threads have not woken, or could not be started, computes all
-//! parts itself. Dropping the team ends them.
+//! The caller takes parts too, and returns once all parts are done. Threads start at the first computation with several
+//! parts and sleep between two computations; a caller whose threads have not woken, or could not be started, computes
+//! all parts itself. Dropping the team ends the threads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Threads of one owner.
+/// One owner's threads.
 pub(super) struct Team {
     members: usize,
     shared: Arc<Shared>,
     /// All members but the caller.
     threads: Vec<JoinHandle<()>>,
     started: bool,
-    /// Process of the threads.
+    /// Process that owns the threads.
     process: u32,
 }
 
@@ -39,7 +39,7 @@ struct State {
     ended: bool,
 }
 
-/// Computation of a part by a member: `work(member, part)`.
+/// Computation for a part by a member: `work(member, part)`.
 #[derive(Clone, Copy)]
 struct Work(*const (dyn Fn(usize, usize) + Sync));
 
@@ -63,7 +63,7 @@ impl State {
 }
 
 impl Team {
-    /// Team of this many members with the caller, at least one.
+    /// Team with this many members including the caller, at least one.
     pub fn new(members: usize) -> Team {
         Team {
             members: members.max(1),
@@ -106,7 +106,7 @@ impl Team {
         }
         drop(running);
         let panicked = std::mem::take(&mut self.shared.lock().panicked);
-        assert!(!panicked, "a thread of a reduction panicked");
+        assert!(!panicked, "a reduction thread panicked");
     }
 
     /// Starts the threads, once.
@@ -128,7 +128,7 @@ impl Team {
     }
 }
 
-/// Parts under way; waits for those of threads when dropped.
+/// Parts under way; when dropped, waits for parts on threads.
 struct Running<'a>(&'a Shared);
 
 impl Drop for Running<'_> {
@@ -166,7 +166,7 @@ fn attend(shared: &Shared, member: usize) {
 
 impl Drop for Team {
     fn drop(&mut self) {
-        // A forked child has none of the threads, one of which may have held the lock.
+        // A forked child has none of these threads, and one of them may have held the lock.
         if self.process != std::process::id() {
             self.threads.drain(..).for_each(std::mem::forget);
             return;
@@ -174,7 +174,7 @@ impl Drop for Team {
         self.shared.lock().ended = true;
         self.shared.wake.notify_all();
         for thread in self.threads.drain(..) {
-            // Panics of parts are caught.
+            // Panics in parts are caught.
             let _ = thread.join();
         }
     }

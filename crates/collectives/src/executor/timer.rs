@@ -1,4 +1,4 @@
-//! Timer of calls and of local memory, for `weft tune`.
+//! Timer for calls and local memory, for `weft tune`.
 
 use super::call::{Call, Scale};
 use super::collectives::Collectives;
@@ -11,12 +11,12 @@ use crate::tuning::TuningSource;
 use std::time::Instant;
 use weft_fabric::{Communicator, Time, WaitOptions};
 
-/// Bytes of the blocks on which copies and additions are timed: beyond the caches of a core, as in long calls.
+/// Block bytes on which copies and additions are timed: beyond a core's caches, as in long calls.
 const BLOCK_BYTES: usize = 4 << 20;
-/// Repetitions, of which the fastest counts.
+/// Repetition count; the fastest counts.
 const REPETITIONS: usize = 8;
 
-/// Times calls on float32 vectors of this rank.
+/// Times calls on float32 vectors on this rank.
 pub struct CallTimer {
     collectives: Collectives,
     ranks: u32,
@@ -24,12 +24,12 @@ pub struct CallTimer {
     output: Vec<f32>,
 }
 
-/// Time of calls.
+/// Call time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timed {
-    /// Bytes of the vector: those requested, rounded up to equal shares.
+    /// Vector size in bytes: as requested, rounded up to equal shares.
     pub bytes: u64,
-    /// Mean seconds of a call at this rank.
+    /// Mean seconds per call at this rank.
     pub seconds: f64,
 }
 
@@ -37,7 +37,7 @@ impl CallTimer {
     /// Connects collectives with default configuration. Collective.
     ///
     /// # Errors
-    /// Those of [`Collectives::connect_tuned`].
+    /// Errors from [`Collectives::connect_tuned`].
     pub fn connect(
         communicator: &Communicator,
         tuning: Option<TuningSource<'_>>,
@@ -49,11 +49,11 @@ impl CallTimer {
         Ok(CallTimer { collectives, ranks, input: Vec::new(), output: Vec::new() })
     }
 
-    /// Times `calls` calls, one after another, on vectors of `bytes` bytes. The root of broadcasts changes from call
-    /// to call, so that no root runs ahead. Collective.
+    /// Times `calls` calls, one after another, on vectors of `bytes` bytes. The broadcast root changes from call to
+    /// call, so that no root runs ahead. Collective.
     ///
     /// # Errors
-    /// Those of [`Collectives::start`] and [`Collectives::wait`]; the memory of a failed call is leaked, as peers
+    /// Errors from [`Collectives::start`] and [`Collectives::wait`]; the memory for a failed call is leaked, as peers
     /// may still access it.
     pub fn time(
         &mut self,
@@ -93,7 +93,7 @@ impl CallTimer {
     /// Algorithm that is selected for a vector of `bytes` bytes.
     ///
     /// # Errors
-    /// Those of [`Collectives::selected`].
+    /// Errors from [`Collectives::selected`].
     pub fn selected(
         &self,
         communicator: &Communicator,
@@ -101,7 +101,7 @@ impl CallTimer {
         bytes: u64,
     ) -> Result<(Algorithm, Options), RunError> {
         let mut call = self.call(collective, bytes);
-        // Addresses of disjoint memory, which no call accesses.
+        // Disjoint addresses, which no call accesses.
         call.input = std::ptr::without_provenance(1 << 46);
         call.output = std::ptr::without_provenance_mut(1 << 62);
         self.collectives.selected(&mut communicator.access(), &call)
@@ -110,7 +110,7 @@ impl CallTimer {
     /// Releases the collectives. Collective.
     ///
     /// # Errors
-    /// Those of [`Collectives::close`].
+    /// Errors from [`Collectives::close`].
     pub fn close(
         &self,
         communicator: &Communicator,
@@ -125,13 +125,13 @@ impl CallTimer {
         call: &Call,
         options: &mut WaitOptions<'_>,
     ) -> Result<(), RunError> {
-        // SAFETY: the vectors have the elements of the call, do not change until its end, and are leaked after an
+        // SAFETY: the vectors have as many elements as the call, do not change until it ends, and are leaked after an
         // error.
         let id = unsafe { self.collectives.start(&mut communicator.access(), call) }?;
         self.collectives.wait(&mut communicator.access(), id, options)
     }
 
-    /// Sum of float32, without memory.
+    /// Float32 sum, without memory.
     fn call(&self, collective: Collective, bytes: u64) -> Call {
         let shares = if collective.shares() { u64::from(self.ranks) } else { 1 };
         Call {

@@ -10,10 +10,10 @@ use weft_fabric::{
     CounterId, Driver as _, EngineAccess, Rank, Region, Requests, SharedDriver, WaitOptions,
 };
 
-/// Tagged messages between the ranks of a communicator. Any thread may call at any time: no call blocks on
-/// another thread's wait.
+/// Tagged messages between the ranks in a communicator. Any thread may call at any time: no call blocks on another
+/// thread's wait.
 ///
-/// Each call takes an access: [`weft_fabric::Communicator::access`], or an engine of the caller.
+/// Each call takes an access: [`weft_fabric::Communicator::access`], or the caller's engine.
 pub struct Messages {
     pub(super) driver: SharedDriver<Driver>,
     pub(super) counters: Vec<CounterId>,
@@ -35,12 +35,12 @@ impl Messages {
         self.driver.is_ended()
     }
 
-    /// Starts a send. It has ended once all of its bytes have left this process, which precedes their receive
-    /// if the ring has room for them.
+    /// Starts a send. It has ended once all bytes have left this process, which precedes their receive if the ring has
+    /// room for them.
     ///
     /// # Errors
-    /// [`RunError::Invalid`] for a rank outside of the group; [`RunError::Closed`]; those of the fabric. The
-    /// memory is not accessed then.
+    /// [`RunError::Invalid`] for a rank outside the group; [`RunError::Closed`]; fabric errors. The memory is not
+    /// accessed then.
     ///
     /// # Safety
     /// `bytes` bytes at `source` stay valid for reads until the operation has ended: until
@@ -64,8 +64,8 @@ impl Messages {
         Ok(id)
     }
 
-    /// Starts a receive of the oldest message with this tag from `from`, or from any rank. It has ended once the
-    /// whole message is in `target`. A shorter message is received; the end has its length.
+    /// Starts to receive the oldest message with this tag from `from`, or from any rank. It has ended once the whole
+    /// message is in `target`. A shorter message is received; the result has the message length.
     ///
     /// # Errors
     /// As [`Messages::send`].
@@ -88,7 +88,7 @@ impl Messages {
         })
     }
 
-    /// Makes progress; true if an operation has ended, with or without an error. Its wait then returns at once.
+    /// Makes progress; true if an operation has ended, with or without an error. A wait for it then returns at once.
     ///
     /// # Errors
     /// As [`Messages::wait`], except that an operation that has ended with an error is `true`.
@@ -104,13 +104,12 @@ impl Messages {
         self.call(access, |driver, _| driver.is_done(id))
     }
 
-    /// Waits for the end of an operation, which is then removed.
+    /// Waits until an operation ends, and removes it.
     ///
     /// # Errors
     /// [`RunError::Timeout`], which names the peer, and an interruption, after which the wait may be repeated.
-    /// [`RunError::MessageTooLong`]; [`RunError::Invalid`] for an operation that was removed. Protocol
-    /// violations and losses of peers, after which the group is poisoned and all operations have ended;
-    /// [`RunError::Closed`].
+    /// [`RunError::MessageTooLong`]; [`RunError::Invalid`] for an operation that was removed. Protocol violations and
+    /// lost peers, after which the group is poisoned and all operations have ended; [`RunError::Closed`].
     pub fn wait(
         &self,
         access: &mut impl EngineAccess,
@@ -137,10 +136,10 @@ impl Messages {
         }
     }
 
-    /// Registers the memory of a long send. A send without a region goes through the staging ring.
+    /// Registers the memory for a long send. A send without a region goes through the staging ring.
     ///
     /// # Safety
-    /// As for [`Messages::send`]: the region is released when the end of the send is taken, or at the close.
+    /// Same as for [`Messages::send`]: the region is released when the send's result is taken, or at the close.
     unsafe fn register_long(
         &self,
         access: &mut impl EngineAccess,
@@ -155,7 +154,7 @@ impl Messages {
         access.with(|engine| engine.register(memory)).ok()
     }
 
-    /// Takes the end of an operation, and releases the memory of sends that have ended.
+    /// Takes an operation's result, and releases the memory of sends that have ended.
     fn take(
         &self,
         access: &mut impl EngineAccess,
@@ -191,8 +190,8 @@ impl Messages {
         self.concluded(access, result)
     }
 
-    /// Result of a call. A fatal error stops all messages first, so that no thread accesses the memory of
-    /// operations afterwards; a protocol violation also poisons the group.
+    /// Call result. A fatal error stops all messages first, so that no thread accesses operation memory afterwards; a
+    /// protocol violation also poisons the group.
     pub(super) fn concluded<T>(
         &self,
         access: &mut impl EngineAccess,

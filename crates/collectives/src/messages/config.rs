@@ -1,17 +1,17 @@
-//! Limits of messages.
+//! Message limits.
 
 use super::header::Header;
 use crate::run_error::RunError;
 use weft_fabric::{CounterConfig, PartRule};
 
-/// Limits of [`Messages`](super::Messages). `slots` and `slot_bytes` are equal on all ranks.
+/// Limits for [`Messages`](super::Messages). `slots` and `slot_bytes` are equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessagesConfig {
-    /// Slots of a ring; a rank has two rings for each peer, one of them for its sends.
+    /// Slots per ring; a rank has two rings for each peer, one for its sends.
     pub slots: u32,
-    /// Bytes of a slot. A route with shorter parts uses less of each.
+    /// Bytes per slot. A route with shorter parts uses less in each.
     pub slot_bytes: u64,
-    /// Bytes of messages without a receive that a rank moves to buffers. Each message counts
+    /// Bytes that a rank moves to buffers for messages without a receive. Each message counts
     /// [`MessagesConfig::BUFFER_OVERHEAD`] bytes in addition to its own.
     pub max_unexpected_bytes: u64,
 }
@@ -23,11 +23,11 @@ impl Default for MessagesConfig {
 }
 
 impl MessagesConfig {
-    /// Bytes that a buffered message counts in addition to its own.
+    /// Bytes that a buffered message counts in addition to the message bytes.
     pub const BUFFER_OVERHEAD: u64 = 128;
     /// Shortest slot, in bytes.
     pub const MIN_SLOT_BYTES: u64 = 2 * Header::BYTES;
-    /// Alignment of slots, in bytes: a cache line.
+    /// Slot alignment in bytes: a cache line.
     const ALIGNMENT: u64 = 64;
 
     /// Bytes from one slot to the next.
@@ -35,27 +35,27 @@ impl MessagesConfig {
         self.slot_bytes.next_multiple_of(Self::ALIGNMENT)
     }
 
-    /// Bytes of a ring.
+    /// Bytes per ring.
     pub(super) fn ring_bytes(&self) -> u64 {
         u64::from(self.slots) * self.stride()
     }
 
-    /// Shortest message that is written from its own memory, in bytes; a shorter one is copied to the staging
-    /// ring, which costs less than a registration.
+    /// Shortest message that is written from user memory, in bytes; a shorter one is copied to the staging ring, which
+    /// costs less than a registration.
     pub(super) fn direct_bytes(&self) -> u64 {
         self.ring_bytes()
     }
 
-    /// Bytes that are copied for one peer before their writes or credits are submitted, so that the peer works
-    /// on them meanwhile. The slot that reaches them is still part of the batch.
+    /// Bytes copied for one peer before the writes or credits are submitted, so that the peer works on them meanwhile.
+    /// The slot that reaches this limit is still part of the batch.
     pub(super) fn batch_bytes(&self) -> u64 {
         (self.ring_bytes() / 8).min(64 << 10)
     }
 
-    /// Bytes of a slot that a route uses: a write into a slot is one part.
+    /// Slot bytes that a route uses: a write into a slot is one part.
     ///
     /// # Errors
-    /// [`RunError::TooLarge`] if the parts of the route are too short.
+    /// [`RunError::TooLarge`] if the route's parts are too short.
     pub(super) fn room(&self, parts: PartRule) -> Result<u64, RunError> {
         let unstriped = match parts.stripes {
             0 | 1 => u64::MAX,
@@ -63,13 +63,13 @@ impl MessagesConfig {
         };
         let room = self.slot_bytes.min(parts.max_part_bytes).min(unstriped);
         if room < Self::MIN_SLOT_BYTES {
-            let (what, wanted) = ("bytes of the shortest slot in one part", Self::MIN_SLOT_BYTES);
+            let (what, wanted) = ("shortest slot in one part, in bytes", Self::MIN_SLOT_BYTES);
             return Err(RunError::TooLarge { what, wanted, limit: room });
         }
         Ok(room)
     }
 
-    /// Rejects limits out of range, and rings of all `ranks` beyond the address space.
+    /// Rejects limits out of range, and rings for all `ranks` beyond the address space.
     pub(super) fn check(&self, ranks: u32) -> Result<(), RunError> {
         let invalid = |what, value: u64, expected: String| {
             Err(RunError::Invalid { what, detail: format!("{value}: expected {expected}") })
@@ -87,7 +87,7 @@ impl MessagesConfig {
         let all = ring * u128::from(self.slots) * u128::from(ranks);
         if all > u128::from(limit) {
             let wanted = u64::try_from(all).unwrap_or(u64::MAX);
-            return Err(RunError::TooLarge { what: "bytes of all rings", wanted, limit });
+            return Err(RunError::TooLarge { what: "ring bytes for all ranks", wanted, limit });
         }
         Ok(())
     }

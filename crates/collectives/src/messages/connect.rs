@@ -1,4 +1,4 @@
-//! Construction of messages on all ranks of a communicator, and their end.
+//! Message construction on all ranks in a communicator, and the close.
 
 use super::calls::Messages;
 use super::config::MessagesConfig;
@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use weft_fabric::bytes::Reader;
 use weft_fabric::{Communicator, Driver as _, Engine, Grant, Rank, Time, WaitOptions};
 
-/// Longest text of an error that is sent, or taken of a peer, in characters.
+/// Maximum error text that is sent, or accepted from a peer, in characters.
 const MAX_DETAIL: usize = 2000;
 
 impl Messages {
@@ -16,8 +16,8 @@ impl Messages {
     ///
     /// # Errors
     /// [`RunError::Invalid`] and [`RunError::TooLarge`] for the configuration; [`RunError::Disagreement`];
-    /// [`RunError::PeerFailed`] if a peer could not allocate its rings; those of the fabric. All memory is
-    /// released on every rank, unless grants were exchanged.
+    /// [`RunError::PeerFailed`] if a peer could not allocate the rings; fabric errors. All memory is released on every
+    /// rank, unless grants were exchanged.
     pub fn connect(
         communicator: &Communicator,
         config: MessagesConfig,
@@ -44,8 +44,8 @@ impl Messages {
         Ok(Messages::new(driver))
     }
 
-    /// Releases all memory, and the mappings of the peers' memory; every rank calls this. Operations under way
-    /// are dropped; waits of other threads end with [`RunError::Closed`]. A second call returns at once.
+    /// Releases all memory, and the peer memory mappings; every rank calls this. Operations under way are dropped;
+    /// waits in other threads end with [`RunError::Closed`]. A second call returns at once.
     ///
     /// # Errors
     /// [`weft_fabric::Error::Timeout`] if the other ranks do not call this. The memory then stays until the
@@ -76,7 +76,7 @@ impl Messages {
         if leave(driver, &mut communicator.engine()) { Ok(()) } else { settled }
     }
 
-    /// [`Messages::close`] by this rank alone. Peers may still write to its memory, which stays until the
+    /// Same as [`Messages::close`], by this rank only. Peers may still write to the memory, which stays until the
     /// communicator is dropped, unless the group is poisoned.
     pub fn abandon(&self, communicator: &Communicator) {
         self.stopped.store(true, Ordering::Release);
@@ -120,8 +120,8 @@ fn leave(driver: Driver, engine: &mut Engine) -> bool {
     poisoned
 }
 
-/// Returns the driver if every rank has allocated its own with an equal configuration. Otherwise releases it: no
-/// peer has a grant of it yet.
+/// Returns the driver if every rank has allocated one with an equal configuration. Otherwise releases it: no peer has a
+/// grant for it yet.
 fn made_by_all(
     communicator: &Communicator,
     config: &MessagesConfig,
@@ -143,7 +143,7 @@ fn made_by_all(
     }
 }
 
-/// Offer of a rank: slots (4 bytes) and bytes of a slot (8 bytes), then the text of its error if it failed.
+/// A rank's offer: slots (4 bytes) and slot bytes (8 bytes), then the error text if it failed.
 fn encode_offer(config: &MessagesConfig, made: &Result<Driver, RunError>) -> Vec<u8> {
     let mut bytes = config.slots.to_le_bytes().to_vec();
     bytes.extend(config.slot_bytes.to_le_bytes());
@@ -153,12 +153,12 @@ fn encode_offer(config: &MessagesConfig, made: &Result<Driver, RunError>) -> Vec
     bytes
 }
 
-/// Rejects the offer of a peer that failed, or has another configuration.
+/// Rejects an offer from a peer that failed, or has another configuration.
 fn check_offer(config: &MessagesConfig, peer: Rank, offer: &[u8]) -> Result<(), RunError> {
     let mut reader = Reader::new(offer);
     let (Some(slots), Some(slot_bytes)) = (reader.u32(), reader.u64()) else {
         let detail = format!("{} bytes", offer.len());
-        let what = "a configuration of messages";
+        let what = "a message configuration";
         return Err(weft_fabric::Error::Malformed { peer, what, detail }.into());
     };
     if offer.len() > 12 {

@@ -1,4 +1,4 @@
-//! All messages of a rank as one polled driver.
+//! All messages on a rank as one polled driver.
 
 use super::config::MessagesConfig;
 use super::incoming::{Incoming, ReceiveContext, end_receive};
@@ -16,8 +16,8 @@ use weft_fabric::{
     Requests, Time,
 };
 
-/// State machine of tagged messages: no clock and no I/O. After construction it allocates only for buffered
-/// messages and for more operations at a time than before.
+/// State machine for tagged messages: no clock and no I/O. After construction it allocates only for buffered messages
+/// and for more operations at a time than before.
 pub struct Driver {
     config: MessagesConfig,
     me: Rank,
@@ -31,19 +31,19 @@ pub struct Driver {
     incoming: Vec<Option<Incoming>>,
     /// A batch ended before the bytes that can be copied.
     more: bool,
-    /// Regions of sends that have ended.
+    /// Regions from sends that have ended.
     regions: Vec<Region>,
     /// No message advances any more; completions are still recorded.
     stopped: Arc<AtomicBool>,
 }
 
 impl Driver {
-    /// Allocates the rings and the counter. Every rank of the group does this in the same order relative to its
-    /// other objects, with the same configuration; then grants are exchanged and linked.
+    /// Allocates the rings and the counter. Every rank in the group does this in the same order relative to its other
+    /// objects, with the same configuration; then grants are exchanged and linked.
     ///
     /// # Errors
-    /// [`RunError::Invalid`] and [`RunError::TooLarge`] for the configuration; those of the fabric. Memory
-    /// allocated before the error is released.
+    /// [`RunError::Invalid`] and [`RunError::TooLarge`] for the configuration; fabric errors. Memory allocated before
+    /// the error is released.
     pub fn allocate(engine: &mut Engine, config: &MessagesConfig) -> Result<Driver, RunError> {
         let (me, ranks) = (engine.rank(), engine.size());
         config.check(ranks)?;
@@ -75,16 +75,16 @@ impl Driver {
     /// Grant for `peer`.
     ///
     /// # Errors
-    /// Those of [`Engine::grant`].
+    /// Errors from [`Engine::grant`].
     pub fn grant(&self, engine: &mut Engine, peer: Rank) -> Result<Grant, RunError> {
         let region = (self.rings.arrivals(), self.rings.granted(peer));
         Ok(engine.grant(peer, &[region], &self.counters)?)
     }
 
-    /// Imports the grant of `peer`.
+    /// Imports the grant from `peer`.
     ///
     /// # Errors
-    /// Those of [`Engine::import`]; [`RunError::Disagreement`] if the peer's rings have another size.
+    /// Errors from [`Engine::import`]; [`RunError::Disagreement`] if the peer's rings have another size.
     pub fn link(
         &mut self,
         engine: &mut Engine,
@@ -96,7 +96,7 @@ impl Driver {
         self.linked(engine, peer, &remotes)
     }
 
-    /// Takes the rings of `peer`, whose grant the engine has imported.
+    /// Takes the rings at `peer`, whose grant the engine has imported.
     pub(super) fn linked(
         &mut self,
         engine: &Engine,
@@ -110,7 +110,7 @@ impl Driver {
             _ => (remotes.len() as u64, 1),
         };
         let (true, Some(remote)) = (theirs == ours, remotes.first()) else {
-            let what = "the size of all rings of a rank";
+            let what = "ring bytes on a rank";
             return Err(RunError::Disagreement { peer, what, ours, theirs });
         };
         let (slots, stride) = (self.config.slots, self.config.stride());
@@ -125,7 +125,7 @@ impl Driver {
     /// Starts a send.
     ///
     /// # Errors
-    /// [`RunError::Invalid`] for a rank outside of the group; [`RunError::TooLarge`].
+    /// [`RunError::Invalid`] for a rank outside the group; [`RunError::TooLarge`].
     ///
     /// # Safety
     /// `bytes` bytes at `source` stay valid for reads until the operation has ended or this value is dropped.
@@ -141,8 +141,8 @@ impl Driver {
         unsafe { self.send_from(to, tag, (source, bytes), None, requests) }
     }
 
-    /// [`Driver::send`] of memory that may be registered; [`Driver::take_regions`] returns its region after the
-    /// end.
+    /// Same as [`Driver::send`] for memory that may be registered; [`Driver::take_regions`] returns the region after
+    /// the end.
     ///
     /// # Safety
     /// As for [`Driver::send`].
@@ -172,10 +172,10 @@ impl Driver {
         Ok(id)
     }
 
-    /// Starts a receive of a message from `from`, or from any rank.
+    /// Starts to receive a message from `from`, or from any rank.
     ///
     /// # Errors
-    /// [`RunError::Invalid`] for a rank outside of the group; [`RunError::TooLarge`].
+    /// [`RunError::Invalid`] for a rank outside the group; [`RunError::TooLarge`].
     ///
     /// # Safety
     /// `bytes` bytes at `target` stay valid for writes until the operation has ended or this value is dropped.
@@ -216,13 +216,13 @@ impl Driver {
         }
         let limit = super::header::Header::MAX_LENGTH;
         if bytes > limit {
-            let what = "bytes of a message";
+            let what = "message bytes";
             return Err(RunError::TooLarge { what, wanted: bytes, limit });
         }
         Ok(())
     }
 
-    /// Delivers a message of this rank to itself, or buffers it within the limit.
+    /// Delivers a message from this rank to itself, or buffers it within the limit.
     fn send_to_self(&mut self, id: OperationId, tag: u64, bytes: u64) {
         let me = self.me;
         if let Some(receive) = self.matching.take_receive(me, tag) {
@@ -242,7 +242,7 @@ impl Driver {
         }
     }
 
-    /// Copies a message of this rank to itself from its send to its receive; both end.
+    /// Copies a message from this rank to itself from the send to the receive; both end.
     fn copy_locally(&mut self, send: OperationId, receive: OperationId, bytes: u64) {
         let from = self.me;
         let source = self.operations.get_mut(send).and_then(|operation| {
@@ -318,13 +318,13 @@ impl Driver {
         Ok(())
     }
 
-    /// Tag of the write from slot 0 toward a peer.
+    /// Tag for the write from slot 0 toward a peer.
     fn first_tag(&self, peer: Rank) -> u64 {
         let number = u64::from(peer.0) * u64::from(self.config.slots);
         (u64::from(self.namespace) << Event::NAMESPACE_SHIFT) + number
     }
 
-    /// Takes the end of an operation, which is removed; `None` while it is under way.
+    /// Takes an operation's result and removes the operation; `None` while it is under way.
     ///
     /// # Errors
     /// [`RunError::MessageTooLong`]; [`RunError::Invalid`] for an operation that was removed.
@@ -358,13 +358,13 @@ impl Driver {
         }
     }
 
-    /// Description of an operation, for errors.
+    /// Operation description, for errors.
     pub fn describe(&self, id: OperationId) -> String {
         self.operations.get(id).map_or_else(|| "an operation".to_owned(), Operation::describe)
     }
 
-    /// The peer that blocks an operation, with the slots of its message and those written or read so far.
-    /// Empty for a receive from any rank, and between a rank and itself.
+    /// The peer that blocks an operation, with the message slots and the slots written or read so far. Empty for a
+    /// receive from any rank, and between a rank and itself.
     pub fn missing(&self, id: OperationId) -> Vec<MissingPeer> {
         let Some(operation) = self.operations.get(id).filter(|one| one.outcome.is_none()) else {
             return Vec::new();
@@ -391,17 +391,17 @@ impl Driver {
             && self.incoming.iter().flatten().all(Incoming::is_idle)
     }
 
-    /// Rounds of a peer that were credited.
+    /// Credited rounds from a peer.
     pub fn credited(&self, peer: Rank) -> u64 {
         self.incoming[peer.index()].as_ref().map_or(0, Incoming::credited)
     }
 
-    /// True if no write of this rank is in flight.
+    /// True if no write from this rank is in flight.
     pub(super) fn is_drained(&self) -> bool {
         self.outgoing.iter().flatten().all(Outgoing::is_drained)
     }
 
-    /// Shortest message that is written from its own memory.
+    /// Shortest message that is written from user memory.
     pub(super) fn direct_bytes(&self) -> u64 {
         self.config.direct_bytes()
     }
@@ -415,24 +415,24 @@ impl Driver {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Stops all messages; the memory of operations is not accessed any more.
+    /// Stops all messages; operation memory is not accessed any more.
     pub(super) fn stop(&mut self) {
         self.stopped.store(true, Ordering::Release);
         self.operations.drop_memory();
     }
 
-    /// Takes the regions of sends that have ended, which the engine may release.
+    /// Takes the regions from sends that have ended, which the engine may release.
     pub(super) fn take_regions(&mut self) -> Vec<Region> {
         std::mem::take(&mut self.regions)
     }
 
-    /// Releases the memory here, and the mappings of the peers' memory. No rank writes to either any more.
+    /// Releases the memory here, and the peer memory mappings. No rank writes to either any more.
     pub(super) fn give_back(mut self, engine: &mut Engine) {
         for region in self.regions.drain(..).chain(self.operations.take_regions()) {
             engine.release(&region);
         }
         for counter in self.counters {
-            // May have been released with its last call; a second release is rejected without effect.
+            // The last call may have released it; a second release is rejected without effect.
             let _ = engine.release_counter(counter);
         }
         self.rings.release(engine);
@@ -443,7 +443,7 @@ impl Driver {
         }
     }
 
-    /// Requests with room for those of one poll.
+    /// Requests with room for one poll.
     pub fn requests(&self) -> Requests {
         let all = self.outgoing.len() * self.config.slots as usize;
         Requests::with_capacity(2 * all, all)

@@ -1,4 +1,4 @@
-//! Header of a message: the first bytes of its first slot.
+//! Message header: the first bytes in the first slot.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -12,19 +12,19 @@
 use crate::run_error::RunError;
 use weft_fabric::Rank;
 
-/// Header of a message.
+/// Message header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Messages that the sender began toward this rank before.
     pub sequence: u64,
     /// Tag.
     pub tag: u64,
-    /// Bytes of the message.
+    /// Message size in bytes.
     pub length: u64,
 }
 
 impl Header {
-    /// Bytes of an encoded header.
+    /// Encoded header size in bytes.
     pub const BYTES: u64 = 32;
     /// Longest message, in bytes.
     pub const MAX_LENGTH: u64 = isize::MAX as u64;
@@ -38,7 +38,7 @@ impl Header {
         bytes
     }
 
-    /// Decodes the header of the message that `peer` sent as its number `sequence`.
+    /// Decodes the header for the message that `peer` sent with number `sequence`.
     ///
     /// # Errors
     /// [`RunError::Violation`] with the first invalid field.

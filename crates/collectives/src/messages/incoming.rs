@@ -1,4 +1,4 @@
-//! Messages from one peer: slots of its ring, copied out in order to receives or buffers.
+//! Messages from one peer: ring slots, copied out in order to receives or buffers.
 
 use super::header::Header;
 use super::matching::Matching;
@@ -7,22 +7,22 @@ use super::operations::{Completed, OperationId, Operations, TooLong};
 use crate::run_error::RunError;
 use weft_fabric::{CounterId, Rank, Requests};
 
-/// State of the messages from a peer.
+/// State for messages from a peer.
 #[derive(Debug)]
 pub(super) struct Incoming {
     peer: Rank,
-    /// Bytes of a slot that the route uses.
+    /// Slot bytes that the route uses.
     room: u64,
     slots: u32,
     /// Oldest round without a credit.
     next: u64,
     /// Slots that have arrived and were not credited, from `next` on.
     arrived: Box<[bool]>,
-    /// Number of arrived slots.
+    /// Arrived slot count.
     count: u32,
     /// Messages begun so far.
     sequence: u64,
-    /// Header in the oldest slot, if its message waits for a receive.
+    /// Header in the oldest slot, if the message waits for a receive.
     head: Option<Header>,
     stream: Option<Stream>,
 }
@@ -35,11 +35,11 @@ struct Stream {
     sink: Sink,
 }
 
-/// Destination of a message's bytes.
+/// Destination for a message's bytes.
 #[derive(Clone, Copy, Debug)]
 enum Sink {
     Receive(OperationId),
-    /// Unexpected message of this serial number.
+    /// Unexpected message with this serial number.
     Buffer(u64),
     /// The message is longer than this receive, which ends with it.
     Dropped(OperationId),
@@ -71,7 +71,7 @@ impl Incoming {
         }
     }
 
-    /// Records the arrival of a slot.
+    /// Records that a slot has arrived.
     ///
     /// # Errors
     /// [`RunError::Violation`] if it was written more than once.
@@ -90,7 +90,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// True if no slot and no part of a message waits here.
+    /// True if no slot and no message part waits here.
     pub fn is_idle(&self) -> bool {
         self.count == 0 && self.stream.is_none()
     }

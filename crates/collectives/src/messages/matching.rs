@@ -20,40 +20,40 @@ impl PostedReceive {
     }
 }
 
-/// Message without a receive that was taken off its ring, or that this rank sends to itself.
+/// Message without a receive that was taken off the ring, or that this rank sends to itself.
 #[derive(Debug)]
 pub(super) struct UnexpectedMessage {
     /// Identifies the message while it arrives.
     pub serial: u64,
     pub from: Rank,
     pub tag: u64,
-    /// Bytes of the message.
+    /// Message size in bytes.
     pub length: u64,
     pub content: Content,
 }
 
-/// Place of an unexpected message's bytes.
+/// Place for an unexpected message's bytes.
 #[derive(Debug)]
 pub(super) enum Content {
     /// Bytes that have arrived so far.
     Buffer(Vec<u8>),
-    /// Memory of a send of this rank to itself.
+    /// Memory for a send from this rank to itself.
     Send(OperationId),
 }
 
-/// Receives in the order of their calls, and messages in the order in which they were taken off.
+/// Receives in call order, and messages in the order in which they were taken off.
 #[derive(Debug)]
 pub(super) struct Matching {
     posted: VecDeque<PostedReceive>,
     unexpected: VecDeque<UnexpectedMessage>,
-    /// Bytes of buffers, with their overhead.
+    /// Buffer bytes, with overhead.
     buffered: u64,
     limit: u64,
     next_serial: u64,
 }
 
 impl Matching {
-    /// Empty lists, with a limit of the bytes in buffers.
+    /// Empty lists, with a limit on the bytes in buffers.
     pub fn new(limit: u64, reserved: usize) -> Matching {
         let posted = VecDeque::with_capacity(reserved);
         Matching { posted, unexpected: VecDeque::new(), buffered: 0, limit, next_serial: 0 }
@@ -71,7 +71,7 @@ impl Matching {
         self.posted.remove(at).map(|receive| receive.operation)
     }
 
-    /// True if a receive waits for some message of a rank.
+    /// True if a receive waits for some message from a rank.
     pub fn expects_from(&self, from: Rank) -> bool {
         self.posted.iter().any(|receive| receive.admits(from))
     }
@@ -89,7 +89,7 @@ impl Matching {
         Some(message)
     }
 
-    /// Adds a message whose bytes will arrive; returns its serial number, or `None` beyond the limit.
+    /// Adds a message whose bytes will arrive; returns the serial number, or `None` beyond the limit.
     pub fn begin_buffer(&mut self, from: Rank, tag: u64, length: u64) -> Option<u64> {
         let buffered = self.buffered.checked_add(charge(length)?)?;
         if buffered > self.limit {
@@ -101,7 +101,7 @@ impl Matching {
         Some(self.add(from, tag, length, Content::Buffer(bytes)))
     }
 
-    /// Adds a send of this rank to itself.
+    /// Adds a send from this rank to itself.
     pub fn add_send(&mut self, from: Rank, tag: u64, length: u64, operation: OperationId) {
         self.add(from, tag, length, Content::Send(operation));
     }
@@ -113,7 +113,7 @@ impl Matching {
         serial
     }
 
-    /// Buffer of a message that arrives.
+    /// Buffer for a message that arrives.
     pub fn buffer(&mut self, serial: u64) -> Option<&mut Vec<u8>> {
         let at = self.unexpected.binary_search_by_key(&serial, |message| message.serial).ok()?;
         match &mut self.unexpected[at].content {
@@ -122,12 +122,12 @@ impl Matching {
         }
     }
 
-    /// Bytes of buffers, with their overhead.
+    /// Buffer bytes, with overhead.
     pub fn buffered(&self) -> u64 {
         self.buffered
     }
 
-    /// Numbers of receives and of messages.
+    /// Receive count and message count.
     pub fn lengths(&self) -> (usize, usize) {
         (self.posted.len(), self.unexpected.len())
     }

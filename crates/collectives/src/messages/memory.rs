@@ -1,9 +1,8 @@
-//! Rings of slots, and memory of operations.
+//! Slot rings and operation memory.
 //!
-//! The only file of messages that accesses memory by address. Soundness rests on two rules. A slot of a ring is
-//! read between its arrival and its credit, when no peer writes it; a slot of the staging ring is written while
-//! no write from it is in flight. Memory of an operation is accessed while the operation is under way: its
-//! [`UserMemory`] is dropped when it ends.
+//! The only message file that accesses memory by address. Soundness rests on two rules. A ring slot is read between
+//! arrival and credit, when no peer writes it; a staging ring slot is written while no write from it is in flight.
+//! Operation memory is accessed while the operation is under way: the [`UserMemory`] is dropped when it ends.
 
 use super::config::MessagesConfig;
 use super::header::Header;
@@ -12,37 +11,37 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use weft_fabric::{Engine, Memory, MemoryKind, Rank, Region, RegionKey};
 
-/// Memory of an operation.
+/// Operation memory.
 #[derive(Debug)]
 pub(super) struct UserMemory {
     address: *mut u8,
     length: u64,
 }
 
-// SAFETY: an address, whose bytes any thread may access by the contract of its constructors.
+// SAFETY: an address, whose bytes any thread may access by the constructors' contract.
 unsafe impl Send for UserMemory {}
 
 impl UserMemory {
-    /// Memory of a send.
+    /// Send memory.
     ///
     /// # Safety
-    /// `length` bytes at `address` are valid for reads of any thread while the value lives.
+    /// `length` bytes at `address` are valid for reads from any thread while the value lives.
     pub unsafe fn source(address: *const u8, length: u64) -> UserMemory {
         UserMemory { address: address.cast_mut(), length }
     }
 
-    /// Memory of a receive.
+    /// Receive memory.
     ///
     /// # Safety
-    /// `length` bytes at `address` are valid for writes of any thread while the value lives.
+    /// `length` bytes at `address` are valid for writes from any thread while the value lives.
     pub unsafe fn target(address: *mut u8, length: u64) -> UserMemory {
         UserMemory { address, length }
     }
 
-    /// The memory as a source of writes; `None` without bytes.
+    /// The memory as a source for writes; `None` without bytes.
     ///
     /// # Safety
-    /// It stays valid until the region of the result was released, and no write from it is in flight.
+    /// It stays valid until the result's region was released, and no write from it is in flight.
     pub unsafe fn register(&self) -> Option<Memory> {
         let address = NonNull::new(self.address).filter(|_| self.length > 0)?;
         let (length, owner) = (self.length as usize, Box::new(()));
@@ -55,25 +54,25 @@ impl UserMemory {
         self.length
     }
 
-    /// Address of a range; `None` outside of the memory.
+    /// Address for a range; `None` outside the memory.
     fn at(&self, offset: u64, length: usize) -> Option<*mut u8> {
         let inside = offset.checked_add(length as u64)? <= self.length;
-        // SAFETY: the offset is inside of memory that is valid by the constructor's contract.
+        // SAFETY: the offset is inside memory that is valid by the constructor's contract.
         inside.then(|| unsafe { self.address.add(offset as usize) })
     }
 
-    /// Copies `bytes` to `offset` of the memory of a receive.
+    /// Copies `bytes` to `offset` in receive memory.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         let to = self.at(offset, bytes.len()).filter(|_| !bytes.is_empty());
         debug_assert!(to.is_some() || bytes.is_empty());
         if let Some(to) = to {
-            // SAFETY: in range by `at`; callers pass the memory of a receive only. The ranges may overlap if a
-            // program receives into memory that it also sends.
+            // SAFETY: in range by `at`; callers pass only receive memory. The ranges may overlap if a program receives
+            // into memory that it also sends.
             unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
         }
     }
 
-    /// Copies from `offset` of the memory into `bytes`.
+    /// Copies from `offset` in the memory into `bytes`.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) {
         let from = self.at(offset, bytes.len()).filter(|_| !bytes.is_empty());
         debug_assert!(from.is_some() || bytes.is_empty());
@@ -83,7 +82,7 @@ impl UserMemory {
         }
     }
 
-    /// Copies `length` bytes from the begin of another memory.
+    /// Copies `length` bytes from where another memory begins.
     pub fn copy_from(&mut self, other: &UserMemory, length: u64) {
         if let (Some(to), Some(from)) = (self.at(0, length as usize), other.at(0, length as usize))
             && length > 0
@@ -94,16 +93,16 @@ impl UserMemory {
     }
 }
 
-/// Slot of a ring.
+/// Ring slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
-    /// Peer of the ring.
+    /// Ring peer.
     pub peer: Rank,
-    /// Number of the slot.
+    /// Slot number.
     pub number: u32,
 }
 
-/// Rings of all peers: those that they write, and those from which this rank writes to them.
+/// Rings for all peers: rings that they write, and rings from which this rank writes to them.
 #[derive(Debug)]
 pub(super) struct Rings {
     arrivals: Region,
@@ -113,7 +112,7 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// Allocates the rings of a group of `ranks`.
+    /// Allocates the rings for a group of `ranks` ranks.
     pub fn allocate(
         engine: &mut Engine,
         ranks: u32,
@@ -138,57 +137,57 @@ impl Rings {
         engine.release(&self.staging);
     }
 
-    /// Region of the rings that peers write.
+    /// Region with the rings that peers write.
     pub fn arrivals(&self) -> &Region {
         &self.arrivals
     }
 
-    /// Key of the region from which this rank writes.
+    /// Key for the region from which this rank writes.
     pub fn staging_key(&self) -> RegionKey {
         self.staging.key()
     }
 
-    /// Bytes of the region of arrivals.
+    /// Arrival region size in bytes.
     pub fn length(&self) -> u64 {
         self.arrivals.memory().len() as u64
     }
 
-    /// Range of the ring that `peer` writes.
+    /// Range for the ring that `peer` writes.
     pub fn granted(&self, peer: Rank) -> Range<u64> {
         let begin = u64::from(peer.0) * self.ring_bytes;
         begin..begin + self.ring_bytes
     }
 
-    /// First byte of a slot in its region, here or at a peer.
+    /// A slot's first byte in the region, here or at a peer.
     pub fn offset(&self, slot: Slot) -> u64 {
         u64::from(slot.peer.0) * self.ring_bytes + u64::from(slot.number) * self.stride
     }
 
-    /// Copies a header into a slot of the staging ring.
+    /// Copies a header into a staging ring slot.
     pub fn stage_header(&self, slot: Slot, header: &Header) {
         self.staging.memory().copy_in(self.offset(slot) as usize, &header.encode());
     }
 
-    /// Copies `length` bytes at `from` of a send to `at` in a slot of the staging ring.
+    /// Copies `length` bytes from a send at `from` to `at` in a staging ring slot.
     pub fn stage(&self, slot: Slot, at: u64, source: &UserMemory, from: u64, length: u64) {
         let offset = (self.offset(slot) + at) as usize;
-        // SAFETY: no write from this slot is in flight, and no other slice of it lives.
+        // SAFETY: no write from this slot is in flight, and no other slice into it lives.
         let bytes = unsafe { self.staging.memory().bytes_mut(offset, length as usize) };
         source.read(from, bytes);
     }
 
-    /// Header bytes of a slot that has arrived.
+    /// Header bytes in a slot that has arrived.
     pub fn header(&self, slot: Slot) -> [u8; Header::BYTES as usize] {
         let mut bytes = [0; Header::BYTES as usize];
         self.arrivals.memory().copy_out(self.offset(slot) as usize, &mut bytes);
         bytes
     }
 
-    /// Bytes `at..at + length` of a slot that has arrived and was not credited.
+    /// Bytes `at..at + length` in a slot that has arrived and was not credited.
     pub fn arrived(&self, slot: Slot, at: u64, length: u64) -> &[u8] {
         let offset = (self.offset(slot) + at) as usize;
-        // SAFETY: peers write the slot after its credit only; `incoming.rs` gives the credit in the poll that
-        // has copied these bytes.
+        // SAFETY: peers write the slot only after it is credited; `incoming.rs` gives the credit in the poll that has
+        // copied these bytes.
         unsafe { self.arrivals.memory().bytes(offset, length as usize) }
     }
 }

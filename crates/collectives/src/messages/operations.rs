@@ -1,26 +1,26 @@
-//! Table of operations: sends and receives from their start to their end.
+//! Operation table: sends and receives from start to end.
 
 use super::memory::UserMemory;
 use crate::run_error::RunError;
 use weft_fabric::{Rank, Region};
 
-/// Send or receive under way, until its wait has returned its end.
+/// Send or receive under way, until a wait has returned the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OperationId {
     index: u32,
     reuse: u32,
 }
 
-/// End of an operation.
+/// Operation result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completed {
-    /// Sender of the message.
+    /// Message sender.
     pub from: Rank,
-    /// Bytes of the message; of a receive, these may be fewer than its memory has.
+    /// Message size in bytes; for a receive, these may be fewer than the memory has.
     pub bytes: u64,
 }
 
-/// Direction of an operation.
+/// Operation direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Send,
@@ -34,24 +34,24 @@ pub(super) struct TooLong {
     pub sent: u64,
 }
 
-/// State of an operation.
+/// Operation state.
 #[derive(Debug)]
 pub(super) struct Operation {
     pub direction: Direction,
     /// Destination, or required sender.
     pub peer: Option<Rank>,
     pub tag: u64,
-    /// Bytes of its memory.
+    /// Memory size in bytes.
     pub bytes: u64,
     /// `None` once it has ended.
     pub memory: Option<UserMemory>,
-    /// Region of the memory of a long send, from which its slots are written.
+    /// Memory region for a long send, from which the slots are written.
     pub region: Option<Region>,
-    /// Bytes copied out of or into its memory.
+    /// Bytes copied out of or into the memory.
     pub moved: u64,
-    /// Writes in flight of a send.
+    /// A send's writes in flight.
     pub in_flight: u32,
-    /// All bytes of a send have been copied.
+    /// True once all send bytes have been copied.
     pub all_staged: bool,
     pub outcome: Option<Result<Completed, TooLong>>,
 }
@@ -78,13 +78,13 @@ impl Operation {
         }
     }
 
-    /// Ends the operation; its memory is not accessed afterwards.
+    /// Ends the operation; the memory is not accessed afterwards.
     pub fn end(&mut self, outcome: Result<Completed, TooLong>) {
         self.memory = None;
         self.outcome = Some(outcome);
     }
 
-    /// Description for the error of a wait.
+    /// Description for a wait error.
     pub fn describe(&self) -> String {
         let Operation { bytes, tag, moved, .. } = self;
         match (self.direction, self.peer) {
@@ -103,7 +103,7 @@ impl Operation {
     }
 }
 
-/// Table of operations.
+/// Operation table.
 #[derive(Debug, Default)]
 pub(super) struct Operations {
     entries: Vec<Entry>,
@@ -165,19 +165,19 @@ impl Operations {
         entry.operation.take()
     }
 
-    /// Drops the memory of all operations.
+    /// Drops the memory for all operations.
     pub fn drop_memory(&mut self) {
         for operation in self.entries.iter_mut().filter_map(|entry| entry.operation.as_mut()) {
             operation.memory = None;
         }
     }
 
-    /// Takes the regions of all operations.
+    /// Takes the regions from all operations.
     pub fn take_regions(&mut self) -> impl Iterator<Item = Region> {
         self.entries.iter_mut().filter_map(|entry| entry.operation.as_mut()?.region.take())
     }
 
-    /// Number of operations.
+    /// Operation count.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }

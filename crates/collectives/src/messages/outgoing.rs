@@ -1,4 +1,4 @@
-//! Messages toward one peer: a queue of sends, written into the peer's ring slot by slot.
+//! Messages toward one peer: a send queue, written into the peer's ring slot by slot.
 
 use super::header::Header;
 use super::memory::{Rings, Slot};
@@ -6,21 +6,21 @@ use super::operations::{Completed, OperationId, Operations};
 use std::collections::VecDeque;
 use weft_fabric::{CounterId, Page, Rank, RegionKey, Requests};
 
-/// State of the messages toward a peer.
+/// State for messages toward a peer.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     peer: Rank,
     me: Rank,
-    /// The peer's region of rings, and the offset of this rank's ring in it.
+    /// The peer's ring region, and the offset to this rank's ring there.
     region: RegionKey,
     offset: u64,
-    /// Bytes of a slot that the route uses.
+    /// Slot bytes that the route uses.
     room: u64,
     stride: u64,
     slots: u32,
     /// Sends that have bytes left to write, in order.
     queue: VecDeque<OperationId>,
-    /// The first slot of the first send has been written.
+    /// True once the first slot in the first send has been written.
     begun: bool,
     /// Messages begun so far.
     sequence: u64,
@@ -39,12 +39,12 @@ pub(super) struct SendContext<'a> {
     pub operations: &'a mut Operations,
     pub counter: CounterId,
     pub batch_bytes: u64,
-    /// Tag of the write from slot 0 toward this peer; those of other slots follow.
+    /// Tag for the write from slot 0 toward this peer; tags for other slots follow.
     pub first_tag: u64,
     pub requests: &'a mut Requests,
 }
 
-/// Ring of this rank at a peer.
+/// This rank's ring at a peer.
 pub(super) struct PeerRing {
     pub region: RegionKey,
     pub offset: u64,
@@ -75,7 +75,7 @@ impl Outgoing {
         }
     }
 
-    /// The peer's region of rings.
+    /// The peer's ring region.
     pub fn region(&self) -> RegionKey {
         self.region
     }
@@ -85,7 +85,7 @@ impl Outgoing {
         self.queue.push_back(operation);
     }
 
-    /// Records the peer's credits. Returns the number of rounds started if the peer gave more.
+    /// Records the peer's credits. Returns how many rounds have started if the peer gave more.
     pub fn credited(&mut self, credits: u64) -> Result<(), u64> {
         if credits > self.started {
             return Err(self.started);
@@ -94,7 +94,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Records the completion of a write: its slot of the staging ring is free.
+    /// Records that a write has completed: the staging ring slot is free.
     pub fn completed(&mut self, slot: u32, operations: &mut Operations) {
         let Some(id) = self.in_flight.get_mut(slot as usize).and_then(Option::take) else { return };
         self.writes -= 1;
@@ -116,7 +116,7 @@ impl Outgoing {
         self.is_drained() && self.queue.is_empty() && self.credits == self.started
     }
 
-    /// Slots that a message of this length occupies.
+    /// Slots that a message with this length occupies.
     pub fn slots_of(&self, length: u64) -> u64 {
         length.saturating_add(Header::BYTES).div_ceil(self.room)
     }
@@ -143,7 +143,7 @@ impl Outgoing {
         false
     }
 
-    /// Writes the next slot of a send. Returns its bytes, and true if it was the last one.
+    /// Writes the next slot in a send. Returns the bytes, and true if it was the last slot.
     fn write_slot(
         &mut self,
         id: OperationId,
@@ -185,7 +185,7 @@ impl Outgoing {
         (used + length, is_last)
     }
 
-    /// Writes the header of the next message into its first slot.
+    /// Writes the next message's header into the first slot.
     fn write_header(&mut self, slot: Slot, tag: u64, length: u64, rings: &Rings) {
         let header = Header { sequence: self.sequence, tag, length };
         rings.stage_header(slot, &header);

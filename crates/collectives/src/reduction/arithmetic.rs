@@ -1,6 +1,6 @@
 //! Operations as types, for which loops are compiled separately.
 
-/// Operation of two values.
+/// Operation on two values.
 pub(super) trait Operation<V> {
     fn apply(a: V, b: V) -> V;
 }
@@ -47,8 +47,8 @@ macro_rules! floats {
             Max |a: $type, b: $type| -$min(-a, -b);
         );
 
-        /// The union of two bit patterns that are neither less nor greater is that of both numbers if they are
-        /// equal, of -0 for zeros of both signs, and otherwise of a NaN.
+        /// For two bit patterns that are neither less nor greater, the union is the same number if they are equal, -0
+        /// for zeros with both signs, and otherwise a NaN.
         #[inline(always)]
         fn $min(a: $type, b: $type) -> $type {
             let neither = <$type>::from_bits(a.to_bits() | b.to_bits());
@@ -60,7 +60,7 @@ macro_rules! floats {
 
 floats!(f32, min_f32; f64, min_f64;);
 
-/// Change of one value.
+/// Change to one value.
 pub(super) trait Map<V>: Copy {
     fn apply(self, value: V) -> V;
 }
@@ -69,7 +69,7 @@ pub(super) trait Map<V>: Copy {
 #[derive(Clone, Copy)]
 pub(super) struct Scale(pub f64);
 
-/// Quotient by a divisor of at least 1. Integers: truncated.
+/// Quotient by a divisor that is at least 1. Integers: truncated.
 #[derive(Clone, Copy)]
 pub(super) struct Divide(pub u32);
 
@@ -91,8 +91,8 @@ macro_rules! maps {
     )*};
 }
 
-/// Up to 32 bits, the rounded quotient in float64 is at the same side of every integer as the exact one, from which
-/// it differs by less than 2^-32 / divisor.
+/// Up to 32 bits, the rounded quotient in float64 is on the same side relative to every integer as the exact one, from
+/// which it differs by less than 2^-32 / divisor.
 macro_rules! small_integers {
     ($($type:ty)*) => {maps!($($type:
         |value: $type, factor: f64| (f64::from(value) * factor) as $type,

@@ -1,15 +1,15 @@
-//! Loops over blocks of elements, which compilers turn into vector instructions.
+//! Loops over element blocks, which compilers turn into vector instructions.
 //!
-//! A block is read whole before its result is written: no element of a target is read after it was written, so the
-//! target may be a source, and the loops need no checks of overlap.
+//! A block is read whole before its result is written: no target element is read after it was written, so the target
+//! may be a source, and the loops need no overlap checks.
 
-use super::arithmetic::{Map, Operation};
+use super::arithmetic::{Divide, Map, Operation};
 use super::format::Format;
 
-/// Elements of a block. The loops over a smaller one are unrolled before they are vectorised, and are slower.
+/// Elements per block. The loops over a smaller block are unrolled before they are vectorised, and are slower.
 const BLOCK: usize = 64;
 
-/// Pointers to the same number of elements: two, or a slice of any number.
+/// Pointers to the same number of elements: two, or a slice with any number.
 pub(super) trait Sources: AsRef<[*const u8]> + Copy {}
 
 impl Sources for [*const u8; 2] {}
@@ -28,7 +28,7 @@ pub(super) unsafe fn fold<F: Format, O: Operation<F::Value>>(
     let sources = sources.as_ref();
     let whole = count - count % BLOCK;
     for index in (0..whole).step_by(BLOCK) {
-        // SAFETY: the caller's: the block is inside of the vectors.
+        // SAFETY: the caller's: the block is inside the vectors.
         unsafe { fold_block::<F, O, BLOCK>(target, sources, index) };
     }
     for index in whole..count {
@@ -56,6 +56,110 @@ unsafe fn fold_block<F: Format, O: Operation<F::Value>, const N: usize>(
     unsafe { write::<F, N>(target, index, values) };
 }
 
+/// Float sums that are computed in float32, divided before they are rounded; at least one source.
+///
+/// # Safety
+/// As for [`super::average_all`].
+#[inline(always)]
+pub(super) unsafe fn average<F: Format<Value = f32>>(
+    target: *mut u8,
+    sources: &[*const u8],
+    count: usize,
+    divide: Divide,
+) {
+    let whole = count - count % BLOCK;
+    for index in (0..whole).step_by(BLOCK) {
+        // SAFETY: the caller's: the block is inside the vectors.
+        unsafe { average_block::<F, BLOCK>(target, sources, index, divide) };
+    }
+    for index in whole..count {
+        // SAFETY: as above.
+        unsafe { average_block::<F, 1>(target, sources, index, divide) };
+    }
+}
+
+#[inline(always)]
+unsafe fn average_block<F: Format<Value = f32>, const N: usize>(
+    target: *mut u8,
+    sources: &[*const u8],
+    index: usize,
+    divide: Divide,
+) {
+    // SAFETY: the caller's.
+    let mut values = unsafe { read::<F, N>(sources[0], index) };
+    for &source in &sources[1..] {
+        // SAFETY: the caller's.
+        let others = unsafe { read::<F, N>(source, index) };
+        for (value, other) in values.iter_mut().zip(others) {
+            *value += other;
+        }
+    }
+    for value in &mut values {
+        *value = divide.apply(*value);
+    }
+    // SAFETY: the caller's.
+    unsafe { write::<F, N>(target, index, values) };
+}
+
+/// Writes elements as float32.
+///
+/// # Safety
+/// As for [`super::widen`].
+#[inline(always)]
+pub(super) unsafe fn widen<F: Format<Value = f32>>(
+    target: *mut u8,
+    source: *const u8,
+    count: usize,
+) {
+    let whole = count - count % BLOCK;
+    for index in (0..whole).step_by(BLOCK) {
+        // SAFETY: the caller's: the block is inside the vectors.
+        unsafe { write::<f32, BLOCK>(target, index, read::<F, BLOCK>(source, index)) };
+    }
+    for index in whole..count {
+        // SAFETY: as above.
+        unsafe { write::<f32, 1>(target, index, read::<F, 1>(source, index)) };
+    }
+}
+
+/// Writes float32 quotients, rounded to the element.
+///
+/// # Safety
+/// As for [`super::narrow`].
+#[inline(always)]
+pub(super) unsafe fn narrow<F: Format<Value = f32>>(
+    target: *mut u8,
+    source: *const u8,
+    count: usize,
+    divide: Divide,
+) {
+    let whole = count - count % BLOCK;
+    for index in (0..whole).step_by(BLOCK) {
+        // SAFETY: the caller's: the block is inside the vectors.
+        unsafe { narrow_block::<F, BLOCK>(target, source, index, divide) };
+    }
+    for index in whole..count {
+        // SAFETY: as above.
+        unsafe { narrow_block::<F, 1>(target, source, index, divide) };
+    }
+}
+
+#[inline(always)]
+unsafe fn narrow_block<F: Format<Value = f32>, const N: usize>(
+    target: *mut u8,
+    source: *const u8,
+    index: usize,
+    divide: Divide,
+) {
+    // SAFETY: the caller's.
+    let mut values = unsafe { read::<f32, N>(source, index) };
+    for value in &mut values {
+        *value = divide.apply(*value);
+    }
+    // SAFETY: the caller's.
+    unsafe { write::<F, N>(target, index, values) };
+}
+
 /// Changes each element.
 ///
 /// # Safety
@@ -69,7 +173,7 @@ pub(super) unsafe fn map<F: Format, M: Map<F::Value>>(
 ) {
     let whole = count - count % BLOCK;
     for index in (0..whole).step_by(BLOCK) {
-        // SAFETY: the caller's: the block is inside of the vectors.
+        // SAFETY: the caller's: the block is inside the vectors.
         unsafe { map_block::<F, M, BLOCK>(target, source, index, change) };
     }
     for index in whole..count {

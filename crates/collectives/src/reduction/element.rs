@@ -1,8 +1,8 @@
-//! Element types of vectors.
+//! Element types in vectors.
 
 use std::fmt;
 
-/// Type of the elements of a vector, in the byte order of the host.
+/// Element type for a vector, in host byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
     /// Byte that is true if not 0.
@@ -25,15 +25,15 @@ pub enum Element {
     I64,
     /// IEEE 754 binary16.
     F16,
-    /// bfloat16: the upper half of a float32.
+    /// bfloat16: a float32's upper half.
     Bf16,
     /// IEEE 754 binary32.
     F32,
     /// IEEE 754 binary64.
     F64,
-    /// 8-bit float with 4 bits of exponent: up to 448, NaN without infinities.
+    /// 8-bit float with 4 exponent bits: up to 448, NaN without infinities.
     F8E4m3,
-    /// 8-bit float with 5 bits of exponent, the upper half of a binary16.
+    /// 8-bit float with 5 exponent bits, a binary16's upper half.
     F8E5m2,
 }
 
@@ -57,7 +57,7 @@ impl Element {
         Element::F8E5m2,
     ];
 
-    /// Bytes of an element.
+    /// Bytes per element.
     pub const fn bytes(self) -> usize {
         match self {
             Element::Bool | Element::U8 | Element::I8 | Element::F8E4m3 | Element::F8E5m2 => 1,
@@ -88,7 +88,7 @@ impl Element {
         }
     }
 
-    /// The type of that name.
+    /// The type with this name, for example `bfloat16`.
     pub fn from_name(name: &str) -> Option<Element> {
         Element::ALL.into_iter().find(|element| element.name() == name)
     }
@@ -98,7 +98,7 @@ impl Element {
         self.is_short_float() || matches!(self, Element::F32 | Element::F64)
     }
 
-    /// True for floats of 8 and 16 bits, whose arithmetic is in float32.
+    /// True for 8-bit and 16-bit floats, whose arithmetic is in float32.
     pub const fn is_short_float(self) -> bool {
         matches!(self, Element::F16 | Element::Bf16 | Element::F8E4m3 | Element::F8E5m2)
     }

@@ -1,13 +1,13 @@
-//! Conversions of 8-bit floats without branches, which compilers vectorise. `collectives/float8.cuh` has the same for
+//! Branch-free conversions for 8-bit floats, which compilers vectorise. `collectives/float8.cuh` has the same for
 //! kernels.
 
 use super::half_bits;
 
-/// Exact value of a `float8_e4m3fn` number.
+/// Exact value for a `float8_e4m3fn` number.
 #[inline(always)]
 pub(super) fn f32_of_e4m3(code: u8) -> f32 {
     let code = u32::from(code);
-    // Exponent and mantissa at their place in float32: 2^120 too small, also for subnormal numbers.
+    // Exponent and mantissa at the float32 positions: 2^120 too small, also for subnormal numbers.
     let small = f32::from_bits((code & 0x7f) << 20);
     let finite = (small * f32::from_bits((127 + 120) << 23)).to_bits();
     let magnitude = if code & 0x7f == 0x7f { 0x7fc0_0000 } else { finite };
@@ -20,10 +20,10 @@ pub(super) fn f32_of_e4m3(code: u8) -> f32 {
 pub(super) fn e4m3_of(value: f32) -> u8 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7fff_ffff;
-    // Below 2^-6: the sum with 2^14 has the unit of subnormal numbers, 2^-9, in its last place.
+    // Below 2^-6: the sum with 2^14 has the subnormal unit, 2^-9, in its last place.
     let offset = 16384f32;
     let subnormal = (f32::from_bits(magnitude) + offset).to_bits().wrapping_sub(offset.to_bits());
-    // A carry out of the mantissa increments the exponent.
+    // A carry from the mantissa increments the exponent.
     let odd = (magnitude >> 20) & 1;
     let normal = magnitude.wrapping_sub(120 << 23).wrapping_add(0x7_ffff + odd) >> 20;
     let rounded = if magnitude < (127 - 6) << 23 { subnormal } else { normal };
@@ -31,7 +31,7 @@ pub(super) fn e4m3_of(value: f32) -> u8 {
     (if magnitude > 464f32.to_bits() { 0x7f } else { signed }) as u8
 }
 
-/// Exact value of a `float8_e5m2` number.
+/// Exact value for a `float8_e5m2` number.
 #[inline(always)]
 pub(super) fn f32_of_e5m2(code: u8) -> f32 {
     half_bits::f32_of(u16::from(code) << 8)
@@ -43,10 +43,10 @@ pub(super) fn f32_of_e5m2(code: u8) -> f32 {
 pub(super) fn e5m2_of(value: f32) -> u8 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7fff_ffff;
-    // Below 2^-14: the sum with 2^7 has the unit of subnormal numbers, 2^-16, in its last place.
+    // Below 2^-14: the sum with 2^7 has the subnormal unit, 2^-16, in its last place.
     let offset = 128f32;
     let subnormal = (f32::from_bits(magnitude) + offset).to_bits().wrapping_sub(offset.to_bits());
-    // A carry out of the mantissa increments the exponent, up to that of infinity.
+    // A carry from the mantissa increments the exponent, up to infinity.
     let odd = (magnitude >> 21) & 1;
     let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xf_ffff + odd) >> 21;
     let finite = if magnitude < (127 - 14) << 23 { subnormal } else { normal };

@@ -3,7 +3,7 @@
 use super::float8_bits::{e4m3_of, e5m2_of, f32_of_e4m3, f32_of_e5m2};
 use super::half_bits::{f16_of, f32_of};
 
-/// Conversion of elements between memory and arithmetic. The loops are inlined into functions that may use wider
+/// Element conversion between memory and arithmetic. The loops are inlined into functions that may use wider
 /// instructions.
 pub(super) trait Format {
     /// Element in memory; any bits are valid.
@@ -14,14 +14,14 @@ pub(super) trait Format {
     /// The same format in functions that enable AVX2 and F16C.
     type Avx2: Format<Value = Self::Value>;
 
-    /// Exact values of elements.
+    /// Exact element values.
     fn widen<const N: usize>(stored: [Self::Stored; N]) -> [Self::Value; N];
 
     /// Elements nearest to values, ties to even; NaN without payload.
     fn narrow<const N: usize>(values: [Self::Value; N]) -> [Self::Stored; N];
 }
 
-/// Type of its own arithmetic.
+/// Type with its own arithmetic.
 pub(super) trait Plain: Copy {
     /// The same value; a NaN without sign and payload.
     fn canonical(self) -> Self;
@@ -192,7 +192,7 @@ impl Format for Half {
     }
 }
 
-/// binary16, computed in float32; converted by the instructions of F16C. Only for functions that enable them.
+/// binary16, computed in float32; converted by F16C instructions. Only for functions that enable them.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct HalfF16c;
 
@@ -209,7 +209,7 @@ impl Format for HalfF16c {
         let (blocks, rest) = values.as_chunks_mut::<8>();
         let (stored, last) = stored.as_chunks::<8>();
         for (values, stored) in blocks.iter_mut().zip(stored) {
-            // SAFETY: types of equal size without invalid bits; the caller's function enables F16C.
+            // SAFETY: types with equal size without invalid bits; the caller's function enables F16C.
             *values = unsafe {
                 let stored = std::mem::transmute::<[u16; 8], __m128i>(*stored);
                 std::mem::transmute::<__m256, [f32; 8]>(_mm256_cvtph_ps(stored))

@@ -1,10 +1,11 @@
-//! Conversions of binary16 without branches, which compilers vectorise. (Those of `half` branch on the processor.)
+//! Branch-free conversions for binary16, which compilers vectorise. (The conversions in `half` branch on the
+//! processor.)
 
-/// Exact value of a binary16 number.
+/// Exact value for a binary16 number.
 #[inline(always)]
 pub(super) fn f32_of(bits: u16) -> f32 {
     let bits = u32::from(bits);
-    // Exponent and mantissa at their place in float32: 2^112 too small, also for subnormal numbers.
+    // Exponent and mantissa at the float32 positions: 2^112 too small, also for subnormal numbers.
     let small = f32::from_bits((bits & 0x7fff) << 13);
     let finite = (small * f32::from_bits((127 + 112) << 23)).to_bits();
     let infinite = small.to_bits() | 0x7f80_0000;
@@ -17,9 +18,9 @@ pub(super) fn f32_of(bits: u16) -> f32 {
 pub(super) fn f16_of(value: f32) -> u16 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7fff_ffff;
-    // Below 2^-14: the sum with 0.5 has the unit of subnormal numbers, 2^-24, in its last place.
+    // Below 2^-14: the sum with 0.5 has the subnormal unit, 2^-24, in its last place.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
-    // A carry out of the mantissa increments the exponent, up to that of infinity.
+    // A carry from the mantissa increments the exponent, up to infinity.
     let odd = (magnitude >> 13) & 1;
     let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + odd) >> 13;
     let finite = if magnitude < (127 - 14) << 23 { subnormal } else { normal };

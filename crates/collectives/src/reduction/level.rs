@@ -1,11 +1,11 @@
-//! Selection of the loop for an element type, an operation and the processor.
+//! Loop selection for an element type, an operation and the processor.
 
 use super::arithmetic::{And, Divide, Map, Max, Min, Operation, Or, Product, Scale, Sum, Xor};
 use super::blocks::{self, Sources};
 use super::format::{Brain, E4m3, E5m2, Format, Half, Truth};
 use super::{Element, Reduction};
 
-/// Calls a function that is generic over the format of an element and a further argument.
+/// Calls a function that is generic over an element format and a further argument.
 macro_rules! for_element {
     ($element:expr, $integers:ident, $floats:ident $arguments:tt) => {
         match $element {
@@ -24,6 +24,19 @@ macro_rules! for_element {
             Element::F64 => $floats::<f64, _> $arguments,
             Element::F8E4m3 => $floats::<E4m3, _> $arguments,
             Element::F8E5m2 => $floats::<E5m2, _> $arguments,
+        }
+    };
+}
+
+/// Calls a function that is generic over the format for 8-bit and 16-bit floats.
+macro_rules! for_short_float {
+    ($element:expr, $function:ident $arguments:tt) => {
+        match $element {
+            Element::F16 => $function::<Half> $arguments,
+            Element::Bf16 => $function::<Brain> $arguments,
+            Element::F8E4m3 => $function::<E4m3> $arguments,
+            Element::F8E5m2 => $function::<E5m2> $arguments,
+            other => panic!("{other}: expected a float of 8 or 16 bits"),
         }
     };
 }
@@ -69,6 +82,79 @@ pub(super) unsafe fn divide(
 ) {
     // SAFETY: the caller's.
     unsafe { for_element!(element, map, map(target, source, count, Divide(divisor))) };
+}
+
+/// # Safety
+/// As for [`super::average_all`]; at least one source.
+pub(super) unsafe fn average(
+    element: Element,
+    target: *mut u8,
+    sources: &[*const u8],
+    count: usize,
+    divisor: u32,
+) {
+    // SAFETY: the caller's.
+    unsafe { for_short_float!(element, average_by(target, sources, count, Divide(divisor))) }
+}
+
+/// # Safety
+/// As for [`super::widen`].
+pub(super) unsafe fn widen(element: Element, target: *mut u8, source: *const u8, count: usize) {
+    // SAFETY: the caller's.
+    unsafe { for_short_float!(element, widen_by(target, source, count)) }
+}
+
+/// # Safety
+/// As for [`super::narrow`].
+pub(super) unsafe fn narrow(
+    element: Element,
+    target: *mut u8,
+    source: *const u8,
+    count: usize,
+    divisor: u32,
+) {
+    // SAFETY: the caller's.
+    unsafe { for_short_float!(element, narrow_by(target, source, count, Divide(divisor))) }
+}
+
+unsafe fn average_by<F: Format<Value = f32>>(
+    target: *mut u8,
+    sources: &[*const u8],
+    count: usize,
+    divide: Divide,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if has_avx2() {
+        // SAFETY: the caller's, and the processor has the instructions.
+        return unsafe { avx2::average::<F::Avx2>(target, sources, count, divide) };
+    }
+    // SAFETY: the caller's.
+    unsafe { blocks::average::<F>(target, sources, count, divide) }
+}
+
+unsafe fn widen_by<F: Format<Value = f32>>(target: *mut u8, source: *const u8, count: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if has_avx2() {
+        // SAFETY: the caller's, and the processor has the instructions.
+        return unsafe { avx2::widen::<F::Avx2>(target, source, count) };
+    }
+    // SAFETY: the caller's.
+    unsafe { blocks::widen::<F>(target, source, count) }
+}
+
+unsafe fn narrow_by<F: Format<Value = f32>>(
+    target: *mut u8,
+    source: *const u8,
+    count: usize,
+    divide: Divide,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if has_avx2() {
+        // SAFETY: the caller's, and the processor has the instructions.
+        return unsafe { avx2::narrow::<F::Avx2>(target, source, count, divide) };
+    }
+    // SAFETY: the caller's.
+    unsafe { blocks::narrow::<F>(target, source, count, divide) }
 }
 
 unsafe fn fold_integers<F: Format, S: Sources>(
@@ -178,5 +264,37 @@ mod avx2 {
     ) {
         // SAFETY: the caller's.
         unsafe { blocks::map::<F, M>(target, source, count, change) }
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    pub(super) unsafe fn average<F: Format<Value = f32>>(
+        target: *mut u8,
+        sources: &[*const u8],
+        count: usize,
+        divide: Divide,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { blocks::average::<F>(target, sources, count, divide) }
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    pub(super) unsafe fn widen<F: Format<Value = f32>>(
+        target: *mut u8,
+        source: *const u8,
+        count: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { blocks::widen::<F>(target, source, count) }
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    pub(super) unsafe fn narrow<F: Format<Value = f32>>(
+        target: *mut u8,
+        source: *const u8,
+        count: usize,
+        divide: Divide,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { blocks::narrow::<F>(target, source, count, divide) }
     }
 }

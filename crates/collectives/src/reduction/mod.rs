@@ -1,19 +1,19 @@
-//! Element-wise reductions of vectors in host memory.
+//! Element-wise vector reductions in host memory.
 //!
 //! - `element.rs`: element types; `operation.rs`: operations
-//! - `level.rs`: selection of a loop by element, operation and processor; `blocks.rs`: the loops
+//! - `level.rs`: loop selection by element, operation and processor; `blocks.rs`: the loops
 //! - `format.rs`, `half_bits.rs`, `float8_bits.rs`: conversions between memory and arithmetic; `arithmetic.rs`: operations on values
 //! - `scalar.rs`: definition of each result, one element at a time, for tests
 //!
 //! Results have the same bits on every machine:
 //!
-//! - Integer sums and products wrap. A `bool` is a byte, true if not 0; its sum and maximum are OR, its product and
-//!   minimum AND, and results are 0 or 1.
-//! - Each operation on floats of 8 and 16 bits is computed in float32 and rounded once, to nearest, ties to even.
-//!   Products are never contracted with sums. Results beyond the largest number are infinite, or NaN of `float8_e4m3fn`,
-//!   which has no infinity.
-//! - A minimum or maximum is NaN if either operand is, as that of `torch.minimum`; -0 is less than +0.
-//! - A NaN that is computed is the positive quiet NaN without payload. So the order of two operands does not matter.
+//! - Integer sums and products wrap. A `bool` is a byte, true if not 0; sum and maximum are OR, product and minimum
+//!   AND, and results are 0 or 1.
+//! - Sums, products and averages for 8-bit and 16-bit floats are accumulated in float32, divided there, and rounded
+//!   once at the end, to nearest, ties to even. Products are never contracted with sums. Results beyond the largest
+//!   number are infinite, or NaN for `float8_e4m3fn`, which has no infinity.
+//! - A minimum or maximum is NaN if either operand is, as in `torch.minimum`; -0 is less than +0.
+//! - A computed NaN is the positive quiet NaN without payload. So the operand order does not matter.
 //!
 //! Pointers need no alignment.
 
@@ -41,7 +41,7 @@ pub use operation::Reduction;
 /// If the reduction does not [support](Reduction::supports) the element.
 ///
 /// # Safety
-/// `a` and `b` are valid for reads of `count` elements and `target` for writes, at any alignment. No other thread
+/// `a` and `b` are valid for reading `count` elements and `target` for writing them, at any alignment. No other thread
 /// writes to them, or reads `target`, during the call.
 pub unsafe fn combine(
     reduction: Reduction,
@@ -56,16 +56,16 @@ pub unsafe fn combine(
     unsafe { level::fold(reduction, element, target, [a, b], count) }
 }
 
-/// Writes the fold of all sources in their order to `target`: `((s0[i] op s1[i]) op s2[i]) ...`.
+/// Writes the fold of all sources in order to `target`: `((s0[i] op s1[i]) op s2[i]) ...`.
 ///
-/// Sums and products of floats of 8 and 16 bits are kept in float32 and rounded once. Other results have the bits of successive calls
-/// of [`combine`]. One source is copied; none leave `target` unchanged. `target` may be one of the sources.
+/// Sums and products for 8-bit and 16-bit floats are kept in float32 and rounded once. Other results have the same bits
+/// as successive [`combine`] calls. One source is copied; none leave `target` unchanged. `target` may be one source.
 ///
 /// # Panics
 /// As [`combine`].
 ///
 /// # Safety
-/// As for [`combine`]: `target` is one of the sources or overlaps none.
+/// Same as for [`combine`]: `target` is one source or overlaps none.
 pub unsafe fn combine_all(
     reduction: Reduction,
     element: Element,
@@ -82,6 +82,88 @@ pub unsafe fn combine_all(
         _ => unsafe { level::fold(reduction, element, target, sources, count) },
     }
 }
+
+/// Writes the average of all sources, their sum in source order divided by `divisor`, to `target`.
+///
+/// 8-bit and 16-bit floats are summed and divided in float32, and rounded once: a mean in range never overflows on the
+/// way. Other elements have the same bits as [`combine_all`], then [`divide`].
+///
+/// # Safety
+/// As for [`combine_all`].
+pub unsafe fn average_all(
+    element: Element,
+    target: *mut u8,
+    sources: &[*const u8],
+    count: usize,
+    divisor: u32,
+) {
+    match sources {
+        [] => {}
+        // SAFETY: the caller's.
+        _ if element.is_short_float() => unsafe {
+            level::average(element, target, sources, count, divisor.max(1))
+        },
+        // SAFETY: the caller's; the quotients are computed in place.
+        _ => unsafe {
+            combine_all(Reduction::Sum, element, target, sources, count);
+            divide(element, target, target, count, divisor);
+        },
+    }
+}
+
+/// Writes `source[i]`, an 8-bit or 16-bit float, as float32 to `target[i]` for `count` elements; with a factor, the
+/// product as [`scale`] rounds it.
+///
+/// # Panics
+/// For other elements.
+///
+/// # Safety
+/// As for [`combine`], with one source; `target` has `count` float32 and does not overlap it.
+pub unsafe fn widen(
+    element: Element,
+    target: *mut u8,
+    source: *const u8,
+    count: usize,
+    factor: Option<f64>,
+) {
+    let Some(factor) = factor else {
+        // SAFETY: the caller's.
+        return unsafe { level::widen(element, target, source, count) };
+    };
+    let mut products = [0u8; WIDENED * 2];
+    let bytes = element.bytes();
+    for first in (0..count).step_by(WIDENED) {
+        let some = WIDENED.min(count - first);
+        // SAFETY: the caller's, for these elements; the products have room for them.
+        unsafe {
+            let source = source.wrapping_add(first * bytes);
+            scale(element, products.as_mut_ptr(), source, some, factor);
+            level::widen(element, target.wrapping_add(4 * first), products.as_ptr(), some);
+        }
+    }
+}
+
+/// Writes `source[i]`, a float32, divided by `divisor`, to the 8-bit or 16-bit float `target[i]` for `count` elements,
+/// rounded once.
+///
+/// # Panics
+/// For other elements.
+///
+/// # Safety
+/// As for [`widen`], with source and target exchanged.
+pub unsafe fn narrow(
+    element: Element,
+    target: *mut u8,
+    source: *const u8,
+    count: usize,
+    divisor: u32,
+) {
+    // SAFETY: the caller's.
+    unsafe { level::narrow(element, target, source, count, divisor.max(1)) }
+}
+
+/// Elements whose products are kept before they are widened.
+const WIDENED: usize = 64;
 
 /// Writes `source[i] * factor` to `target[i]` for `count` elements.
 ///
@@ -103,8 +185,8 @@ pub unsafe fn scale(
 
 /// Writes `source[i] / divisor` to `target[i]` for `count` elements: the average of `divisor` ranks.
 ///
-/// Quotients of floats are correctly rounded (not multiplied by a reciprocal), those of integers, and of `bool` as 0
-/// or 1, truncated. A divisor of 0 counts as 1. For floats of up to 32 bits the divisor is rounded to float32.
+/// Float quotients are correctly rounded (not multiplied by a reciprocal); integer quotients, and `bool` as 0 or 1, are
+/// truncated. A zero divisor counts as 1. For floats up to 32 bits the divisor is rounded to float32.
 ///
 /// # Safety
 /// As for [`combine`], with one source.

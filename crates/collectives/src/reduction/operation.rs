@@ -1,4 +1,4 @@
-//! Operations of reductions.
+//! Reduction operations.
 
 use super::Element;
 use std::fmt;
@@ -6,19 +6,19 @@ use std::fmt;
 /// Operation that combines two elements; associative up to rounding, and commutative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
-    /// Sum; OR of `bool`.
+    /// Sum; OR for `bool`.
     Sum,
-    /// Product; AND of `bool`.
+    /// Product; AND for `bool`.
     Product,
-    /// Minimum, or NaN if either is; AND of `bool`.
+    /// Minimum, or NaN if either is; AND for `bool`.
     Min,
-    /// Maximum, or NaN if either is; OR of `bool`.
+    /// Maximum, or NaN if either is; OR for `bool`.
     Max,
-    /// Bitwise AND of integers; AND of `bool`.
+    /// Bitwise AND on integers; AND for `bool`.
     And,
-    /// Bitwise OR of integers; OR of `bool`.
+    /// Bitwise OR on integers; OR for `bool`.
     Or,
-    /// Bitwise exclusive OR of integers; exclusive OR of `bool`.
+    /// Bitwise exclusive OR on integers; exclusive OR for `bool`.
     Xor,
 }
 
@@ -34,7 +34,7 @@ impl Reduction {
         Reduction::Xor,
     ];
 
-    /// True if elements of this type can be combined: bitwise operations exclude floats.
+    /// True if elements with this type can be combined: bitwise operations exclude floats.
     pub const fn supports(self, element: Element) -> bool {
         match self {
             Reduction::Sum | Reduction::Product | Reduction::Min | Reduction::Max => true,
@@ -55,7 +55,7 @@ impl Reduction {
         }
     }
 
-    /// The operation of that name.
+    /// The operation with this name, for example `sum`.
     pub fn from_name(name: &str) -> Option<Reduction> {
         Reduction::ALL.into_iter().find(|reduction| reduction.name() == name)
     }

@@ -3,9 +3,9 @@
 use super::{Element, Reduction};
 use half::{bf16, f16};
 
-/// Element in memory, and its value in the arithmetic of its type.
+/// Element in memory, and its value in the type's arithmetic.
 trait Scalar: Copy {
-    /// Type of the arithmetic.
+    /// Arithmetic type.
     type Value: Copy;
     fn value(self) -> Self::Value;
     fn rounded(value: Self::Value) -> Self;
@@ -128,7 +128,7 @@ impl E5m2 {
     }
 }
 
-/// Number of a code without sign, if all codes were finite.
+/// Number for a code without sign, if all codes were finite.
 fn number(code: u8, mantissa_bits: i32, bias: i32) -> f64 {
     let (exponent, mantissa) =
         (i32::from(code) >> mantissa_bits, code & ((1 << mantissa_bits) - 1));
@@ -139,7 +139,7 @@ fn number(code: u8, mantissa_bits: i32, bias: i32) -> f64 {
     }
 }
 
-/// Code of the number nearest to a magnitude, an even one of two.
+/// Code for the number nearest to a magnitude; the even one if two are equally near.
 fn nearest(value: f32, mantissa_bits: i32, bias: i32) -> u8 {
     // Beyond all numbers, but small enough that the distances differ.
     let magnitude = f64::from(value).abs().min(1e9);
@@ -198,7 +198,7 @@ float!(
     E5m2, f32, E5m2::to_f32, E5m2::from_f32
 );
 
-/// Calls a function that is generic over [`Scalar`] with the type of an element.
+/// Calls a function that is generic over [`Scalar`] with an element type.
 macro_rules! for_element {
     ($element:expr, $function:ident $arguments:tt) => {
         match $element {
@@ -288,7 +288,7 @@ unsafe fn divide_all<S: Scalar>(target: *mut u8, source: *const u8, count: usize
 }
 
 unsafe fn read<S: Scalar>(source: *const u8, index: usize) -> S::Value {
-    // SAFETY: the caller's; every value of the bytes is one of the type.
+    // SAFETY: the caller's; every value that the bytes can have is valid for the type.
     unsafe { source.cast::<S>().add(index).read_unaligned() }.value()
 }
 

@@ -1,8 +1,9 @@
-//! Comparison of the loops with the definitions, bit for bit.
+//! Compares the loops with the definitions, bit for bit.
 
 use super::scalar::{E4m3, E5m2};
 use super::{
-    Element, Reduction, combine, combine_all, divide, float8_bits, half_bits, scalar, scale,
+    Element, Reduction, average_all, combine, combine_all, divide, float8_bits, half_bits, narrow,
+    scalar, scale, widen,
 };
 use half::f16;
 use proptest::prelude::*;
@@ -55,19 +56,19 @@ impl Placed {
     }
 
     fn bytes(&mut self) -> Vec<u8> {
-        // SAFETY: initialised memory of this length.
+        // SAFETY: initialised memory with this length.
         unsafe { std::slice::from_raw_parts(self.pointer(), self.length) }.to_vec()
     }
 }
 
-/// Target of a call: memory of its own, or one of the sources.
+/// Call target: separate memory, or one source.
 #[derive(Clone, Copy, Debug)]
 enum Target {
     Apart,
     Source(usize),
 }
 
-/// Sources of a call and where they lie.
+/// Call sources and where they lie.
 #[derive(Clone, Debug)]
 struct Case {
     element: Element,
@@ -81,7 +82,7 @@ impl Case {
         self.sources[0].len() / self.element.bytes()
     }
 
-    /// Result of a call in the place of the target; checks that the sources and the bytes beside it are unchanged.
+    /// Call result in the target's place; checks that the sources and the bytes beside it are unchanged.
     fn run(&self, call: impl FnOnce(*mut u8, &[*const u8])) -> Vec<u8> {
         let place = |(bytes, &offset): (&Vec<u8>, &usize)| Placed::new(bytes, offset);
         let mut sources: Vec<Placed> = self.sources.iter().zip(&self.offsets).map(place).collect();
@@ -104,7 +105,7 @@ impl Case {
         }
     }
 
-    /// The definition of the fold.
+    /// The fold by definition.
     fn folded(&self, reduction: Reduction) -> Vec<u8> {
         let apart = Case { target: Target::Apart, ..self.clone() };
         // SAFETY: all vectors have `count` elements.
@@ -179,7 +180,7 @@ fn many_sources_fold_as_defined() {
     });
 }
 
-/// Floats of 8 and 16 bits excepted, whose fold is rounded once.
+/// Except for 8-bit and 16-bit floats, whose fold is rounded once.
 #[test]
 fn a_fold_has_the_bits_of_successive_combinations() {
     for_elements(3, |case| {
@@ -196,6 +197,47 @@ fn a_fold_has_the_bits_of_successive_combinations() {
             });
             prop_assert_eq!(seen, case.folded(reduction), "{}", reduction);
         }
+        Ok(())
+    });
+}
+
+#[test]
+fn averages_and_conversions_are_rounded_once_as_defined() {
+    for_elements(3, |case| {
+        let (element, count) = (case.element, case.count());
+        let apart = Case { target: Target::Apart, ..case.clone() };
+        // SAFETY: all vectors have `count` elements.
+        let seen = case.run(|to, from| unsafe { average_all(element, to, from, count, 3) });
+        if !element.is_short_float() {
+            // SAFETY: as above.
+            let defined = apart.run(|to, from| unsafe {
+                combine_all(Reduction::Sum, element, to, from, count);
+                divide(element, to, to, count, 3);
+            });
+            prop_assert_eq!(seen, defined);
+            return Ok(());
+        }
+        let mut wide = vec![vec![0f32; count]; 3];
+        let defined = apart.run(|to, from| {
+            for (wide, from) in wide.iter_mut().zip(from) {
+                // SAFETY: as above; the other vector has float32 elements.
+                unsafe { widen(element, wide.as_mut_ptr().cast(), *from, count, None) };
+            }
+            let sums: Vec<f32> = (0..count).map(|i| wide[0][i] + wide[1][i] + wide[2][i]).collect();
+            // SAFETY: as above.
+            unsafe { narrow(element, to, sums.as_ptr().cast(), count, 3) };
+        });
+        prop_assert_eq!(seen, defined);
+        // A product is rounded to the element before it is widened.
+        // SAFETY: as above.
+        let product = apart.run(|to, from| unsafe { scale(element, to, from[0], count, 0.3) });
+        let again = apart.run(|to, from| {
+            // SAFETY: as above; the vector between has float32 elements.
+            unsafe { widen(element, wide[0].as_mut_ptr().cast(), from[0], count, Some(0.3)) };
+            // SAFETY: as above.
+            unsafe { narrow(element, to, wide[0].as_ptr().cast(), count, 1) };
+        });
+        prop_assert_eq!(again, product);
         Ok(())
     });
 }

@@ -1,12 +1,12 @@
-//! Candidates: algorithms that are measured and selected, and the names of collectives.
+//! Candidates: algorithms that are measured and selected, and collective names.
 
 use crate::algorithm::{Algorithm, Options};
 use crate::op::Collective;
 
-/// Numbers of chunks of pipelined algorithms that are candidates.
+/// Chunk counts that are candidates for pipelined algorithms.
 const CHUNKS: [u32; 2] = [2, 8];
-/// Algorithms that the tuner measures and selects, with their options. Those that need a placement of ranks are
-/// not among them.
+/// Algorithms that the tuner measures and selects, with options. Algorithms that need a rank placement are not among
+/// them.
 pub fn candidates(collective: Collective) -> impl Iterator<Item = (Algorithm, Options)> {
     let placed =
         |algorithm: &Algorithm| matches!(algorithm, Algorithm::Hdrm | Algorithm::Hierarchical);
@@ -19,7 +19,7 @@ pub fn candidates(collective: Collective) -> impl Iterator<Item = (Algorithm, Op
     })
 }
 
-/// Name of a collective in files: without a root.
+/// Collective name in files: without a root.
 pub fn collective_name(collective: Collective) -> &'static str {
     match collective {
         Collective::AllReduce => "all-reduce",
@@ -30,7 +30,7 @@ pub fn collective_name(collective: Collective) -> &'static str {
     }
 }
 
-/// True if options set the number of chunks.
+/// True if options set the chunk count.
 pub(super) fn is_pipelined(algorithm: Algorithm) -> bool {
     matches!(algorithm, Algorithm::Tree | Algorithm::Chain)
 }

@@ -1,22 +1,22 @@
-//! Measured times of one algorithm by size.
+//! Measured times for one algorithm by size.
 
 use crate::algorithm::{Algorithm, Options};
 
-/// Measured times of one algorithm: a line between each two sizes.
+/// Measured times for one algorithm: a line between each two sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
-    /// Name of the collective.
+    /// Collective name.
     pub collective: &'static str,
     /// Algorithm.
     pub algorithm: Algorithm,
-    /// Number of chunks, for pipelined algorithms.
+    /// Chunk count, for pipelined algorithms.
     pub chunks: u32,
-    /// Bytes of the vector, rising, and seconds of a call: at least one point.
+    /// Vector sizes in bytes, rising, and seconds per call: at least one point.
     pub points: Vec<(u64, f64)>,
 }
 
 impl Curve {
-    /// Options of the algorithm.
+    /// Algorithm options.
     pub fn options(&self) -> Options {
         Options { chunks: self.chunks, ..Options::default() }
     }
@@ -26,8 +26,8 @@ impl Curve {
         self.points.last().map_or(0, |point| point.0)
     }
 
-    /// Seconds of a call on a vector of `bytes` bytes: on the line between two points; for shorter vectors the time
-    /// of the shortest; for longer ones in proportion to the longest.
+    /// Seconds per call on a vector of `bytes` bytes: on the line between two points; for shorter vectors the
+    /// shortest one's time; for longer ones in proportion to the longest.
     pub fn seconds(&self, bytes: u64) -> f64 {
         let after = self.points.partition_point(|point| point.0 < bytes);
         match (after.checked_sub(1).map(|before| self.points[before]), self.points.get(after)) {

@@ -1,4 +1,4 @@
-//! File of measurements: JSON, with an entry for each group that was measured.
+//! Measurement file: JSON, with an entry for each measured group.
 
 use super::candidate::{candidates, collective_name};
 use super::curve::Curve;
@@ -9,7 +9,7 @@ use crate::op::{Collective, Rank};
 use crate::run_error::RunError;
 use serde::{Deserialize, Serialize};
 
-/// Value of the key `format`.
+/// Value for the key `format`.
 const FORMAT: &str = "weft-tuning-1";
 /// Longest file, in bytes.
 const MAX_TEXT: usize = 16 << 20;
@@ -25,26 +25,26 @@ const COLLECTIVES: [Collective; 5] = [
 /// Group that an entry belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TuningKey {
-    /// Providers of the routes, sorted, joined by `+`.
+    /// Route providers, sorted, joined by `+`: for example `shm+tcp`.
     pub provider: String,
-    /// Number of ranks.
+    /// Rank count.
     pub ranks: u32,
-    /// Machine of rank 0, as text.
+    /// Rank 0's machine, as text.
     pub machine: String,
 }
 
-/// File of measurements, and the machine of the rank that read it.
+/// Measurement file, and the machine on which the reading rank runs.
 #[derive(Clone, Copy, Debug)]
 pub struct TuningSource<'a> {
-    /// Name of the file, for errors.
+    /// File name, for errors.
     pub name: &'a str,
-    /// Its contents.
+    /// File contents.
     pub text: &'a str,
     /// Machine, as `weft tune` names it.
     pub machine: &'a str,
 }
 
-/// Measurements of several groups.
+/// Measurements for several groups.
 #[derive(Clone, Debug)]
 pub struct TuningFile {
     entries: Vec<Entry>,
@@ -63,7 +63,7 @@ struct Entry {
     provider: String,
     ranks: u32,
     machine: String,
-    /// Time of the measurement; not used.
+    /// Measurement time; not used.
     #[serde(default)]
     at: String,
     constants: LinkConstants,
@@ -80,7 +80,7 @@ struct Times {
 }
 
 impl TuningFile {
-    /// Parses the text of a file named `name`.
+    /// Parses the text in a file named `name`.
     ///
     /// # Errors
     /// [`RunError::Invalid`] with the file, the position, and what was expected there.
@@ -103,11 +103,11 @@ impl TuningFile {
         Ok(TuningFile { entries: file.entries })
     }
 
-    /// JSON of the entry for a group, alone. Without an entry for its number of ranks: that of the nearest number, of
+    /// JSON for only one group's entry. Without an entry for the rank count: the entry for the nearest rank count, with
     /// the same providers and machine, with constants but no times.
     pub fn entry(&self, key: &TuningKey) -> Option<String> {
         let alike = |entry: &&Entry| entry.provider == key.provider && entry.machine == key.machine;
-        // The last one of equal distance: later measurements are appended.
+        // The last one at equal distance: later measurements are appended.
         let nearest = self.entries.iter().filter(alike).rev();
         let mut entry = nearest.min_by_key(|entry| entry.ranks.abs_diff(key.ranks))?.clone();
         if entry.ranks != key.ranks {
@@ -117,7 +117,7 @@ impl TuningFile {
         serde_json::to_string(&text).ok()
     }
 
-    /// Measurements of the first entry.
+    /// Measurements in the first entry.
     pub(crate) fn first(&self) -> Option<Tuning> {
         let Entry { constants, times, .. } = self.entries.first()?;
         Some(Tuning {

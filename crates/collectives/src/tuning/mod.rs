@@ -1,12 +1,12 @@
-//! Tuning: predicted times of algorithms, from measurements of `weft tune`.
+//! Tuning: predicted algorithm times, from `weft tune` measurements.
 //!
-//! [`TuningFile`] holds the measurements of several groups; [`Tuning`] is that of one group. Where an algorithm was
-//! measured, its time is interpolated; for numbers of ranks without measurements, it is estimated from constants of
-//! the links, by the model of [`tune`](mod@crate::tune).
+//! [`TuningFile`] holds the measurements for several groups; [`Tuning`] for one group. Where an algorithm was measured,
+//! the time is interpolated; for rank counts without measurements, it is estimated from link constants, by the
+//! [`tune`](mod@crate::tune) model.
 //!
-//! Predictions use additions, multiplications and divisions alone, so that all ranks obtain equal bits.
+//! Predictions use only additions, multiplications and divisions, so that all ranks obtain equal bits.
 //!
-//! - `file.rs`: the JSON file and its checks; `prediction.rs`: times of one group
+//! - `file.rs`: the JSON file with its checks; `prediction.rs`: times for one group
 //! - `candidate.rs`: algorithms to choose from; `curve.rs`: interpolation; `model.rs`: estimates from constants
 
 mod candidate;

@@ -1,4 +1,4 @@
-//! Constants of the links, and times estimated from them.
+//! Link constants, and times estimated from them.
 
 use crate::algorithm::{Algorithm, Options};
 use crate::any_schedule::build;
@@ -9,15 +9,15 @@ use crate::tune::{Costs, estimate};
 use serde::{Deserialize, Serialize};
 use weft_topology::{EndpointId, LinkId, LinkSpec};
 
-/// Constants of the links of a group, measured while all ranks are busy alike. Seconds.
+/// Link constants for a group, measured while all ranks are busy alike. Seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkConstants {
-    /// Time of a step: from the post of a write until the peer acts on it.
+    /// Time per step: from posting a write until the peer acts on it.
     pub step_s: f64,
     /// Time to post one more write in a step.
     pub post_s: f64,
-    /// Time of a byte from a rank to another.
+    /// Time per byte from a rank to another.
     pub byte_s: f64,
     /// Time to add a byte to another.
     pub add_byte_s: f64,
@@ -26,8 +26,8 @@ pub struct LinkConstants {
 }
 
 impl LinkConstants {
-    /// Estimated seconds of a call on a vector of `bytes` bytes: that of the schedule on a switch with a link for
-    /// each rank, and a copy of the result, or, after reads in place, their answer.
+    /// Estimated seconds for a call on a vector of `bytes` bytes: for the schedule on a switch with a link for each
+    /// rank, and a copy from the result, or, after reads in place, the answers.
     pub(super) fn seconds(
         &self,
         collective: Collective,
@@ -68,7 +68,7 @@ impl LinkConstants {
     }
 }
 
-/// One switch: links from all endpoints, then links to all endpoints. Reads in place occupy the reader alone.
+/// One switch: links from all endpoints, then links to all endpoints. Reads in place occupy only the reader.
 struct Switch {
     ranks: u32,
     bandwidth: f64,

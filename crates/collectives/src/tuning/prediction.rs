@@ -1,4 +1,4 @@
-//! Measurements of one group, and the times that they predict.
+//! Measurements for one group, and the times that they predict.
 
 use super::candidate::{candidates, collective_name, is_pipelined};
 use super::curve::Curve;
@@ -7,26 +7,26 @@ use crate::algorithm::{Algorithm, Options};
 use crate::op::Collective;
 use std::fmt;
 
-/// Number of ranks up to which times are estimated; more take long to estimate.
+/// Maximum rank count for which times are estimated; more take long to estimate.
 const MODEL_RANKS: u32 = 64;
 
 /// Measurements for one group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
-    /// Constants of the links.
+    /// Link constants.
     pub constants: LinkConstants,
     /// Measured times; empty if the group itself was not measured.
     pub curves: Vec<Curve>,
 }
 
-/// Predicted time of an algorithm.
+/// Predicted algorithm time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
     /// Algorithm.
     pub algorithm: Algorithm,
-    /// Its options.
+    /// Algorithm options.
     pub options: Options,
-    /// Seconds of a call.
+    /// Seconds per call.
     pub seconds: f64,
 }
 
@@ -41,9 +41,9 @@ impl fmt::Display for Prediction {
 }
 
 impl Tuning {
-    /// Predicted times of all candidates for a vector of `bytes` bytes, fastest first; none for more ranks than the
-    /// model takes. An algorithm that was not measured up to this size, since it was slow, is no candidate where
-    /// others were.
+    /// Predicted times for all candidates on a vector of `bytes` bytes, fastest first; none for more ranks than the
+    /// model takes. An algorithm that was not measured up to this size, since it was slow, is no candidate where others
+    /// were.
     pub fn predictions(&self, collective: Collective, ranks: u32, bytes: u64) -> Vec<Prediction> {
         let name = collective_name(collective);
         let of_collective = || self.curves.iter().filter(|curve| curve.collective == name);

@@ -1,4 +1,4 @@
-//! Static checks of a schedule, and the final check of its outputs.
+//! Static schedule checks, and the final output check.
 
 use super::memory::{Memory, Value};
 use super::rank_sets::RankSets;
@@ -6,13 +6,13 @@ use crate::error::{Error, at_most, in_range};
 use crate::op::{Buffer, Collective, MAX_RANKS, Op, OpLocation, Rank, Span};
 use crate::schedule::Schedule;
 
-/// Limit on the blocks of all outputs and scratch of a verified schedule.
+/// Limit on the blocks in all outputs and scratch in a verified schedule.
 pub const MAX_SLOTS: u64 = 1 << 24;
 
-/// Limit on the ranks of a verified schedule: the vector clock of each has a word for every rank.
+/// Limit on the ranks in a verified schedule: each rank's vector clock has a word for every rank.
 pub const MAX_VERIFIED_RANKS: u64 = 1 << 14;
 
-/// Checks the numbers of ranks and blocks, and the root.
+/// Checks the rank and block counts, and the root.
 pub(crate) fn header(schedule: &impl Schedule) -> Result<(), Error> {
     let (ranks, blocks) = (schedule.ranks(), schedule.blocks());
     in_range("the number of ranks", ranks, 1, MAX_RANKS)?;
@@ -117,7 +117,7 @@ fn written(
     Ok(())
 }
 
-/// Checks final block `index` of the output of `rank`.
+/// Checks final block `index` in the output at `rank`.
 pub(super) fn result(
     schedule: &impl Schedule,
     sets: &RankSets,

@@ -10,25 +10,25 @@ pub(super) struct PostedWrite {
     pub(super) index: u32,
     pub(super) to: u32,
     pub(super) step: u32,
-    /// Wait of `to` that counted it.
+    /// Wait on `to` that counted it.
     pub(super) waited: Option<u32>,
 }
 
-/// Use of a block; conflicting uses must wait for its end.
+/// Block use; conflicting uses must wait until it ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockUse {
-    /// Local operation of the owner, by index.
+    /// Local operation by the owner, by index.
     Local(u32),
-    /// Source of this write.
+    /// Source for this write.
     Source(u32),
-    /// Target of this write.
+    /// Target for this write.
     Target(u32),
 }
 
-/// Vector clock: for each rank, the number of its operations that have ended.
+/// Vector clock: for each rank, how many operations have ended.
 pub(super) type Clock = Rc<Vec<u32>>;
 
-/// Start of operation `index` of `rank`.
+/// Start of operation `index` on `rank`.
 pub(super) struct OpStart<'a> {
     pub(super) rank: u32,
     pub(super) index: u32,
@@ -36,7 +36,7 @@ pub(super) struct OpStart<'a> {
 }
 
 impl OpStart<'_> {
-    /// True if that operation has ended before this start in every order of events.
+    /// True if that operation has ended before this start in every event order.
     pub(super) fn after(&self, rank: u32, index: u32) -> bool {
         if rank == self.rank { index < self.index } else { index < self.clock[rank as usize] }
     }
@@ -46,7 +46,7 @@ impl OpStart<'_> {
 #[derive(Default)]
 pub(super) struct HappensBefore {
     pub(super) writes: Vec<PostedWrite>,
-    /// Indices of the drains of a rank for a peer.
+    /// A rank's drain indices for a peer.
     drains: HashMap<(u32, u32), Vec<u32>>,
 }
 
@@ -55,7 +55,7 @@ impl HappensBefore {
         self.drains.entry((rank, to)).or_default().push(index);
     }
 
-    /// True if a use of a block of `owner` has ended before `start` in every order of events.
+    /// True if a block use at `owner` has ended before `start` in every event order.
     pub(super) fn ended(&self, used: BlockUse, owner: u32, start: &OpStart<'_>) -> bool {
         let waited =
             |write: &PostedWrite| write.waited.is_some_and(|waited| start.after(write.to, waited));
@@ -76,7 +76,7 @@ impl HappensBefore {
     }
 }
 
-/// Joins the clock of a sender at its post, operation `index`, into `clock`.
+/// Joins a sender's clock at its post, operation `index`, into `clock`.
 pub(super) fn join(clock: &mut Clock, sender: &Clock, from: u32, index: u32) {
     if clock[from as usize] > index {
         return;

@@ -3,10 +3,10 @@
 use super::happens_before::Clock;
 use std::collections::HashMap;
 
-/// Lane of one rank at another.
+/// One rank's lane at another.
 #[derive(Default)]
 pub(super) struct Lane {
-    /// Posted and uncounted writes, with the clock of their sender.
+    /// Posted and uncounted writes, with the sender's clock.
     pending: Vec<(u32, Clock)>,
     counted: u32,
     waited: u32,
@@ -17,7 +17,7 @@ impl Lane {
         self.pending.push((write, clock));
     }
 
-    /// Number of posted writes.
+    /// Posted write count.
     pub(super) fn posted(&self) -> u32 {
         self.counted + self.pending.len() as u32
     }
@@ -37,7 +37,7 @@ impl Lane {
         self.pending[(count - self.counted) as usize].0
     }
 
-    /// Counts all pending writes for the wait of this index.
+    /// Counts all pending writes for the wait with this index.
     pub(super) fn count(&mut self, wait: u32) -> Vec<(u32, Clock)> {
         let pending = std::mem::take(&mut self.pending);
         self.counted += pending.len() as u32;
@@ -51,7 +51,7 @@ impl Lane {
 pub(super) struct Lanes(HashMap<(u32, u32, u32), Lane>);
 
 impl Lanes {
-    /// Lane number `lane` of `from` at `to`.
+    /// Lane number `lane` from `from` at `to`.
     pub(super) fn get(&mut self, to: u32, from: u32, lane: u32) -> &mut Lane {
         self.0.entry((to, from, lane)).or_default()
     }

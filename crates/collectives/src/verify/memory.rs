@@ -1,22 +1,22 @@
-//! Blocks of all ranks: value, last write, and reads since.
+//! Blocks on all ranks: value, last write, and reads since.
 
 use super::happens_before::BlockUse;
 use crate::op::{Buffer, Rank};
 use crate::schedule::Schedule;
 
-/// Value of a block: block `block` of the vector, summed over the ranks of a set.
+/// Block value: vector block `block`, summed over a rank set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Value {
     pub(super) set: u32,
     pub(super) block: u32,
 }
 
-/// Block of an output or of scratch. Inputs are read-only and have no slots.
+/// Output or scratch block. Inputs are read-only and have no slots.
 #[derive(Clone, Copy)]
 pub(super) struct Slot {
     pub(super) value: Option<Value>,
     pub(super) writer: Option<BlockUse>,
-    /// Latest read since the last write, head of a linked list.
+    /// Latest read since the last write, the head in a linked list.
     reader: u32,
 }
 
@@ -24,15 +24,15 @@ const NONE: u32 = u32::MAX;
 
 pub(super) struct Memory {
     slots: Vec<Slot>,
-    /// First slot of the output of each rank; its scratch follows.
+    /// First output slot on each rank; the scratch follows.
     first: Vec<usize>,
     output: usize,
-    /// Reads, each with the index of its predecessor.
+    /// Reads, each with the predecessor's index.
     reads: Vec<(BlockUse, u32)>,
 }
 
 impl Memory {
-    /// Number of slots of a schedule.
+    /// Slot count for a schedule.
     pub(super) fn slots(schedule: &impl Schedule) -> u64 {
         (0..schedule.ranks())
             .map(Rank)
@@ -68,14 +68,14 @@ impl Memory {
         &self.slots[self.index(rank, buffer, block)]
     }
 
-    /// Records a read of a block.
+    /// Records a block read.
     pub(super) fn read(&mut self, rank: u32, buffer: Buffer, block: u32, used: BlockUse) {
         let index = self.index(rank, buffer, block);
         let slot = &mut self.slots[index];
         if let Some((BlockUse::Local(before), _)) = self.reads.get_mut(slot.reader as usize)
             && let BlockUse::Local(now) = used
         {
-            // Of two operations of one rank, the later ends last.
+            // Between two operations on one rank, the later ends last.
             *before = now;
             return;
         }
@@ -83,7 +83,7 @@ impl Memory {
         slot.reader = self.reads.len() as u32 - 1;
     }
 
-    /// Records a write of a block. All earlier uses must have ended.
+    /// Records a block write. All earlier uses must have ended.
     pub(super) fn write(
         &mut self,
         rank: u32,
@@ -96,7 +96,7 @@ impl Memory {
         self.slots[index] = Slot { value: Some(value), writer: Some(used), reader: NONE };
     }
 
-    /// Reads of a block since its last write, the latest first.
+    /// Block reads since the last write, the latest first.
     pub(super) fn readers(&self, slot: &Slot) -> impl Iterator<Item = BlockUse> {
         let mut next = slot.reader;
         std::iter::from_fn(move || {

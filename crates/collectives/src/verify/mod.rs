@@ -1,15 +1,14 @@
-//! Verification: proof that a schedule computes its collective in every order of arrival.
+//! Verification: proof that a schedule computes the collective in every arrival order.
 //!
-//! The schedule is executed once, symbolically: a block holds the set of ranks whose contributions it sums. The
-//! operations that end do not depend on the order of events, as long as every wait counts its intended writes
-//! only, which is checked; so one run finds all deadlocks. Vector clocks give the happens-before order: each use
-//! of a block is compared with its last write and with the reads since. If all are ordered, every order of
-//! events yields the values of this run. Time: O(waits * ranks) for the clocks, plus the moved blocks; memory:
-//! O(blocks + writes).
+//! The schedule is executed once, symbolically: a block holds the rank set whose contributions it sums. Which
+//! operations end does not depend on the event order, as long as every wait counts only the intended writes, which is
+//! checked; so one run finds all deadlocks. Vector clocks give the happens-before order: each block use is compared
+//! with the last write and with the reads since. If all are ordered, every event order yields the values from this run.
+//! Time: O(waits * ranks) for the clocks, plus the moved blocks; memory: O(blocks + writes).
 //!
-//! - `checks`: static checks of operations, and the final check of outputs
+//! - `checks`: static operation checks, and the final output check
 //! - `happens_before`: vector clocks; `lanes`: posted and counted writes
-//! - `memory`: contents and uses of blocks; `rank_sets`: interned sets of ranks
+//! - `memory`: block contents and uses; `rank_sets`: interned rank sets
 
 mod checks;
 mod happens_before;
@@ -31,24 +30,24 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 
-/// Limit on the blocks that the operations of a verified schedule write, copy and add: a few lines of JSON could
-/// request hours of work.
+/// Limit on the blocks that the operations in a verified schedule write, copy and add: a few JSON lines could request
+/// hours of work.
 pub const MAX_MOVES: u64 = 1 << 26;
 
-/// Proof of correctness, with the size of the schedule.
+/// Correctness proof, with the schedule size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
-    /// Name of the algorithm.
+    /// Algorithm name.
     pub name: String,
     /// Computed collective.
     pub collective: Collective,
-    /// Number of ranks.
+    /// Rank count.
     pub ranks: u32,
-    /// Operations of all ranks.
+    /// Operations on all ranks.
     pub operations: u64,
     /// Writes among them.
     pub writes: u64,
-    /// Largest scratch of a rank, in blocks.
+    /// Maximum scratch on a rank, in blocks.
     pub scratch_blocks: u32,
 }
 
@@ -63,14 +62,13 @@ impl fmt::Display for Proof {
     }
 }
 
-/// Proves that `schedule` computes its collective in every order of events that
-/// [`schedule`](crate::schedule) permits: every output block has the value defined by the collective, with each
-/// contribution exactly once; no block is read before it is written, or overwritten while it may be read or
-/// written; every wait ends, and counts its intended writes.
+/// Proves that `schedule` computes the collective in every event order that [`schedule`](crate::schedule) permits:
+/// every output block has the value that the collective defines, with each contribution exactly once; no block is read
+/// before it is written, or overwritten while it may be read or written; every wait ends, and counts the intended
+/// writes.
 ///
-/// Some correct schedules are rejected: those that store a block of the output at another position, even
-/// temporarily; that add a contribution twice, even into an unused block; or whose steps do not increase along
-/// dependencies.
+/// Some correct schedules are rejected: schedules that store an output block at another position, even temporarily;
+/// that add a contribution twice, even into an unused block; or whose steps do not increase along dependencies.
 pub fn verify(schedule: &impl Schedule) -> Result<Proof, Error> {
     checks::header(schedule)?;
     checks::size(schedule)?;
@@ -86,7 +84,7 @@ struct SymbolicRun<'a, S> {
     schedule: &'a S,
     next: Vec<u32>,
     clocks: Vec<Clock>,
-    /// Earliest valid step of the next write of each rank.
+    /// Earliest valid step for the next write by each rank.
     steps: Vec<u32>,
     waiting: Vec<bool>,
     ready: VecDeque<u32>,
@@ -177,7 +175,7 @@ impl<'a, S: Schedule> SymbolicRun<'a, S> {
         }
         lane.post(write, clock.clone());
         if self.waiting[to.0 as usize] {
-            // Its wait may be satisfied now.
+            // The wait may be satisfied now.
             self.waiting[to.0 as usize] = false;
             self.ready.push_back(to.0);
         }
@@ -235,7 +233,7 @@ impl<'a, S: Schedule> SymbolicRun<'a, S> {
         Ok(())
     }
 
-    /// Reads a block of the executing rank.
+    /// Reads a block on the executing rank.
     fn read(
         &mut self,
         at: OpLocation,
@@ -271,7 +269,7 @@ impl<'a, S: Schedule> SymbolicRun<'a, S> {
         Ok(value)
     }
 
-    /// Stores a value in a block of `owner`.
+    /// Stores a value in a block at `owner`.
     fn store(
         &mut self,
         at: OpLocation,
@@ -292,7 +290,7 @@ impl<'a, S: Schedule> SymbolicRun<'a, S> {
         let slot = self.memory.slot(owner, buffer, index);
         let start = OpStart { rank, index: at.index, clock: &self.clocks[rank as usize] };
         for reader in self.memory.readers(slot) {
-            // An addition reads its target.
+            // An addition reads the target.
             if reader != used && !self.order.ended(reader, owner, &start) {
                 return Err(self.race(at, "overwrites", owner, place, reader, "read"));
             }

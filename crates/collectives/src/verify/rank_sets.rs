@@ -1,10 +1,10 @@
-//! Interned sets of ranks: the contributors to a block.
+//! Interned rank sets: the contributors to a block.
 
 use std::collections::HashMap;
 
-/// Interned sets of ranks, by number. The set of rank `r` alone has number `r`.
+/// Interned rank sets, by number. The set with only rank `r` has number `r`.
 pub(super) struct RankSets {
-    /// Sets as runs of consecutive ranks, `first..end`; few in all known algorithms.
+    /// Sets as runs with consecutive ranks, `first..end`; few in all known algorithms.
     runs: Vec<Box<[(u32, u32)]>>,
     numbers: HashMap<Box<[(u32, u32)]>, u32>,
     sums: HashMap<(u32, u32), u32>,
@@ -33,7 +33,7 @@ impl RankSets {
         Ok(number)
     }
 
-    /// Some rank below `ranks` outside of the set.
+    /// Some rank below `ranks` outside the set.
     pub(super) fn lacks(&self, set: u32, ranks: u32) -> Option<u32> {
         let missing = match self.runs[set as usize][0] {
             (0, end) => end,
@@ -42,7 +42,7 @@ impl RankSets {
         (missing < ranks).then_some(missing)
     }
 
-    /// Lowest rank of the set.
+    /// Lowest rank in the set.
     pub(super) fn lowest(&self, set: u32) -> u32 {
         self.runs[set as usize][0].0
     }

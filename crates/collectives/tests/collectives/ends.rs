@@ -1,4 +1,4 @@
-//! Ends of collectives: timeouts, closes, death of a peer.
+//! Ends of collectives: timeouts, closes, peer death.
 
 use crate::communicators::{communicators, process_communicator};
 use crate::ranks::{on_processes, process_rank};

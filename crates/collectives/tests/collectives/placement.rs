@@ -1,4 +1,4 @@
-//! HDRM on a network: ranks on its hosts in any order, agreed on by all ranks, refused where the hosts do not fit.
+//! HDRM on a network: ranks on network hosts in any order, agreed on by all ranks, refused where the hosts do not fit.
 
 use crate::communicators::communicators;
 use crate::{Member, soon, sum_of, sum_of_all, vector};
@@ -9,10 +9,10 @@ use weft_collectives::{
 use weft_fabric::{Communicator, ProviderKind};
 
 const NETWORK: &str = r#"{"bigraph": {"switches": 4, "endpoints": 2}}"#;
-/// Hosts of the network in the order of HDRM's map.
+/// Network hosts in HDRM map order.
 const MAP: [&str; 8] = ["U0.0", "L0.0", "L1.0", "U1.0", "L0.1", "U1.1", "U0.1", "L1.1"];
 
-/// Collectives on a network, which rank 0 alone has.
+/// Collectives on a network, which only rank 0 has.
 fn connect(
     communicator: &Communicator,
     text: &str,
@@ -29,7 +29,7 @@ fn connect(
     Collectives::connect_with(communicator, config, sources, soon())
 }
 
-/// Runs `work` on a rank for each of these hosts.
+/// Runs `work` on a rank for each host.
 fn on_hosts(hosts: &[&str], config: CollectivesConfig, work: impl Fn(&Member) + Send + Sync) {
     communicators(hosts.len() as u32, ProviderKind::Tcp, None, |communicator| {
         let collectives = connect(&communicator, NETWORK, hosts, config).unwrap();
@@ -61,7 +61,7 @@ fn ranks_in_any_order_sum_right_by_hdrm_and_select_it() {
                 member.run(&by_name(sum_of(&mut values), Algorithm::Hdrm)).unwrap();
                 assert_eq!(values, sum_of_all(length, 3, hosts.len()), "{order:?}");
             }
-            // With a level of base three, links are shared.
+            // With a base-three level, links are shared.
             if hosts.len().is_power_of_two() {
                 assert_eq!(selected(member), Algorithm::Hdrm, "{order:?}");
             }

@@ -1,4 +1,4 @@
-//! Reads of peers' memory in place: which calls use them, wrong addresses, ranks that die or lack the permission.
+//! Reads from peer memory in place: which calls use them, wrong addresses, ranks that die or lack the permission.
 
 use crate::communicators::{communicators, process_communicator};
 use crate::ranks::{on_processes, process_rank};
@@ -13,7 +13,7 @@ use weft_fabric::{Cause, Error, ProviderKind};
 const SHM: ProviderKind = ProviderKind::Shm;
 const BY_READS: Option<(Algorithm, Options)> =
     Some((Algorithm::DirectRead, Options { chunks: 8, local: 1 }));
-/// Elements of a vector that is read in place where a call asks for it.
+/// Elements in a vector that is read in place where a call asks for it.
 const LONG: usize = 80_000;
 
 #[test]
@@ -119,7 +119,7 @@ fn a_wrong_address_poisons_the_group_and_names_its_rank() {
         let collective = Collective::Broadcast { root: Rank(1) };
         let mut call = Call { collective, algorithm: BY_READS, ..sum_of(&mut own) };
         if member.rank() == 1 {
-            // The root does not copy if its output is its input.
+            // The root does not copy if the output is the input.
             call.input = std::ptr::without_provenance(4096);
             call.output = call.input.cast_mut();
         }
@@ -156,7 +156,7 @@ fn survivors_name_a_rank_that_is_killed_while_its_memory_is_read() {
     let mut own = vec![1i64; 1 << 20];
     let mut call = Call { algorithm: BY_READS, ..sum_of(&mut own) };
     if let Err(error) = member.run(&call) {
-        // The kernel may refuse reads of other processes; a killed rank is named then as well.
+        // The kernel may refuse to read from other processes; a killed rank is named then as well.
         assert!(matches!(error, RunError::TooLarge { .. }), "{error}");
         call.algorithm = None;
     }

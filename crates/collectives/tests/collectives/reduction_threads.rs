@@ -1,4 +1,4 @@
-//! Long vectors that several threads of a rank reduce.
+//! Long vectors that several threads on a rank reduce.
 
 use crate::communicators::process_communicator;
 use crate::ranks::{on_processes, process_rank};
@@ -15,7 +15,7 @@ fn of_threads(reduction_threads: u32) -> CollectivesConfig {
     CollectivesConfig { reduction_threads, ..CollectivesConfig::default() }
 }
 
-/// Floats of any bits but infinities and NaN, whose sums depend on their order.
+/// Floats with any bits but infinities and NaN, whose sums depend on the order.
 fn floats(seed: u64, rank: usize) -> Vec<f32> {
     vector(LENGTH, seed, rank).into_iter().map(|bits| bits as f32).collect()
 }
@@ -43,7 +43,7 @@ fn results_have_the_same_bits_for_any_number_of_threads() {
                                 ..sum_of(&mut [])
                             };
                             match member.run(&call) {
-                                // Memory is read in place over shm alone.
+                                // Only shm reads memory in place.
                                 Err(RunError::TooLarge { .. }) => continue,
                                 run => run.unwrap(),
                             }
@@ -94,7 +94,8 @@ fn the_threads_of_a_group_end_with_it() {
         // A thread that has ended meanwhile has no name.
         names.flatten().filter(|name| name.starts_with("weft-reduce-")).count()
     };
-    // A thread takes its name after its start, and is listed for a moment after it was joined.
+    // A thread takes its name only after it has started, and is listed for a moment after it was
+    // joined.
     let becomes = |count: usize| {
         let until = Instant::now() + Duration::from_secs(60);
         while named() != count {

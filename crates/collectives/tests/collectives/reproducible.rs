@@ -1,4 +1,4 @@
-//! Reproducible sums: the bits of the sum in rank order, for every configuration.
+//! Reproducible sums: the same bits as the sum in rank order, for every configuration.
 
 use crate::{KINDS, Member, on_threads};
 use weft_collectives::{
@@ -6,7 +6,7 @@ use weft_collectives::{
 };
 use weft_fabric::random::SplitMix64;
 
-/// Random values from 2^-20 to 2^20 of both signs: the order of their sum shows in its bits.
+/// Random values from 2^-20 to 2^20 with both signs: the sum's bits show the order.
 fn addends(length: usize, seed: u64, rank: usize) -> Vec<f32> {
     let mut random = SplitMix64::new(seed ^ (rank as u64 + 1) << 40);
     let one = |bits: u64| {
@@ -16,7 +16,7 @@ fn addends(length: usize, seed: u64, rank: usize) -> Vec<f32> {
     (0..length).map(|_| one(random.bits())).collect()
 }
 
-/// Bits of the sums in rank order.
+/// Bits for the sums in rank order.
 fn sums_in_rank_order(length: usize, seed: u64, ranks: usize) -> Vec<u32> {
     let mut sums = addends(length, seed, 0);
     for rank in 1..ranks {
@@ -25,7 +25,7 @@ fn sums_in_rank_order(length: usize, seed: u64, ranks: usize) -> Vec<u32> {
     sums.into_iter().map(f32::to_bits).collect()
 }
 
-/// Bits of this rank's result, or the error.
+/// This rank's result bits, or the error.
 fn reduced(
     member: &Member,
     collective: Collective,
@@ -48,7 +48,7 @@ fn reduced(
     Ok(output.into_iter().map(f32::to_bits).collect())
 }
 
-/// Every number of channels, length of chunks, and way to read inputs.
+/// Every channel count, chunk length, and way to read inputs.
 fn configurations() -> impl Iterator<Item = CollectivesConfig> {
     let channels = [(1, 1 << 20), (4, 1 << 20), (3, 8192), (2, 2048)];
     channels.into_iter().flat_map(|(channels, channel_bytes)| {
@@ -65,7 +65,7 @@ fn configurations() -> impl Iterator<Item = CollectivesConfig> {
 #[test]
 fn reproducible_sums_have_the_same_bits_for_every_configuration_and_algorithm() {
     for ranks in [2usize, 3, 5] {
-        // Lengths are multiples of the ranks.
+        // Lengths are divisible by the rank count.
         let lengths = [30, 990, 60 * 1237];
         let sums = [0, 1, 2].map(|seed| sums_in_rank_order(lengths[seed], seed as u64, ranks));
         for (number, config) in configurations().enumerate() {
@@ -121,7 +121,7 @@ fn other_algorithms_give_other_bits_and_are_rejected_for_reproducible_sums() {
 
 #[test]
 fn selection_for_many_ranks_and_long_vectors_adds_in_rank_order() {
-    // Beyond the number of ranks and the length from which a ring is selected otherwise.
+    // Beyond the rank count and the length from which a ring is selected otherwise.
     let (ranks, length) = (10, 280_000);
     let config = CollectivesConfig { reproducible: true, ..CollectivesConfig::default() };
     let expected = sums_in_rank_order(length, 11, ranks);
@@ -171,7 +171,64 @@ fn reproducible_sums_of_16_bit_floats_are_rounded_alike_by_all_algorithms() {
     });
 }
 
-/// All-reduce of 16-bit floats.
+/// Every sum algorithm, by a mailbox, by writes and by reads.
+#[test]
+fn sums_and_averages_of_16_bit_floats_are_rounded_once_by_every_algorithm() {
+    let ranks = 4;
+    // 60000, which overflows if added twice, and numbers from 1/8 to 255/8 whose sums float32 has exactly, in any
+    // order.
+    let value = |index: usize, rank: usize| match index % 3 {
+        0 => 60_000.0,
+        _ => ((index * 31 + rank * 97) % 255 + 1) as f32 / 8.0,
+    };
+    let config = CollectivesConfig { channels: 2, channel_bytes: 8192, ..Default::default() };
+    for kind in KINDS {
+        on_threads(ranks as u32, kind, config, |member| {
+            for length in [12, 4000] {
+                for collective in [Collective::AllReduce, Collective::ReduceScatter] {
+                    for &algorithm in Algorithm::of(collective) {
+                        for scale in [Scale::None, Scale::Average] {
+                            let input: Vec<u16> =
+                                (0..length).map(|i| half(value(i, member.rank()))).collect();
+                            let shares = if collective.shares() { ranks } else { 1 };
+                            let mut output = vec![0u16; length / shares];
+                            let call = Call {
+                                collective,
+                                element: Element::F16,
+                                scale,
+                                algorithm: Some((algorithm, Options::default())),
+                                ..sum_of_halves(&input, &mut output)
+                            };
+                            match member.run(&call) {
+                                // Only shm reads memory in place.
+                                Err(RunError::TooLarge { .. }) => continue,
+                                run => run.unwrap(),
+                            }
+                            let first = if shares > 1 { member.rank() * output.len() } else { 0 };
+                            for (index, seen) in output.into_iter().enumerate() {
+                                let at = first + index;
+                                let sum: f32 = (0..ranks).map(|rank| value(at, rank)).sum();
+                                let divisor = if scale == Scale::Average { 4.0 } else { 1.0 };
+                                assert_eq!(
+                                    seen,
+                                    half(sum / divisor),
+                                    "{collective} by {algorithm}, {scale:?}, element {at} of {length}"
+                                );
+                            }
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Code for the float16 nearest to a positive number that is at least 2^-14.
+fn half(value: f32) -> u16 {
+    half::f16::from_f32(value).to_bits()
+}
+
+/// 16-bit float all-reduce.
 fn sum_of_halves(input: &[u16], output: &mut [u16]) -> Call {
     Call {
         collective: Collective::AllReduce,

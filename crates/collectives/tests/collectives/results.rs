@@ -1,4 +1,4 @@
-//! Results of every collective and algorithm.
+//! Results for every collective and algorithm.
 
 use crate::{KINDS, algorithms, on_threads, sum_of, sum_of_all, vector};
 use weft_collectives::{
@@ -6,7 +6,7 @@ use weft_collectives::{
 };
 use weft_fabric::ProviderKind;
 
-/// Staging memory so short that vectors of some KiB take many chunks.
+/// Staging memory so short that vectors with some KiB take many chunks.
 const SMALL: CollectivesConfig = CollectivesConfig {
     channels: 3,
     channel_bytes: 8192,
@@ -49,7 +49,7 @@ fn every_algorithm_computes_its_collective() {
                     let mut choices: Vec<_> =
                         algorithms(collective).into_iter().map(Some).collect();
                     choices.push(None);
-                    // Memory is read in place over shm alone.
+                    // Only shm reads memory in place.
                     let reads = kind == ProviderKind::Shm;
                     choices.retain(|one| {
                         reads || one.is_none_or(|(one, _)| one != Algorithm::DirectRead)

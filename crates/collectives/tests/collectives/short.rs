@@ -1,5 +1,5 @@
-//! Short calls over memory that ranks map: the results of calls over sockets, any order with long calls, waits that
-//! sleep, ranks that die.
+//! Short calls over memory that ranks map: the same results as calls over sockets, any order with long calls, waits
+//! that sleep, ranks that die.
 
 use crate::communicators::process_communicator;
 use crate::ranks::{on_processes, process_rank};
@@ -17,7 +17,7 @@ const ELEMENTS: [Element; 5] =
     [Element::F32, Element::F16, Element::Bf16, Element::F64, Element::I16];
 const SCALES: [Scale; 3] = [Scale::None, Scale::Average, Scale::Before(0.3)];
 
-/// Results of reductions of random bytes, NaN and infinities among them.
+/// Reduction results on random bytes, NaN and infinities among them.
 fn reductions(member: &Member) -> Vec<Vec<u8>> {
     let mut results = Vec::new();
     let mut random = SplitMix64::new(1 + member.rank() as u64);
@@ -56,7 +56,7 @@ fn reductions(member: &Member) -> Vec<Vec<u8>> {
     results
 }
 
-/// Parts of writes that a rank has posted.
+/// Write parts that a rank has posted.
 fn posted(member: &Member) -> u64 {
     let statistics = member.communicator.engine().statistics();
     statistics.peers.iter().map(|peer| peer.totals.parts).sum()
@@ -64,7 +64,7 @@ fn posted(member: &Member) -> u64 {
 
 #[test]
 fn short_calls_post_no_writes() {
-    // Elements of the longest message: 64 KiB among few ranks, 16 KiB among more.
+    // Elements in the longest message: 64 KiB among few ranks, 16 KiB among more.
     for (ranks, longest) in [(2u32, 8192), (4, 8192), (5, 2048)] {
         on_threads(ranks, ProviderKind::Shm, CollectivesConfig::default(), |member| {
             let gather = |share: usize| {
@@ -99,7 +99,7 @@ fn results_have_the_bits_of_calls_by_writes() {
     assert!(shm == tcp);
 }
 
-/// Calls of random lengths, short and long, of which up to 20 are in flight and end in any order of waits.
+/// Calls with random lengths, short and long; up to 20 are in flight and end in any wait order.
 fn random_calls(member: &Member, seed: u64, ranks: usize) {
     let mut random = SplitMix64::new(seed);
     let mut own = SplitMix64::new(seed ^ (member.rank() as u64) << 7);
@@ -180,7 +180,7 @@ fn two_groups_of_one_rank_do_not_disturb_each_other() {
     });
 }
 
-/// Two threads sleep in waits for different calls, so that one of them gets messages that the other has taken.
+/// Two threads sleep in waits for different calls, so that one gets messages that the other has taken.
 #[test]
 fn threads_that_sleep_in_waits_are_woken_by_messages_that_others_take() {
     on_threads(2, ProviderKind::Shm, CollectivesConfig::default(), |member| {

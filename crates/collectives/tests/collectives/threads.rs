@@ -1,4 +1,4 @@
-//! Several threads of a rank.
+//! Several threads on a rank.
 
 use crate::{KINDS, on_threads, sum_of, sum_of_all, vector};
 use std::sync::Mutex;

@@ -1,4 +1,4 @@
-//! Selection by measured times: agreed on by all ranks, and never of an algorithm that is predicted to be slower.
+//! Selection by measured times: all ranks agree on it, and it never picks an algorithm that is predicted to be slower.
 
 use crate::communicators::communicators;
 use crate::{KINDS, Member, soon, sum_of};
@@ -17,11 +17,11 @@ const COLLECTIVES: [Collective; 5] = [
     Collective::AllToAll,
 ];
 const SIZES: [u64; 4] = [96, 6144, 393_216, 25_165_824];
-/// Constants of a link of 1 GB/s.
+/// Constants for a 1 GB/s link.
 const CONSTANTS: &str = r#"{"step_s": 5e-6, "post_s": 1e-6, "byte_s": 1e-9, "add_byte_s": 1e-10,
     "copy_byte_s": 1e-10}"#;
 
-/// Random times of one algorithm at all sizes.
+/// Random times for one algorithm at all sizes.
 struct Measured {
     collective: Collective,
     choice: (Algorithm, Options),
@@ -32,7 +32,7 @@ fn measured(seed: u64, kind: ProviderKind) -> Vec<Measured> {
     let mut random = SplitMix64::new(seed);
     let mut all = Vec::new();
     for collective in COLLECTIVES {
-        // Memory is read in place over shm alone.
+        // Only shm reads memory in place.
         let reads = kind == ProviderKind::Shm;
         for choice in
             candidates(collective).filter(|(one, _)| reads || *one != Algorithm::DirectRead)
@@ -69,7 +69,7 @@ fn times(one: &Measured) -> String {
     )
 }
 
-/// Collectives of a member, by the text at rank 0; other ranks have no file.
+/// A member's collectives, by the text at rank 0; other ranks have no file.
 fn connect(
     member: &Member,
     text: &str,
@@ -80,7 +80,7 @@ fn connect(
     Collectives::connect_tuned(&member.communicator, config, source, soon())
 }
 
-/// Algorithm of a call of `bytes` bytes, which is not run.
+/// Algorithm for a call of `bytes` bytes, which is not run.
 fn selected(member: &Member, made: &Collectives, collective: Collective, bytes: u64) -> Choice {
     let elements = bytes / 8;
     let memory = std::ptr::without_provenance_mut(1 << 40);
@@ -162,14 +162,14 @@ fn other_numbers_of_ranks_are_estimated_from_the_constants() {
     let text = file(&[entry("shm", 2, &[]), entry("shm", 64, &[]), entry("tcp", 4, &[])]);
     on_members(4, ProviderKind::Shm, |member| {
         let made = connect(member, &text, CollectivesConfig::default()).unwrap();
-        // One step of three writes costs 8 us, every other algorithm at least two steps of 6 us.
+        // One step with three writes costs 8 us, every other algorithm at least two 6 us steps.
         let found = selected(member, &made, Collective::AllReduce, 96);
         assert_eq!(found.0, Algorithm::OneShot);
         let found = selected(member, &made, Collective::Broadcast { root: Rank(0) }, 1 << 25);
-        // Readers share no link of the root.
+        // Readers share no link at the root.
         assert_eq!(found.0, Algorithm::DirectRead);
         let found = selected(member, &made, Collective::ReduceScatter, 96);
-        // Its answers are one more step.
+        // The answers are one more step.
         assert_eq!(found.0, Algorithm::Direct);
         let found = selected(member, &made, Collective::AllReduce, 1 << 25);
         assert_ne!(found.0, Algorithm::OneShot);
@@ -182,7 +182,7 @@ fn an_algorithm_that_was_not_measured_up_to_a_size_is_not_selected_there() {
     let mut all = measured(5, ProviderKind::Tcp);
     all.retain(|one| one.collective == Collective::AllToAll);
     let mut lines: Vec<_> = all.iter().map(times).collect();
-    // Far faster than the other, but for 96 bytes alone.
+    // Far faster than the other, but only for 96 bytes.
     lines[0] = r#"{"collective": "all-to-all", "algorithm": "direct", "chunks": 8,
         "points": [[96, 1e-9]]}"#
         .to_owned();

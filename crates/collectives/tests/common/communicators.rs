@@ -1,4 +1,4 @@
-//! Communicators of ranks that are threads or processes of this host.
+//! Communicators for ranks that are threads or processes on this host.
 
 use crate::ranks;
 use std::net::TcpListener;
@@ -11,7 +11,7 @@ fn joined(kind: ProviderKind, own: Config, hostile: Option<u64>) -> Communicator
     config
 }
 
-/// Runs `rank` on `size` communicators, each on its own thread. All leave together.
+/// Runs `rank` on `size` communicators, each on a separate thread. All leave together.
 pub fn communicators(
     size: u32,
     kind: ProviderKind,
@@ -33,7 +33,7 @@ pub fn communicators(
     });
 }
 
-/// Communicator of this process, under `on_processes`.
+/// This process's communicator, under `on_processes`.
 pub fn process_communicator(rank: Rank, size: u32, kind: ProviderKind) -> Communicator {
     let listener = (rank == Rank(0)).then(|| TcpListener::bind("127.0.0.1:0").unwrap());
     let port = listener.as_ref().map_or(0, |own| own.local_addr().unwrap().port());

@@ -1,5 +1,5 @@
-//! Hand-written schedules that reuse slots, with credits and drains. No algorithm of the library does, but stored
-//! programs may.
+//! Hand-written schedules that reuse slots, with credits and drains. No library algorithm does, but stored programs
+//! may.
 
 use std::collections::HashMap;
 use weft_collectives::{Collective, Op, Program, Rank, Span};
@@ -56,8 +56,8 @@ pub fn chain(ranks: u32, chunks: u32) -> Program {
     program
 }
 
-/// All-reduce over rank 0: each rank sends its blocks through one slot at rank 0; the write of a sum to a rank is
-/// also the credit for its slot.
+/// All-reduce over rank 0: each rank sends its blocks through one slot at rank 0; the write that returns a sum to a
+/// rank is also the credit for the slot.
 pub fn star(ranks: u32, blocks: u32) -> Program {
     let mut ops: Vec<Vec<Op>> = vec![Vec::new(); ranks as usize];
     for block in 0..blocks {
@@ -92,7 +92,7 @@ pub fn star(ranks: u32, blocks: u32) -> Program {
     program
 }
 
-/// Assigns to each write the first step after those of all writes that its rank has waited for.
+/// Assigns to each write the first step after all writes that its rank has waited for.
 fn label(program: &mut Program) {
     let ranks = program.ops.len();
     let mut posted: HashMap<(u32, u32, u32), Vec<u32>> = HashMap::new();

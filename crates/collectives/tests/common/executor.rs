@@ -1,11 +1,11 @@
-//! Executor of schedules on integers with an adversarial random order: ranks advance, and writes are read and
-//! arrive, element by element, some ranks and writes far slower than others.
+//! Schedule executor on integers with an adversarial random order: ranks advance, and writes are read and arrive,
+//! element by element, some ranks and writes far slower than others.
 
 use super::Random;
 use weft_collectives::schedule::block_start;
 use weft_collectives::{Buffer, Collective, Op, Rank, Schedule, Span};
 
-/// Write in flight: for each element its source, its target, and its value once read.
+/// Write in flight: for each element the source, the target, and the value once read.
 struct Flight {
     from: usize,
     to: usize,
@@ -21,11 +21,11 @@ pub struct Executor<'a, S> {
     schedule: &'a S,
     units: u64,
     random: Random,
-    /// The three buffers of each rank.
+    /// The three buffers on each rank.
     memory: Vec<[Vec<i64>; 3]>,
     expected: Vec<Vec<i64>>,
     next: Vec<u32>,
-    /// Remaining elements of the current copy or addition of each rank.
+    /// Remaining elements in each rank's current copy or addition.
     doing: Vec<Vec<(Cell, Cell)>>,
     adding: Vec<bool>,
     lanes: Vec<Vec<u32>>,
@@ -35,7 +35,7 @@ pub struct Executor<'a, S> {
 }
 
 impl<'a, S: Schedule> Executor<'a, S> {
-    /// Inputs, poison and the order of events come from `seed`; the vector has `units` elements.
+    /// Inputs, poison and event order come from `seed`; the vector has `units` elements.
     pub fn new(schedule: &'a S, units: u64, seed: u64) -> Executor<'a, S> {
         let mut random = Random::new(seed);
         let ranks = schedule.ranks();
@@ -181,7 +181,7 @@ impl<'a, S: Schedule> Executor<'a, S> {
         Ok(())
     }
 
-    /// Reads or delivers some elements of a write.
+    /// Reads or delivers some elements in a write.
     fn fly(&mut self, index: usize) -> Result<(), String> {
         let flight = &mut self.flights[index];
         let count = flight.elements.len();
@@ -212,7 +212,7 @@ impl<'a, S: Schedule> Executor<'a, S> {
         Ok(())
     }
 
-    /// Pairs of source and target elements.
+    /// Source and target element pairs.
     fn pairs(
         &self,
         from: Rank,

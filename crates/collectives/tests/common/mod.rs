@@ -1,4 +1,4 @@
-//! Helpers of the tests: schedules, a generator, an executor, and mutations.
+//! Test helpers: schedules, a generator, an executor, and mutations.
 #![allow(dead_code)]
 
 pub mod credited;
@@ -7,8 +7,7 @@ pub mod mutate;
 
 use weft_collectives::{Algorithm, AnySchedule, Collective, Options, Rank, build};
 
-/// All schedules for a number of ranks: every collective, algorithm, some roots, some numbers of chunks, and
-/// every size of nodes.
+/// All schedules for a rank count: every collective, algorithm, some roots, some chunk counts, and every node size.
 pub fn all(ranks: u32) -> Vec<AnySchedule> {
     let root = |root: u32| Collective::Broadcast { root: Rank(root) };
     let mut collectives = vec![

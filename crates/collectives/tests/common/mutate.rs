@@ -1,4 +1,4 @@
-//! Mutations of a schedule.
+//! Schedule mutations.
 
 use super::Random;
 use weft_collectives::{Buffer, Op, Program, Rank, Span};
@@ -49,7 +49,7 @@ pub fn mutate(program: &mut Program, random: &mut Random) {
             op => change_spans(op, random),
         },
         9 => {
-            // All writes of a rank to another on one lane, with cumulative counts of their waits.
+            // All writes by a rank to another on one lane, with cumulative counts in the waits.
             let mut risen = 0;
             for op in &mut program.ops[rank] {
                 if let Op::Write { to, lane, .. } = op

@@ -1,4 +1,4 @@
-//! Ends of messages: close, abandon, poison, departure and death of a peer.
+//! Ends of messages: close, abandon, poison, a peer that departs or dies.
 
 use crate::ranks::{on_processes, process_rank};
 use crate::{KINDS, Member, SMALL, communicators, on_threads, pattern, process_communicator, soon};
@@ -22,7 +22,7 @@ fn a_close_drops_messages_under_way_and_ends_waits() {
             let peer = Rank(1 - member.rank().0);
             let mut bytes = vec![0; 100];
             let long = pattern(100_000, 1);
-            // It has no receive: part of it is in the ring of the peer.
+            // It has no receive: a part is in the peer's ring.
             member.start_send(peer, 1, &long).unwrap();
             let receive = member.start_receive(Some(peer), 2, &mut bytes).unwrap();
             std::thread::scope(|scope| {
@@ -44,7 +44,7 @@ fn a_close_drops_messages_under_way_and_ends_waits() {
     }
 }
 
-/// Lanes and memory of closed messages are used again.
+/// Lanes and memory from closed messages are used again.
 #[test]
 fn messages_may_be_created_and_closed_many_times() {
     let config = MessagesConfig { slots: 500, ..SMALL };
@@ -102,7 +102,7 @@ fn poison_ends_messages_with_its_cause() {
     }
 }
 
-/// Rank 1 is killed while both a send and a receive of rank 0 wait for it.
+/// Rank 1 is killed while both a send and a receive on rank 0 wait for it.
 fn a_killed_peer(name: &str, kind: ProviderKind) {
     let Some(rank) = process_rank() else {
         let outcomes = on_processes(name, 2);
@@ -148,7 +148,7 @@ fn a_peer_that_leaves_ends_a_receive_from_it() {
                 return member.communicator.leave();
             }
             member.communicator.exchange(&vec![vec![]; 2], soon()).unwrap();
-            // Its last message has arrived; no other one will.
+            // The last message has arrived; no other one will.
             assert_eq!(member.receive(Some(Rank(1)), 1, &mut [0]).unwrap().bytes, 1);
             let poison = poison_of(member.receive(Some(Rank(1)), 1, &mut [0]).unwrap_err());
             assert_eq!((poison.kind, poison.rank), (Cause::Left, Some(Rank(1))));

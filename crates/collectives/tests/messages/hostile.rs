@@ -9,7 +9,7 @@ use weft_fabric::{
     RemoteRegion, Requests, WaitOptions, clock,
 };
 
-/// Rank 1 without messages: it writes into the ring of rank 0 what a test passes.
+/// Rank 1 without messages: it writes into rank 0's ring what a test passes.
 struct Hostile {
     communicator: Communicator,
     counter: CounterId,
@@ -18,7 +18,7 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// Its part in `Messages::connect`.
+    /// This rank's part in `Messages::connect`.
     fn new(communicator: Communicator) -> Hostile {
         let mut offer = SMALL.slots.to_le_bytes().to_vec();
         offer.extend(SMALL.slot_bytes.to_le_bytes());
@@ -37,7 +37,7 @@ impl Hostile {
         Hostile { communicator, counter, source, ring }
     }
 
-    /// Writes into the slot of a round.
+    /// Writes into a round's slot.
     fn write(&self, round: u64, bytes: &[u8]) {
         self.source.memory().copy_in(0, bytes);
         let slot = u64::from(SMALL.slots) + round % u64::from(SMALL.slots);
@@ -64,7 +64,7 @@ impl Hostile {
     }
 }
 
-/// Violation that rank 0 reports of what rank 1 does.
+/// Violation that rank 0 reports when rank 1 runs `violate`.
 fn violation(violate: impl Fn(&Hostile) + Sync) -> (&'static str, u64, u64) {
     let found = std::sync::Mutex::new(None);
     communicators(2, ProviderKind::Tcp, None, |communicator| {

@@ -1,4 +1,4 @@
-//! Random traffic: several threads of each rank at once, ranks as processes, the hostile wrapper.
+//! Random traffic: several threads on each rank at once, ranks as processes, the hostile wrapper.
 
 use crate::ranks::{on_processes, process_rank};
 use crate::{KINDS, Member, SMALL, communicators, on_threads, pattern, process_communicator};
@@ -6,7 +6,7 @@ use weft_collectives::messages::MessagesConfig;
 use weft_fabric::random::SplitMix64;
 use weft_fabric::{ProviderKind, Rank};
 
-/// Length of a message: mostly short, sometimes several rings of small slots.
+/// Message length: mostly short, sometimes several rings with small slots.
 fn length(random: &mut SplitMix64) -> usize {
     let longest = [2, 100, 1000, 20_000][random.below(4) as usize];
     random.below(longest) as usize
@@ -75,7 +75,7 @@ fn messages_arrive_over_links_that_delay_and_reorder() {
     }
 }
 
-/// Tags of threads differ by call of this function alone, so two providers need two tests.
+/// Thread tags differ only by the call to this function, so two providers need two tests.
 fn processes_exchange(name: &str, kind: ProviderKind) {
     let Some(rank) = process_rank() else {
         return assert_eq!(on_processes(name, 3), vec![Ok(()); 3]);

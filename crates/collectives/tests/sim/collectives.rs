@@ -1,25 +1,25 @@
-//! A seed's world: calls, memory of the ranks, faults, and expected results.
+//! A seed's world: calls, rank memory, faults, and expected results.
 
-use crate::injected_fault::InjectedFault;
+use crate::program::Wrong;
+use std::rc::Rc;
 use std::time::Duration;
 use weft_collectives::{
     Algorithm, Call, CallId, Collective, CollectivesConfig, Element, Executor, GroupRoutes,
     Options, Reduction, RunError, Scale,
 };
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Faults, World, WorldConfig};
 use weft_fabric::random::SplitMix64;
-use weft_fabric::{
-    Driver, Engine, EngineConfig, Event, LatencyBandwidth, PartRule, Rank, Requests, Time,
-};
+use weft_fabric::{Driver, Engine, EngineConfig, Event, PartRule, Requests, Time};
+use weft_scenarios::{InjectedFault, pick, settle, shuffled_ranks, sleeps, world_config};
 
-/// Call of a scenario, with the inputs of all ranks.
+/// Call in a scenario, with the inputs on all ranks.
 #[derive(Clone)]
 struct Planned {
     collective: Collective,
     algorithm: Option<(Algorithm, Options)>,
     elements: usize,
     in_place: bool,
-    /// By rank: elements of its input.
+    /// Input elements by rank.
     inputs: Vec<Vec<i32>>,
 }
 
@@ -34,10 +34,6 @@ pub struct Scenario {
     laziness: f64,
     /// Peers' memory may be read in place.
     reads: bool,
-}
-
-fn pick<T: Copy>(random: &mut SplitMix64, list: &[T]) -> T {
-    list[random.below(list.len() as u64) as usize]
 }
 
 fn planned(ranks: u32, reads: bool, random: &mut SplitMix64) -> Planned {
@@ -109,7 +105,7 @@ impl Scenario {
         let mut random = SplitMix64::new(seed);
         let ranks = 1 + random.below(if cfg!(miri) { 2 } else { 7 }) as u32;
         let calls = 1 + random.below(if cfg!(miri) { 2 } else { 8 });
-        // miri does not support reads of another process's memory.
+        // miri cannot read another process's memory.
         let reads = !cfg!(miri) && random.chance(0.7);
         let calls = (0..calls).map(|_| planned(ranks, reads, &mut random)).collect();
         let config = CollectivesConfig {
@@ -120,13 +116,9 @@ impl Scenario {
             reduction_threads: 1,
         };
         let mut faults = if random.chance(0.1) { Faults::default() } else { Faults::rough() };
-        let mut ends: Vec<Rank> = (0..ranks).map(Rank).collect();
-        random.shuffle(&mut ends);
+        let ends = shuffled_ranks(&mut random, ranks);
         let at = Time(random.below(200_000));
-        let fault = InjectedFault::draw(&mut random, 10, &ends);
-        if matches!(fault, InjectedFault::FailedParts) {
-            faults.fail = 0.005;
-        }
+        let fault = InjectedFault::draw(&mut random, 10, &ends, 0.005);
         fault.add_to(&mut faults, ranks, at, &mut random);
         let parts = if random.chance(0.4) {
             PartRule::WHOLE
@@ -149,7 +141,7 @@ impl Scenario {
     }
 }
 
-/// Memory of a call at one rank.
+/// Call memory at one rank.
 struct Memory {
     id: CallId,
     number: usize,
@@ -157,8 +149,9 @@ struct Memory {
     output: Vec<i32>,
 }
 
-/// Program of one rank: starts the calls in order, several at a time, and checks each result.
+/// One rank's program: starts the calls in order, several at a time, and checks each result.
 struct Program {
+    scenario: Rc<Scenario>,
     rank: usize,
     executor: Executor,
     random: SplitMix64,
@@ -167,26 +160,23 @@ struct Program {
     asleep_until: Time,
 }
 
-const PAUSE: Duration = Duration::from_micros(30);
-/// Filler of outputs.
+/// Output filler.
 const FILLER: i32 = -0x5555_5555;
 
-impl Program {
+impl weft_scenarios::Program for Program {
+    type Failure = Wrong;
+
     fn step(
         &mut self,
-        (scenario, world): (&Scenario, &World),
+        world: &World,
         engine: &mut Engine,
         now: Time,
         events: &[Event],
         requests: &mut Requests,
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, Wrong> {
+        let scenario = self.scenario.clone();
         self.poll(world, now, events, requests)?;
-        if now < self.asleep_until {
-            return Ok(false);
-        }
-        if self.random.chance(scenario.laziness) {
-            self.asleep_until = now.after(self.random.duration(PAUSE));
-            world.wake_at(self.asleep_until);
+        if sleeps(&mut self.asleep_until, scenario.laziness, &mut self.random, world, now) {
             return Ok(false);
         }
         let most = 1 + self.random.below(4) as usize;
@@ -199,7 +189,7 @@ impl Program {
                 self.poll(world, now, &[], requests)?;
                 progress = true;
             }
-            if !self.check(scenario)? && !progress {
+            if !self.check(&scenario)? && !progress {
                 break;
             }
         }
@@ -208,11 +198,20 @@ impl Program {
         }
         let is_done = self.started == scenario.calls.len() && self.live.is_empty();
         if is_done && !self.executor.is_idle() {
-            return Err(Failure::Result("calls that are complete were kept".to_owned()));
+            return Err(Wrong::Outcome("calls that are complete were kept".to_owned()));
         }
         Ok(is_done)
     }
 
+    fn waits_for(&self) -> String {
+        let calls = self.live.iter().map(|memory| {
+            format!("call {} for {:?}", memory.number, self.executor.missing(memory.id))
+        });
+        format!("rank {}: {}", self.rank, calls.collect::<Vec<_>>().join("; "))
+    }
+}
+
+impl Program {
     /// Polls the executor, and again soon if it has more.
     fn poll(
         &mut self,
@@ -220,7 +219,7 @@ impl Program {
         now: Time,
         events: &[Event],
         requests: &mut Requests,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Wrong> {
         self.executor.poll(now, events, requests)?;
         if self.executor.has_more() {
             world.wake_at(now.after(Duration::from_nanos(1)));
@@ -228,7 +227,7 @@ impl Program {
         Ok(())
     }
 
-    fn start(&mut self, planned: &Planned, engine: &mut Engine) -> Result<(), Failure> {
+    fn start(&mut self, planned: &Planned, engine: &mut Engine) -> Result<(), Wrong> {
         let ranks = planned.inputs.len();
         let outputs = match planned.collective {
             Collective::ReduceScatter => planned.elements / ranks,
@@ -269,14 +268,14 @@ impl Program {
             output: output.cast(),
             algorithm: planned.algorithm,
         };
-        // SAFETY: the memory stays in `live` until the call is complete, and that of a failed rank is leaked.
+        // SAFETY: the memory stays in `live` until the call is complete, and a failed rank's memory is leaked.
         memory.id = unsafe { self.executor.start(engine, &call) }?;
         self.live.push(memory);
         self.started += 1;
         Ok(())
     }
 
-    fn check(&mut self, scenario: &Scenario) -> Result<bool, Failure> {
+    fn check(&mut self, scenario: &Scenario) -> Result<bool, Wrong> {
         let done = |memory: &Memory| self.executor.is_done(memory.id);
         let Some(index) = self.live.iter().position(done) else { return Ok(false) };
         let memory = self.live.swap_remove(index);
@@ -291,7 +290,7 @@ impl Program {
         };
         if result != expected {
             let differs = result.iter().zip(&expected).position(|(a, b)| a != b);
-            return Err(Failure::Result(format!(
+            return Err(Wrong::Outcome(format!(
                 "call {} ({} by {:?}, {} elements, in place {}): element {differs:?} of rank {}",
                 memory.number,
                 planned.collective,
@@ -303,9 +302,9 @@ impl Program {
         }
         let mut memory = memory;
         if !planned.in_place && memory.input != planned.inputs[self.rank] {
-            return Err(Failure::Result(format!("call {} changed its input", memory.number)));
+            return Err(Wrong::Outcome(format!("call {} changed its input", memory.number)));
         }
-        // No peer may read the memory of a complete call.
+        // No peer may read a complete call's memory.
         memory.input.fill(FILLER);
         memory.output.fill(FILLER);
         std::hint::black_box(&mut memory);
@@ -313,30 +312,11 @@ impl Program {
     }
 }
 
-/// Failure of a rank's program.
-#[derive(Debug)]
-enum Failure {
-    Run(RunError),
-    #[expect(dead_code, reason = "shown by Debug")]
-    Result(String),
-}
-
-impl From<RunError> for Failure {
-    fn from(error: RunError) -> Failure {
-        Failure::Run(error)
-    }
-}
-
-impl From<weft_fabric::Error> for Failure {
-    fn from(error: weft_fabric::Error) -> Failure {
-        Failure::Run(error.into())
-    }
-}
-
-fn connect(cluster: &mut Cluster, scenario: &Scenario) -> Result<Vec<Program>, RunError> {
+fn connect(cluster: &mut Cluster, scenario: &Rc<Scenario>) -> Result<Vec<Program>, RunError> {
     let mut programs = Vec::new();
     for rank in cluster.ranks() {
         programs.push(Program {
+            scenario: scenario.clone(),
             rank: rank.0 as usize,
             executor: Executor::allocate(
                 cluster.engine(rank),
@@ -361,66 +341,21 @@ fn connect(cluster: &mut Cluster, scenario: &Scenario) -> Result<Vec<Program>, R
 
 /// Runs a scenario; returns the failure.
 pub fn run(scenario: Scenario) -> Result<(), String> {
-    let mut random = SplitMix64::new(scenario.seed ^ 0x0077_6f72_6c64);
-    let model = LatencyBandwidth::new(Duration::from_micros(2), 1_000_000_000);
-    let world = World::new(WorldConfig {
-        queue_parts: 1 + random.below(20) as u32,
-        queue_bytes: 1 + random.below(5000),
-        parts: scenario.parts,
-        reuse: true,
-        model: Box::new(if random.chance(0.5) { model.serialised() } else { model }),
-        ..WorldConfig::new(scenario.ranks, scenario.seed).with_faults(scenario.faults.clone())
-    });
+    let Scenario { seed, ranks, fault, parts, .. } = scenario;
+    let config = world_config(ranks, seed, 5000, parts, &scenario.faults);
+    let world = World::new(WorldConfig { reuse: true, ..config });
     let config = EngineConfig {
         lanes: 4096,
         loss_grace: Duration::from_micros(200),
         ..EngineConfig::default()
     };
+    let scenario = Rc::new(scenario);
     let mut cluster = Cluster::with_config(&world, config).map_err(|error| error.to_string())?;
     let mut programs = connect(&mut cluster, &scenario).map_err(|error| error.to_string())?;
-    let outcomes = cluster.run(|engine, now, events, requests| {
-        let program = &mut programs[engine.rank().0 as usize];
-        program.step((&scenario, &world), engine, now, events, requests)
-    });
-    let outcomes = outcomes.map_err(|hang| {
-        let waiting = programs.iter().map(|program| {
-            let calls = program.live.iter().map(|memory| {
-                format!("call {} for {:?}", memory.number, program.executor.missing(memory.id))
-            });
-            format!("rank {}: {}", program.rank, calls.collect::<Vec<_>>().join("; "))
-        });
-        format!("{hang}\n{}", waiting.collect::<Vec<_>>().join("\n"))
-    });
-    let checked = outcomes.and_then(|outcomes| {
-        let wrong: Vec<String> = (0..)
-            .zip(&outcomes)
-            .filter(|(rank, outcome)| !is_right(Rank(*rank), outcome, scenario.fault))
-            .map(|(rank, outcome)| format!("rank {rank} ended in {outcome:?}"))
-            .collect();
-        if !wrong.is_empty() {
-            return Err(format!("{:?}, but {}", scenario.fault, wrong.join("; ")));
-        }
-        cluster.settle().map_err(|hang| hang.to_string())?;
-        match world.violations().first() {
-            Some(violation) => Err(violation.to_string()),
-            None => Ok(()),
-        }
-    });
-    // Writes of failed ranks may still read the inputs: the world ends first.
+    let checked =
+        weft_scenarios::run(&mut cluster, &mut programs, fault).and_then(|_| settle(&mut cluster));
+    // Writes by failed ranks may still read the inputs: the world ends first.
     drop(cluster);
     drop(world);
     checked
-}
-
-/// Each unfinished rank was killed, or reports the rank or link at fault.
-fn is_right(rank: Rank, outcome: &Outcome<Failure>, fault: InjectedFault) -> bool {
-    match (outcome, fault) {
-        (Outcome::Done, _) => true,
-        (Outcome::Killed, InjectedFault::Killed(killed)) => killed == rank,
-        (
-            Outcome::Failed(Failure::Run(RunError::Fabric(weft_fabric::Error::Poisoned(poison)))),
-            fault,
-        ) => fault.explains(rank, poison.rank),
-        _ => false,
-    }
 }

@@ -1,6 +1,5 @@
 //! A rank that writes random bytes, headers, raises and credits: the other one reports a violation or waits.
 
-use crate::seeds;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use weft_collectives::RunError;
@@ -12,6 +11,7 @@ use weft_fabric::{
     Cause, CounterConfig, CounterId, Driver as _, Error, Event, Grant, Page, Rank, Region,
     RegionKey, Requests, Time,
 };
+use weft_scenarios::seeds;
 
 const VICTIM: Rank = Rank(0);
 const CONFIG: MessagesConfig =
@@ -46,7 +46,7 @@ impl Hostile {
         Hostile { random, counter, source, region, round: 0, credits: 0, sequence: 0 }
     }
 
-    /// Random bytes, or a header that is valid but for its length.
+    /// Random bytes, or a header that is valid except for the length.
     fn fill(&mut self, bytes: &mut [u8]) {
         self.random.fill(bytes);
         if self.random.chance(0.8) {
@@ -129,7 +129,7 @@ impl Victim {
     }
 }
 
-/// Field of the violation that the victim reports, if it reports one.
+/// Field in the violation that the victim reports, if it reports one.
 fn attack(seed: u64) -> Result<Option<&'static str>, String> {
     let config = WorldConfig::new(2, seed).with_faults(Faults::rough());
     let mut cluster = Cluster::new(&World::new(config)).map_err(|error| error.to_string())?;
@@ -149,7 +149,7 @@ fn attack(seed: u64) -> Result<Option<&'static str>, String> {
     let Ok(outcomes) = outcomes else { return Ok(None) };
     match &outcomes[0] {
         Outcome::Failed(RunError::Violation { peer: Rank(1), what, .. }) => Ok(Some(what)),
-        // A second write of a round that was credited meanwhile fails at the attacker itself.
+        // A second write in a round that was credited meanwhile fails at the attacker itself.
         Outcome::Failed(RunError::Fabric(Error::Poisoned(poison)))
             if poison.kind == Cause::User =>
         {

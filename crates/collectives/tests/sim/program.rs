@@ -1,4 +1,4 @@
-//! Program of a rank: starts its calls, and checks their ends.
+//! A rank's program: starts the calls, and checks how they end.
 
 use crate::scenario::{Call, Order, Scenario};
 use std::collections::BTreeMap;
@@ -8,9 +8,10 @@ use weft_collectives::RunError;
 use weft_collectives::messages::{Completed, Driver, OperationId};
 use weft_fabric::providers::sim::{Cluster, World};
 use weft_fabric::random::SplitMix64;
-use weft_fabric::{Driver as _, Event, Rank, Requests, Time};
+use weft_fabric::{Driver as _, Engine, Error, Event, Poison, Rank, Requests, Time};
+use weft_scenarios::{Failure, sleeps};
 
-/// Failure of a rank's program.
+/// Failure in a rank's program.
 #[derive(Debug)]
 pub enum Wrong {
     Run(RunError),
@@ -30,6 +31,15 @@ impl From<weft_fabric::Error> for Wrong {
     }
 }
 
+impl Failure for Wrong {
+    fn poison(&self) -> Option<&Poison> {
+        match self {
+            Wrong::Run(RunError::Fabric(Error::Poisoned(poison))) => Some(poison),
+            _ => None,
+        }
+    }
+}
+
 /// A call under way.
 struct Live {
     id: OperationId,
@@ -46,14 +56,57 @@ pub struct Program {
     live: Vec<Live>,
     /// Calls started so far.
     started: usize,
-    /// Messages received from any rank, by the number of the call.
+    /// Messages received from any rank, by call number.
     from_any: BTreeMap<usize, (u64, Rank, Vec<u8>)>,
     asleep_until: Time,
 }
 
-const NAP: Duration = Duration::from_micros(30);
-/// Byte of memory that no message has written.
+/// Memory byte that no message has written.
 const UNTOUCHED: u8 = 0xEE;
+
+impl weft_scenarios::Program for Program {
+    type Failure = Wrong;
+
+    fn step(
+        &mut self,
+        world: &World,
+        _: &mut Engine,
+        now: Time,
+        events: &[Event],
+        requests: &mut Requests,
+    ) -> Result<bool, Wrong> {
+        self.driver.poll(now, events, requests)?;
+        if sleeps(&mut self.asleep_until, self.scenario.laziness, &mut self.random, world, now) {
+            return Ok(false);
+        }
+        loop {
+            let ended = self.take_ended()?;
+            if !self.start(requests)? && !ended {
+                break;
+            }
+            if self.random.chance(self.scenario.laziness) {
+                // Other ranks run between two calls.
+                world.wake_at(now.after(Duration::from_nanos(1)));
+                return Ok(false);
+            }
+        }
+        let calls = &self.scenario.calls[self.me.index()];
+        let is_done = self.started == calls.len() && self.live.is_empty();
+        if is_done {
+            self.check_from_any()?;
+        }
+        Ok(is_done)
+    }
+
+    fn waits_for(&self) -> String {
+        let live = self.live.iter().map(|live| {
+            let missing = self.driver.missing(live.id);
+            format!("{} for {missing:?}", self.driver.describe(live.id))
+        });
+        let live: Vec<String> = live.collect();
+        format!("{} after {} calls waits in {}", self.me, self.started, live.join("; "))
+    }
+}
 
 impl Program {
     /// A linked program for every rank.
@@ -84,42 +137,6 @@ impl Program {
         Ok(programs)
     }
 
-    /// One look at the world; true once all calls have ended.
-    pub fn step(
-        &mut self,
-        world: &World,
-        now: Time,
-        events: &[Event],
-        requests: &mut Requests,
-    ) -> Result<bool, Wrong> {
-        self.driver.poll(now, events, requests)?;
-        if now < self.asleep_until {
-            return Ok(false);
-        }
-        if self.random.chance(self.scenario.laziness) {
-            self.asleep_until = now.after(self.random.duration(NAP));
-            world.wake_at(self.asleep_until);
-            return Ok(false);
-        }
-        loop {
-            let ended = self.take_ended()?;
-            if !self.start(requests)? && !ended {
-                break;
-            }
-            if self.random.chance(self.scenario.laziness) {
-                // Other ranks run between two calls.
-                world.wake_at(now.after(Duration::from_nanos(1)));
-                return Ok(false);
-            }
-        }
-        let calls = &self.scenario.calls[self.me.index()];
-        let is_done = self.started == calls.len() && self.live.is_empty();
-        if is_done {
-            self.check_from_any()?;
-        }
-        Ok(is_done)
-    }
-
     /// Polls after the last call; true once the driver is idle.
     pub fn rest(
         &mut self,
@@ -131,17 +148,7 @@ impl Program {
         Ok(self.driver.is_idle())
     }
 
-    /// Calls that have not ended.
-    pub fn waits_for(&self) -> String {
-        let live = self.live.iter().map(|live| {
-            let missing = self.driver.missing(live.id);
-            format!("{} for {missing:?}", self.driver.describe(live.id))
-        });
-        let live: Vec<String> = live.collect();
-        format!("{} after {} calls waits in {}", self.me, self.started, live.join("; "))
-    }
-
-    /// Starts the next call, if its order allows.
+    /// Starts the next call, if the order allows.
     fn start(&mut self, requests: &mut Requests) -> Result<bool, Wrong> {
         let scenario = self.scenario.clone();
         let (number, order) = (self.started, scenario.shape.order);
@@ -178,7 +185,7 @@ impl Program {
         Ok(true)
     }
 
-    /// Takes the ends of calls; true if there was one.
+    /// Takes the calls that ended; true if there was one.
     fn take_ended(&mut self) -> Result<bool, Wrong> {
         let mut at = 0;
         let before = self.live.len();

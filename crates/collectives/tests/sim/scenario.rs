@@ -1,17 +1,15 @@
-//! A seed's world: messages, calls of each rank, faults, and how it must end.
+//! A seed's world: messages, calls on each rank, faults, and how it must end.
 
-use crate::injected_fault::InjectedFault;
-use crate::program::{Program, Wrong};
+use crate::program::Program;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
-use std::time::Duration;
-use weft_collectives::RunError;
 use weft_collectives::messages::MessagesConfig;
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World};
 use weft_fabric::random::SplitMix64;
-use weft_fabric::{LatencyBandwidth, PartRule, Rank, Time};
+use weft_fabric::{PartRule, Rank, Time};
+use weft_scenarios::{InjectedFault, pick, settle, shuffled_ranks, world_config};
 
-/// A message of the run.
+/// A message in the run.
 #[derive(Clone, Debug)]
 pub struct Message {
     pub from: Rank,
@@ -20,29 +18,29 @@ pub struct Message {
     pub bytes: Vec<u8>,
 }
 
-/// Call of a rank.
+/// A rank's call.
 #[derive(Clone, Copy, Debug)]
 pub enum Call {
-    /// Send of the message with this index.
+    /// Sends the message with this index.
     Send(usize),
-    /// Receive of the message with this index, with this much memory.
+    /// Receives the message with this index, with this much memory.
     Receive(usize, usize),
-    /// Receive of the next message with this tag from any rank.
+    /// Receives the next message with this tag from any rank.
     ReceiveAny(u64),
 }
 
-/// Order of the calls of a rank.
+/// Call order on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Any order that keeps that of messages with equal ranks and tag; calls do not wait for earlier ones.
+    /// Any order that keeps messages with equal ranks and tag in sequence; calls do not wait for earlier ones.
     Free,
-    /// The order of the messages; each call waits for the end of the previous one.
+    /// Message order; each call waits until the previous one ends.
     Blocking,
     /// All sends, each waiting for the previous one, then all receives.
     SendsFirst,
 }
 
-/// Sizes of a run.
+/// Run sizes.
 #[derive(Clone, Debug)]
 pub struct Shape {
     pub ranks: u32,
@@ -66,15 +64,11 @@ pub struct Scenario {
     pub laziness: f64,
 }
 
-/// Tags of messages that are received from any rank.
+/// Tags for messages that are received from any rank.
 const ANY_TAGS: [u64; 2] = [100, 101];
 /// Under miri a larger run takes minutes, not milliseconds.
 const MOST_RANKS: u64 = if cfg!(miri) { 2 } else { 5 };
 const MOST_MESSAGES: u64 = if cfg!(miri) { 6 } else { 40 };
-
-fn pick<T: Copy>(random: &mut SplitMix64, list: &[T]) -> T {
-    list[random.below(list.len() as u64) as usize]
-}
 
 impl Shape {
     fn random(random: &mut SplitMix64) -> Shape {
@@ -90,7 +84,7 @@ impl Shape {
         shape
     }
 
-    /// A rank alone cannot block in a send to itself.
+    /// A single rank cannot block in a send to itself.
     fn settle(&mut self) {
         if self.ranks == 1 && self.order == Order::Blocking {
             self.order = Order::Free;
@@ -117,7 +111,7 @@ impl Shape {
         Message { from, to, tag, bytes }
     }
 
-    /// Calls of a rank for these messages.
+    /// A rank's calls for these messages.
     fn calls(&self, me: Rank, messages: &[Message], random: &mut SplitMix64) -> Vec<Call> {
         let mut sends: BTreeMap<_, VecDeque<Call>> = BTreeMap::new();
         let mut receives: BTreeMap<_, VecDeque<Call>> = BTreeMap::new();
@@ -186,17 +180,13 @@ impl Scenario {
     pub fn random(seed: u64) -> Scenario {
         let mut random = SplitMix64::new(seed);
         let shape = Shape::random(&mut random);
-        let mut ends: Vec<Rank> = (0..shape.ranks).map(Rank).collect();
-        random.shuffle(&mut ends);
+        let ends = shuffled_ranks(&mut random, shape.ranks);
         let mut scenario = Scenario::of(seed, shape, &mut random);
         if random.chance(0.1) {
             scenario.faults = Faults::default();
         }
         let at = Time(random.below(300_000));
-        let fault = InjectedFault::draw(&mut random, 10, &ends);
-        if matches!(fault, InjectedFault::FailedParts) {
-            scenario.faults.fail = 0.005;
-        }
+        let fault = InjectedFault::draw(&mut random, 10, &ends, 0.005);
         scenario.with_fault(fault, at, &mut random)
     }
 
@@ -221,7 +211,7 @@ impl Scenario {
         self
     }
 
-    /// A seed where every rank must come to its end, with the sizes that `change` leaves.
+    /// A seed where every rank must finish, with the sizes that `change` leaves.
     pub fn shaped(seed: u64, change: impl FnOnce(&mut Shape)) -> Scenario {
         let mut random = SplitMix64::new(seed);
         let mut shape = Shape::random(&mut random);
@@ -231,57 +221,19 @@ impl Scenario {
     }
 }
 
-fn world(scenario: &Scenario) -> World {
-    let mut random = SplitMix64::new(scenario.seed ^ 0x0077_6f72_6c64);
-    let model = LatencyBandwidth::new(Duration::from_micros(2), 1_000_000_000);
-    World::new(WorldConfig {
-        queue_parts: 1 + random.below(20) as u32,
-        queue_bytes: 1 + random.below(2000),
-        parts: scenario.parts,
-        model: Box::new(if random.chance(0.5) { model.serialised() } else { model }),
-        ..WorldConfig::new(scenario.shape.ranks, scenario.seed).with_faults(scenario.faults.clone())
-    })
-}
-
-/// Runs a scenario and returns the time of each event, or the failure.
+/// Runs a scenario and returns each event's time, or the failure.
 pub fn run(scenario: Scenario) -> Result<Vec<Time>, String> {
-    let world = world(&scenario);
-    let fault = scenario.fault;
+    let Scenario { seed, fault, parts, .. } = scenario;
+    let ranks = scenario.shape.ranks;
+    let world = World::new(world_config(ranks, seed, 2000, parts, &scenario.faults));
     let scenario = Rc::new(scenario);
     let mut cluster = Cluster::new(&world).map_err(|error| error.to_string())?;
     let mut programs = Program::connect(&mut cluster, &scenario).map_err(|e| e.to_string())?;
-    let mut moments = Vec::new();
-    let outcomes = cluster.run(|engine, now, events, requests| {
-        if moments.last() != Some(&now) {
-            moments.push(now);
-        }
-        programs[engine.rank().index()].step(&world, now, events, requests)
-    });
-    let outcomes = outcomes.map_err(|hang| {
-        let waiting: Vec<String> = programs.iter().map(Program::waits_for).collect();
-        format!("{hang}\n{}", waiting.join("\n"))
-    })?;
-    let wrong: Vec<String> = (0..)
-        .zip(&outcomes)
-        .filter(|(rank, outcome)| !is_right(Rank(*rank), outcome, fault))
-        .map(|(rank, outcome)| format!("rank {rank} ended in {outcome:?}"))
-        .collect();
-    if !wrong.is_empty() {
-        return Err(format!("{fault:?}, but {}", wrong.join("; ")));
-    }
-    if outcomes.iter().all(|outcome| matches!(outcome, Outcome::Done)) && !may_end_later(fault) {
+    let moments = weft_scenarios::run(&mut cluster, &mut programs, fault)?;
+    if !fault.is_loss() {
         return_all_credits(&mut cluster, &mut programs)?;
     }
-    cluster.settle().map_err(|hang| hang.to_string())?;
-    match world.violations().first() {
-        Some(violation) => Err(violation.to_string()),
-        None => Ok(moments),
-    }
-}
-
-/// True if the fault may end a rank after all calls have returned.
-fn may_end_later(fault: InjectedFault) -> bool {
-    !matches!(fault, InjectedFault::None | InjectedFault::Paused)
+    settle(&mut cluster).map(|()| moments)
 }
 
 /// Runs until no message, no buffer and no uncredited slot is left on any rank.
@@ -293,18 +245,5 @@ fn return_all_credits(cluster: &mut Cluster, programs: &mut [Program]) -> Result
     match outcomes.iter().find(|outcome| !matches!(outcome, Outcome::Done)) {
         Some(outcome) => Err(format!("a rank ended in {outcome:?} after its last call")),
         None => Ok(()),
-    }
-}
-
-/// Each unfinished rank was killed, or reports the rank or link at fault.
-fn is_right(rank: Rank, outcome: &Outcome<Wrong>, fault: InjectedFault) -> bool {
-    match (outcome, fault) {
-        (Outcome::Done, _) => true,
-        (Outcome::Killed, InjectedFault::Killed(killed)) => killed == rank,
-        (
-            Outcome::Failed(Wrong::Run(RunError::Fabric(weft_fabric::Error::Poisoned(poison)))),
-            fault,
-        ) => fault.explains(rank, poison.rank),
-        _ => false,
     }
 }

@@ -1,4 +1,4 @@
-//! Clock offsets of the ranks, measured when the group connects.
+//! Rank clock offsets, measured when the group connects.
 
 use super::Control;
 use crate::clock::{ClockOffset, align};
@@ -11,15 +11,15 @@ const PINGS: usize = 8;
 const CONNECTING: &str = "the other ranks to join";
 
 impl Control {
-    /// Monotonic clock ([`crate::monotonic_ns`]) of `rank` minus that of rank 0, in nanoseconds: subtract it
-    /// from a time of `rank` to get a time of rank 0. Measured when the group connected;
-    /// [`Control::clock_error`] bounds its error at that time.
+    /// Monotonic clock ([`crate::monotonic_ns`]) on `rank` minus rank 0's, in nanoseconds: subtract it
+    /// from a time on `rank` to get a time on rank 0. Measured when the group connected;
+    /// [`Control::clock_error`] bounds the error at that time.
     pub fn clock_offset(&self, rank: Rank) -> i64 {
         self.offset(rank).nanoseconds.saturating_sub(self.offset(Rank(0)).nanoseconds)
     }
 
-    /// Error bound of [`Control::clock_offset`] in nanoseconds: half the shortest round trip; 0 between ranks
-    /// of one host, which share a clock.
+    /// Error bound for [`Control::clock_offset`] in nanoseconds: half the shortest round trip; 0 between ranks
+    /// on one host, which share a clock.
     pub fn clock_error(&self, rank: Rank) -> u64 {
         let host_of = |rank: Rank| self.members.get(rank.index()).map(|m| &m.host_id);
         if host_of(rank) == host_of(Rank(0)) {
@@ -37,7 +37,7 @@ impl Control {
             .unwrap_or(ClockOffset::UNKNOWN)
     }
 
-    /// Last step of connecting: each rank measures its offset, and all exchange them. Its end implies that all
+    /// Last connection step: each rank measures its offset, and all exchange them. After it, all
     /// ranks are connected to each other.
     pub(super) fn align_clocks(&self, deadline: &Deadline) -> Result<()> {
         let mut best = ClockOffset::UNKNOWN;

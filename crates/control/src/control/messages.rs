@@ -1,4 +1,4 @@
-//! Collective calls and point-to-point messages of a handle.
+//! Collective calls and point-to-point messages on a handle.
 
 use super::Control;
 use crate::core::Payload;
@@ -8,14 +8,14 @@ use crate::{Error, Operation, Rank, Result};
 use std::time::Duration;
 
 impl Control {
-    /// All-gather: returns the payloads of all ranks, in rank order.
+    /// All-gather: returns all ranks' payloads, in rank order.
     ///
     /// All ranks make the same collective calls in the same order; calls are matched by position. At most
     /// [`crate::MAX_PAYLOAD`] bytes each.
     ///
-    /// A call that ends with [`Error::Timeout`] or [`Error::Interrupted`] is unfinished: the payload of this
-    /// rank was sent and is final. The same call with the same payload continues it. Any other collective call
-    /// abandons it at this rank only: for the other ranks, this rank has made it.
+    /// A call that ends with [`Error::Timeout`] or [`Error::Interrupted`] is unfinished: this
+    /// rank's payload was sent and is final. The same call with the same payload continues it. Any other collective
+    /// call abandons it at this rank only: for the other ranks, this rank has made it.
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::PayloadMismatch`] if an unfinished call is repeated with another
@@ -25,7 +25,7 @@ impl Control {
         self.all_gather_as(Operation::AllGather, payload, timeout)
     }
 
-    /// [`Control::all_gather`] on behalf of `operation`, which errors name.
+    /// [`Control::all_gather`] for `operation`, which errors name.
     pub fn all_gather_as(
         &self,
         operation: Operation,
@@ -38,24 +38,24 @@ impl Control {
     /// Barrier: waits until every rank has called it.
     ///
     /// # Errors
-    /// Those of [`Control::all_gather`].
+    /// Same as [`Control::all_gather`].
     pub fn barrier(&self, timeout: Duration) -> Result<()> {
         let deadline = self.deadline(timeout);
         self.gather(Operation::Barrier, Payload::Same(&[]), &deadline).map(drop)
     }
 
     /// All-to-all: sends element `r` of `to_each` to rank `r` only, and returns the elements that the ranks
-    /// sent to this one. Its own element is returned unchanged. A collective call, as
+    /// sent to this one. This rank's own element is returned unchanged. A collective call, as
     /// [`Control::all_gather`] is.
     ///
     /// # Errors
-    /// [`Error::WrongCount`] unless there is one element for each rank, and those of
+    /// [`Error::WrongCount`] unless there is one element for each rank, and the errors from
     /// [`Control::all_gather`].
     pub fn exchange(&self, to_each: &[Vec<u8>], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         self.exchange_as(Operation::Exchange, to_each, timeout)
     }
 
-    /// [`Control::exchange`] on behalf of `operation`, which errors name.
+    /// [`Control::exchange`] for `operation`, which errors name.
     pub fn exchange_as(
         &self,
         operation: Operation,
@@ -89,7 +89,7 @@ impl Control {
         waited.and(Err(Error::Timeout { operation, missing, waited: waited_for }))
     }
 
-    /// Sends a message of at most [`crate::MAX_PAYLOAD`] bytes to one rank. Messages to one rank on one
+    /// Sends a message with at most [`crate::MAX_PAYLOAD`] bytes to one rank. Messages to one rank on one
     /// `channel` arrive in order; channels are independent. It returns at once: messages that a lost rank has
     /// not received are lost.
     ///
@@ -108,7 +108,7 @@ impl Control {
         Ok(())
     }
 
-    /// Waits for the next message of one rank on one channel.
+    /// Waits for the next message from one rank on one channel.
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::Left`] once the rank has left and all its messages were received;
@@ -125,10 +125,10 @@ impl Control {
         })
     }
 
-    /// Next message of one rank on one channel; `None` if none is queued.
+    /// Next message from one rank on one channel; `None` if none is queued.
     ///
     /// # Errors
-    /// Those of [`Control::receive`] except [`Error::Timeout`].
+    /// Same as [`Control::receive`], except [`Error::Timeout`].
     pub fn try_receive(&self, peer: Rank, channel: u32) -> Result<Option<Vec<u8>>> {
         self.process.shared()?.with(|core| core.take_message(self.generation, peer, channel))
     }

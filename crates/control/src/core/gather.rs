@@ -1,78 +1,17 @@
-//! Collective calls: each rank contributes a part and receives the parts of all ranks.
+//! Collective calls: each rank contributes a part and receives all ranks' parts.
 //!
-//! Calls are matched by sequence number: the n-th call of each rank is the same collective. Each part
+//! Calls are matched by sequence number: each rank's n-th call is the same collective. Each part
 //! carries its operation, so mismatched calls are detected. A call whose wait ended early keeps its
 //! number, and the same call repeated continues it.
 
+use super::call::{CallPart, Payload, PendingCall};
 use super::{Core, PeerStatus};
 use crate::message::Message;
 use crate::wire::{MAX_PAYLOAD, Malformed};
 use crate::{Error, Member, Operation, Rank, Result};
-use sha2::{Digest, Sha256};
 
-/// Stored bytes of parts that a peer may send ahead of this rank's own calls.
+/// Stored part bytes that a peer may send ahead of this rank's own calls.
 const MAX_AHEAD: usize = 4 * MAX_PAYLOAD;
-
-/// This rank's contribution to a collective call.
-#[derive(Clone, Copy)]
-pub(crate) enum Payload<'a> {
-    /// Same bytes for every rank.
-    Same(&'a [u8]),
-    /// One element for each rank, by rank.
-    Each(&'a [Vec<u8>]),
-}
-
-impl Payload<'_> {
-    fn of(&self, rank: Rank) -> &[u8] {
-        match self {
-            Payload::Same(bytes) => bytes,
-            Payload::Each(bytes) => bytes.get(rank.index()).map_or(&[], Vec::as_slice),
-        }
-    }
-
-    /// SHA-256 over all elements and their lengths; detects a repeat with another payload.
-    fn digest(&self) -> [u8; 32] {
-        let parts: Vec<&[u8]> = match self {
-            Payload::Same(bytes) => vec![bytes],
-            Payload::Each(bytes) => bytes.iter().map(Vec::as_slice).collect(),
-        };
-        let mut digest = Sha256::new();
-        for part in parts {
-            digest.update((part.len() as u64).to_le_bytes());
-            digest.update(part);
-        }
-        digest.finalize().into()
-    }
-
-    /// Length of the longest element, in bytes.
-    pub(crate) fn longest(&self) -> usize {
-        match self {
-            Payload::Same(bytes) => bytes.len(),
-            Payload::Each(bytes) => bytes.iter().map(Vec::len).max().unwrap_or(0),
-        }
-    }
-}
-
-/// Part of one rank in a call.
-pub(super) struct CallPart {
-    pub operation: Operation,
-    pub payload: Vec<u8>,
-}
-
-impl CallPart {
-    /// Bytes that it counts for in limits: payload and 64 bytes of overhead.
-    pub(super) fn stored_bytes(&self) -> usize {
-        self.payload.len() + 64
-    }
-}
-
-/// Call that this rank has begun.
-pub(super) struct PendingCall {
-    operation: Operation,
-    digest: [u8; 32],
-    /// True while the program waits; false after a wait that ended early.
-    waiting: bool,
-}
 
 impl Core {
     /// Begins a collective call, or continues the same call whose wait ended early; returns its sequence
@@ -138,7 +77,7 @@ impl Core {
         Ok(sequence)
     }
 
-    /// Outcome of a call, once it has ended.
+    /// Call outcome, once it has ended.
     pub(crate) fn gather_done(
         &mut self,
         generation: u32,
@@ -179,7 +118,7 @@ impl Core {
         }
     }
 
-    /// Ranks of that generation whose part has not arrived.
+    /// Ranks in that generation whose part has not arrived.
     pub(crate) fn gather_missing(&self, generation: u32, sequence: u64) -> Vec<Rank> {
         let Some(group) = self.groups.get(&generation) else { return Vec::new() };
         let parts = group.gathers.get(&sequence);

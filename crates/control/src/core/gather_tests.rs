@@ -1,4 +1,4 @@
-//! Collective calls of several ranks; a test or a seed decides when frames are delivered.
+//! Collective calls on several ranks; a test or a seed decides when frames are delivered.
 
 use super::super::tests::{member, sent};
 use super::*;
@@ -103,7 +103,7 @@ fn an_exchange_sends_each_element_to_its_rank_only() {
     }
 }
 
-/// Part of a rank in a call of a random run.
+/// A rank's part in a call during a random run.
 fn part(call: usize, rank: u32) -> Vec<u8> {
     vec![call as u8, rank as u8]
 }
@@ -113,7 +113,7 @@ const KINDS: [Operation; 3] = [Operation::AllGather, Operation::Barrier, Operati
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// For any early ends, repeats and deliveries: every call ends at every rank with the parts of that call.
+    /// For any early ends, repeats and deliveries: every call ends at every rank with that call's parts.
     #[test]
     fn repeated_calls_always_pair_with_the_same_call_of_the_others(
         kinds in prop::collection::vec(0usize..3, 1..6),
@@ -121,7 +121,7 @@ proptest! {
     ) {
         let mut world = world(3);
         let mut links = vec![vec![VecDeque::new(); 3]; 3];
-        // By rank: number of ended calls, and sequence of the call that it waits for.
+        // By rank: ended call count, and sequence number that it waits for.
         let mut ended = [0usize; 3];
         let mut waits: [Option<u64>; 3] = [None; 3];
         let rest = (0..3 * 200).map(|n: usize| (n % 3, if n.is_multiple_of(2) { 3 } else { 0 }));

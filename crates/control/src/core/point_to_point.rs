@@ -1,62 +1,18 @@
 //! Point-to-point messages: a FIFO queue for each peer and channel, with flow control.
 //!
 //! A sender counts the bytes that its peer's program has not received and fails beyond [`MAX_QUEUED`]. The
-//! receiver acknowledges received bytes in batches, and closes the connection of a sender beyond the limit.
+//! receiver acknowledges received bytes in batches, and closes a sender's connection beyond the limit.
 
+use super::message_queues::{MAX_QUEUED, MAX_UNACKNOWLEDGED, stored_bytes};
 use super::{Core, PeerStatus};
 use crate::message::Message;
-use crate::wire::{MAX_PAYLOAD, Malformed};
+use crate::wire::Malformed;
 use crate::{Error, Rank, Result};
-use std::collections::{BTreeMap, VecDeque};
 
-/// Limit on the unreceived bytes of messages to one peer, [`stored_bytes`] for each.
-pub(crate) const MAX_QUEUED: usize = 2 * MAX_PAYLOAD;
-/// Received bytes that may be unacknowledged: a fraction of the limit, so that the largest message fits once
-/// all earlier ones were received.
-const MAX_UNACKNOWLEDGED: usize = MAX_PAYLOAD / 4;
 const RECEIVE: &str = "receive";
 
-/// Point-to-point messages of one generation. Ranks are original ones.
-#[derive(Default)]
-pub(super) struct MessageQueues {
-    /// Unreceived messages, by sender and channel; no queue is empty.
-    queues: BTreeMap<(Rank, u32), VecDeque<Vec<u8>>>,
-    /// Bytes sent to each peer and not acknowledged.
-    outstanding: BTreeMap<Rank, usize>,
-    /// Bytes received from each peer and not acknowledged to it.
-    unacknowledged: BTreeMap<Rank, usize>,
-}
-
-impl MessageQueues {
-    fn push(&mut self, from: Rank, channel: u32, payload: Vec<u8>) {
-        self.queues.entry((from, channel)).or_default().push_back(payload);
-    }
-
-    fn pop(&mut self, from: Rank, channel: u32) -> Option<Vec<u8>> {
-        let queue = self.queues.get_mut(&(from, channel))?;
-        let payload = queue.pop_front();
-        if queue.is_empty() {
-            self.queues.remove(&(from, channel));
-        }
-        payload
-    }
-}
-
-impl MessageQueues {
-    /// Sender and stored bytes of each unreceived message.
-    pub(super) fn unreceived(&self) -> impl Iterator<Item = (Rank, usize)> {
-        let queues = self.queues.iter();
-        queues.flat_map(|((from, _), queue)| queue.iter().map(|each| (*from, stored_bytes(each))))
-    }
-}
-
-/// Bytes that a queued message counts for in limits: payload and 256 bytes of overhead.
-fn stored_bytes(payload: &[u8]) -> usize {
-    payload.len() + 256
-}
-
 impl Core {
-    /// Queues a message to a rank of that generation, without waiting.
+    /// Queues a message to a rank in that generation, without waiting.
     pub(crate) fn post(
         &mut self,
         generation: u32,
@@ -85,7 +41,7 @@ impl Core {
         Ok(())
     }
 
-    /// Next message of a rank on a channel, if one is queued; an error if none can follow.
+    /// Next message from a rank on a channel, if one is queued; an error if none can follow.
     pub(crate) fn take_message(
         &mut self,
         generation: u32,
@@ -158,7 +114,7 @@ impl Core {
         Ok(())
     }
 
-    /// Original rank of a rank of that generation.
+    /// Original rank for a rank in that generation.
     fn original(&self, generation: u32, rank: Rank) -> Result<Rank> {
         let members = self.groups.get(&generation).map(|group| &*group.members).unwrap_or_default();
         let member = members.get(rank.index()).map(|member| member.original_rank);

@@ -2,15 +2,17 @@
 
 use super::super::tests::{member, sent};
 use super::*;
+use crate::MAX_PAYLOAD;
 use crate::core::Action;
 use crate::member::number_members;
 use proptest::prelude::*;
+use std::collections::VecDeque;
 
 fn pair() -> [Core; 2] {
     [0, 1].map(|me| Core::new(Rank(me), number_members((0..2).map(member))))
 }
 
-/// Delivers the queued messages of `from` to the other rank.
+/// Delivers queued messages from `from` to the other rank.
 fn deliver(pair: &mut [Core; 2], from: usize) {
     for message in sent(&mut pair[from], Rank(1 - from as u32)) {
         pair[1 - from].receive(Rank(from as u32), message, 0).unwrap();
@@ -96,8 +98,8 @@ fn a_flood_of_empty_messages_is_bounded_too() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// For any order of sends, deliveries and receives: channels are FIFO and lossless, and a sender is refused
-    /// only while messages of it are unreceived.
+    /// For sends, deliveries and receives in any order: channels are FIFO and lossless, and a sender is refused
+    /// only while its messages are unreceived.
     #[test]
     fn messages_are_never_lost_reordered_or_stuck(
         steps in prop::collection::vec((0u8..4, 0u32..3, 0usize..20 << 20), 1..40),

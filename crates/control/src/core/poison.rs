@@ -1,4 +1,4 @@
-//! Poison of a group: the first cause wins and reaches every rank.
+//! Group poison: the first cause wins and reaches every rank.
 
 use super::{Action, Core, PeerLeftCallback, PoisonCallback};
 use crate::message::Message;

@@ -1,38 +1,20 @@
-//! Re-formation of a group by its survivors.
+//! Group re-formation by the survivors.
 //!
 //! A call runs view changes until one succeeds. In each, the survivors settle on a view, form the group,
-//! and confirm it by a collective call ([`Operation::Reform`]), so that a group is returned once all of its
+//! and confirm it by a collective call ([`Operation::Reform`]), so that a group is returned once all
 //! members have formed it. A loss before that poisons the new group and starts the next view change.
 
-use super::{Action, Core, Payload};
+use super::call::Payload;
+use super::reform_phase::{FormedGroup, ReformPhase};
+use super::{Action, Core};
 use crate::message::Message;
 use crate::view_change::{View, ViewChange, ViewOutcome};
 use crate::{Cause, Error, Member, Operation, PeerStatus, Poison, Rank, Result, member};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
-/// Progress of a `reform` call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum ReformPhase {
-    /// No call in progress.
-    #[default]
-    Idle,
-    /// View change in progress.
-    Agreeing,
-    /// Group formed here; confirmation by the collective call of this sequence number in progress.
-    Confirming(u64),
-}
-
-/// Group that all of its members have formed.
-pub(crate) struct FormedGroup {
-    pub generation: u32,
-    pub members: Arc<[Member]>,
-    /// Token of the handles of this generation; while one exists, older handles cannot replace the group.
-    pub handle: Arc<()>,
-}
-
 impl Core {
-    /// Begins to replace the group of `generation`, or the newest group if the program holds no handle of
+    /// Begins to replace the group in `generation`, or the newest group if the program holds no handle to
     /// it.
     pub(crate) fn reform(&mut self, generation: u32) -> Result<()> {
         if self.closed || self.leaving {
@@ -179,7 +161,7 @@ impl Core {
         self.handle = Weak::new();
     }
 
-    /// Drops unreceived messages and parts of replaced generations.
+    /// Drops unreceived messages and parts from replaced generations.
     fn drop_old_messages(&mut self) {
         for (_, group) in self.groups.range_mut(..self.newest) {
             for (from, bytes) in std::mem::take(&mut group.messages).unreceived() {

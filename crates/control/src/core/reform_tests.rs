@@ -1,6 +1,6 @@
-//! Ranks on a simulated network, each with a program that calls `reform` whenever its group is poisoned. A seed
-//! decides which link delivers next, and when a rank dies, is suspected by another, times out, or drops its new
-//! handle. One step is one unit of time.
+//! Ranks on a simulated network, each with a program that calls `reform` whenever the group is poisoned. A seed
+//! decides which link delivers next, and when a rank dies, is suspected by another, times out, or drops the new
+//! handle. One step is one time unit.
 
 use super::super::ConnectionLoss;
 use super::super::tests::member;
@@ -16,14 +16,14 @@ fn below(random: &mut SplitMix64, limit: usize) -> usize {
 
 enum Packet {
     Frame(Arc<[u8]>),
-    /// The other end closed: the last packet of a link.
+    /// The other end closed: a link's last packet.
     Closed,
 }
 
-/// Rank and its program.
+/// Rank with a program.
 struct Process {
     core: Core,
-    /// Generation of the program's handle.
+    /// The program handle's generation.
     generation: u32,
     handle: Option<Arc<()>>,
     reforming: bool,
@@ -69,7 +69,7 @@ impl World {
         }
     }
 
-    /// Moves the queued frames of a rank into its links.
+    /// Moves a rank's queued frames into its links.
     fn transmit(&mut self, from: usize) {
         for action in std::mem::take(&mut self.processes[from].core.actions) {
             let (to, packet) = match action {
@@ -91,7 +91,7 @@ impl World {
         self.links.entry((from, to)).or_default().push_back(packet);
     }
 
-    /// Kills a rank: each link may lose some of its last packets.
+    /// Kills a rank: each link may lose some last packets.
     fn kill(&mut self, rank: usize) {
         self.processes[rank].dead = true;
         for other in (0..self.processes.len()).filter(|other| *other != rank) {
@@ -120,7 +120,7 @@ impl World {
         self.transmit(to);
     }
 
-    /// Advances the program of a rank; false if it is idle.
+    /// Advances a rank's program; false if it is idle.
     fn step(&mut self, rank: usize) -> bool {
         let process = &mut self.processes[rank];
         if !process.runs() {
@@ -264,7 +264,7 @@ fn survivors_form_one_group_after_any_losses_at_any_step() {
     }
 }
 
-/// Ranks 0 to `size`, the last of which is dead, all of them in `reform`.
+/// Ranks 0 to `size`, all in `reform`; the last is dead.
 fn after_a_loss(size: usize) -> World {
     let mut world = World::new(size, 1, 0);
     world.kill(size - 1);
@@ -278,7 +278,7 @@ fn after_a_loss(size: usize) -> World {
 #[test]
 fn a_second_loss_leads_to_another_view_change_in_the_same_call() {
     let mut world = after_a_loss(4);
-    // Rank 0 has all views and forms the group; the view of rank 2, which dies, never reaches rank 1.
+    // Rank 0 has all views and forms the group; rank 2, which dies, has a view that never reaches rank 1.
     let view_arrives = |world: &mut World, from, to| {
         while world.links.get(&(from, to)).is_some_and(|link| !link.is_empty()) {
             world.deliver(from, to);

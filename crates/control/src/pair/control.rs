@@ -1,29 +1,28 @@
-//! Control connection of a formed pair: exchanges, poison, leave, loss.
+//! A formed pair's control connection: exchanges, poison, leave, loss.
 //!
-//! The heartbeat thread of the process polls a formed pair, and any other thread may, too. The end of the
-//! connection without a leave message poisons the pair. An exchange is numbered and carries its operation,
-//! as a collective call of a group does; the same call continues one whose wait ended early.
+//! The process's heartbeat thread polls a formed pair, and any other thread may, too. A
+//! connection that ends without a leave message poisons the pair. An exchange is numbered and carries its operation,
+//! as a group's collective call does; the same call continues one whose wait ended early.
 
 use super::protocol::PendingCallbacks;
+use super::settings::{CONNECTOR, LISTENER, PairSettings};
 use super::socket::FrameSocket;
 use super::state::PairState;
-use super::{CONNECTOR, LISTENER, PairSettings, heartbeat};
 use crate::core::PoisonCallback;
 use crate::deadline::Deadline;
-use crate::fork_guard;
 use crate::message::Message;
 use crate::wire::MAX_PAYLOAD;
-use crate::{Error, Interrupt, Operation, PeerStatus, Poison, Rank, Result};
+use crate::{Error, Interrupt, Operation, PeerStatus, Poison, Rank, Result, fork_guard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longest sleep between two checks for poison from within the process and for interrupts.
 const MAX_PARK: Duration = Duration::from_millis(50);
 
-/// Control connection of one end.
+/// One end's control connection.
 pub struct PairControl {
     rank: Rank,
     interrupt: Option<Interrupt>,
@@ -34,8 +33,8 @@ pub struct PairControl {
     state: Mutex<PairState>,
     /// Held during an exchange.
     exchange: Mutex<()>,
-    /// Key in the table of the heartbeat thread.
-    watched: OnceLock<u64>,
+    /// Key in the heartbeat thread's table.
+    pub(super) watched: OnceLock<u64>,
 }
 
 impl PairControl {
@@ -53,22 +52,22 @@ impl PairControl {
         }
     }
 
-    /// Rank of this end: 0 for the listener, 1 for the connector.
+    /// This end's rank: 0 for the listener, 1 for the connector.
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Rank of the other end.
+    /// The other end's rank.
     pub fn peer(&self) -> Rank {
         if self.rank == LISTENER { CONNECTOR } else { LISTENER }
     }
 
-    /// Local and remote address of the connection.
+    /// The connection's local and remote address.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         (self.local, self.remote)
     }
 
-    /// Descriptor of the connection, open for the lifetime of this value: readable when [`PairControl::poll`]
+    /// Connection descriptor, open for the lifetime of this value: readable when [`PairControl::poll`]
     /// is due.
     pub fn descriptor(&self) -> RawFd {
         self.descriptor
@@ -89,28 +88,17 @@ impl PairControl {
         !self.is_forked_child() && self.with(|state, callbacks| state.poll(callbacks))
     }
 
-    /// Registers a formed pair with the heartbeat thread of this process, until it is dropped.
-    ///
-    /// # Errors
-    /// [`Error::System`] and [`Error::Descriptors`] if the thread cannot be started.
-    pub fn watch(self: &Arc<Self>) -> Result<()> {
-        if self.watched.get().is_none() {
-            let _ = self.watched.set(heartbeat::add(self)?);
-        }
-        Ok(())
-    }
-
-    /// Sets the silence timeout of the other end, by which this end sends heartbeats.
+    /// Sets the other end's silence timeout, by which this end sends heartbeats.
     pub fn set_peer_silence(&self, silence: Duration) {
         self.with(|state, _| state.set_peer_silence(silence));
     }
 
-    /// Interval of [`PairControl::keep_time`].
+    /// [`PairControl::keep_time`] interval.
     pub(super) fn tick(&self) -> Duration {
         self.with(|state, _| state.tick())
     }
 
-    /// Sends a due heartbeat and detects silence of the peer, without the time `late`.
+    /// Sends a due heartbeat and detects peer silence, without the time `late`.
     pub(super) fn keep_time(&self, now: Instant, late: Duration) {
         if !self.is_forked_child() {
             self.with(|state, callbacks| state.keep_time(now, late, callbacks));
@@ -149,7 +137,7 @@ impl PairControl {
         }
     }
 
-    /// Sends this end's part of an exchange, or continues the same unfinished exchange.
+    /// Sends this end's part in an exchange, or continues the same unfinished exchange.
     ///
     /// # Errors
     /// [`Error::TooLarge`]; [`Error::CallMismatch`] if another exchange is unfinished; [`Error::Closed`].
@@ -171,7 +159,7 @@ impl PairControl {
         })
     }
 
-    /// Copy of the peer's part of the next exchange, for an end that needs it to build its own.
+    /// Copies the peer's part in the next exchange, for an end that needs it to build its own.
     ///
     /// # Errors
     /// As [`PairControl::exchange`].
@@ -193,7 +181,7 @@ impl PairControl {
         }
     }
 
-    /// Peer's part of the unfinished exchange, once received.
+    /// Peer's part in the unfinished exchange, once received.
     ///
     /// # Errors
     /// [`Error::CallMismatch`] if the peer makes a different exchange; as [`PairControl::check`].
@@ -265,7 +253,7 @@ impl PairControl {
         });
     }
 
-    /// Poison of the pair, if it is poisoned.
+    /// The pair's poison, if it is poisoned.
     pub fn poisoned(&self) -> Option<Poison> {
         if self.is_forked_child() {
             None
@@ -300,7 +288,7 @@ impl PairControl {
         });
     }
 
-    /// Status of the other end.
+    /// The other end's status.
     pub fn peer_status(&self) -> PeerStatus {
         if self.is_forked_child() {
             PeerStatus::Lost
@@ -357,7 +345,7 @@ impl PairControl {
         });
     }
 
-    /// Ends the connection without a leave message, as a crash does. For tests of losses.
+    /// Ends the connection without a leave message, as a crash does. For loss tests.
     pub fn abandon(&self) {
         if !self.is_forked_child() {
             self.with(|state, _| {
@@ -391,9 +379,7 @@ impl Drop for PairControl {
         if self.is_forked_child() {
             return;
         }
-        if let Some(&key) = self.watched.get() {
-            heartbeat::remove(key, self);
-        }
+        self.unwatch();
         if self.with(|state, _| state.formed) {
             self.leave();
         }

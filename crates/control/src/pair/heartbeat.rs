@@ -1,13 +1,13 @@
-//! Heartbeat thread: one for all pairs of a process.
+//! Heartbeat thread: one for all pairs in a process.
 //!
-//! It receives messages on their control connections, sends heartbeats, and ends a pair whose peer was silent
-//! for the silence timeout. It is independent of calls of the program, so an end whose program computes is
+//! It receives messages on the control connections, sends heartbeats, and ends a pair whose peer was silent
+//! for the silence timeout. It is independent of program calls, so an end whose program computes is
 //! not silent. It starts with the first pair and ends 1 s after the last.
 //!
-//! Silence of a peer counts only while this thread runs: time for which the process was stopped is excluded,
+//! Peer silence counts only while this thread runs: time for which the process was stopped is excluded,
 //! and buffered bytes are received before silence is concluded.
 
-use super::PairControl;
+use super::control::PairControl;
 use crate::deadline::timespec;
 use crate::fork_guard::{self, PerProcess, Registration};
 use crate::mesh::catch_panic;
@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Longest interval between two checks of the clocks of all pairs.
+/// Longest interval between two clock checks for all pairs.
 const LONGEST_TICK: Duration = Duration::from_secs(1);
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 /// Time without a pair after which the thread ends; longer than the gaps between successive pairs.
@@ -27,7 +27,7 @@ const EVENTS: usize = 64;
 
 static TABLE: PerProcess<Mutex<PairTable>> = PerProcess::new();
 
-/// Pairs of a process.
+/// A process's pairs.
 #[derive(Default)]
 struct PairTable {
     pairs: HashMap<u64, Weak<PairControl>>,
@@ -50,11 +50,31 @@ fn locked(table: &'static Mutex<PairTable>) -> MutexGuard<'static, PairTable> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Registers a pair with the thread; returns its key.
+impl PairControl {
+    /// Registers a formed pair with this process's heartbeat thread, until it is dropped.
+    ///
+    /// # Errors
+    /// [`Error::System`] and [`Error::Descriptors`] if the thread cannot be started.
+    pub fn watch(self: &Arc<Self>) -> Result<()> {
+        if self.watched.get().is_none() {
+            let _ = self.watched.set(add(self)?);
+        }
+        Ok(())
+    }
+
+    /// Removes the pair from the heartbeat thread, if it was registered.
+    pub(super) fn unwatch(&self) {
+        if let Some(&key) = self.watched.get() {
+            remove(key, self);
+        }
+    }
+}
+
+/// Registers a pair with the thread; returns the key.
 ///
 /// # Errors
 /// [`Error::System`] and [`Error::Descriptors`] if the thread cannot be started.
-pub(super) fn add(control: &Arc<PairControl>) -> Result<u64> {
+fn add(control: &Arc<PairControl>) -> Result<u64> {
     let pairs = table();
     let mut table = locked(pairs);
     let watch = match &table.watch {
@@ -67,7 +87,7 @@ pub(super) fn add(control: &Arc<PairControl>) -> Result<u64> {
     };
     table.last_id += 1;
     let id = table.last_id;
-    // A writable socket is an event at once, so the thread includes the pair in its next tick.
+    // A writable socket is an event at once, so the thread includes the pair in the next tick.
     let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
     epoll::add(&watch.epoll, control.borrow(), epoll::EventData::new_u64(id), flags)
         .map_err(Error::system("watching the control connection of a pair"))?;
@@ -75,8 +95,8 @@ pub(super) fn add(control: &Arc<PairControl>) -> Result<u64> {
     Ok(id)
 }
 
-/// Removes a pair from the thread, while its descriptor is open.
-pub(super) fn remove(id: u64, control: &PairControl) {
+/// Removes a pair from the thread, while the descriptor is open.
+fn remove(id: u64, control: &PairControl) {
     let mut table = locked(table());
     table.pairs.remove(&id);
     if let Some(watch) = &table.watch {
@@ -86,14 +106,14 @@ pub(super) fn remove(id: u64, control: &PairControl) {
 
 fn start(table: &'static Mutex<PairTable>) -> Result<EpollWatch> {
     let failed = |source: rustix::io::Errno| {
-        super::descriptor_error("creating an epoll descriptor", source.into())
+        super::socket::descriptor_error("creating an epoll descriptor", source.into())
     };
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
     let _guard = fork_guard::register(&epoll);
     std::thread::Builder::new()
         .name("weft-pairs".into())
         .spawn(move || run(table))
-        .map_err(Error::system("starting the heartbeat thread of pairs"))?;
+        .map_err(Error::thread("the heartbeat thread of pairs"))?;
     Ok(EpollWatch { _guard, epoll })
 }
 
@@ -128,18 +148,18 @@ fn run(table: &'static Mutex<PairTable>) {
 
 struct HeartbeatThread {
     table: &'static Mutex<PairTable>,
-    /// Time of the next check of all clocks.
+    /// Next check time for all clocks.
     due: Instant,
     /// Last time with a pair.
     last_pair: Instant,
-    /// Pairs with bytes left unread by their last turn.
+    /// Pairs with bytes left unread by the last turn.
     unread: Vec<u64>,
     /// Reused buffer.
     all: Vec<Arc<PairControl>>,
 }
 
 impl HeartbeatThread {
-    /// Receives the messages of one pair.
+    /// Receives one pair's messages.
     fn attend(&mut self, id: u64) {
         // The pair may be dropped here, which locks the table.
         let control = locked(self.table).pairs.get(&id).and_then(Weak::upgrade);

@@ -1,10 +1,13 @@
-//! Accepted connection before its handshake has ended.
+//! Accepted connection before the handshake has ended.
 
+use super::control::PairControl;
+use super::settings::{LISTENER, PairSettings};
 use super::socket::FrameSocket;
-use super::{LISTENER, PairControl, PairSettings, StreamToken, stream_token};
+use super::stream_token::{StreamToken, stream_token};
 use crate::Result;
 use crate::fork_guard::{self, Registration};
 use crate::handshake::{Acceptor, AcceptorStep, HandshakeError, JobId, Refusal};
+use crate::neighbour::{self, OTHER_USER, SHORTAGE, Stranger};
 use crate::secret::random_bytes;
 use crate::tls::{self, MaybeTlsStream, Tls};
 use crate::wire::{FrameParser, MAX_FRAME};
@@ -15,27 +18,29 @@ use std::os::fd::{AsFd, BorrowedFd};
 /// Largest frame before the other end is authenticated.
 const MAX_INCOMING_FRAME: usize = 4096;
 
-/// Accepted connection: a pair in its handshake, or a further connection of a pair.
+/// Accepted connection: a pair in the handshake, or a further connection for a pair.
 pub struct IncomingConnection {
     _guard: Registration,
     stream: MaybeTlsStream,
-    /// TLS of the listener; `None` once the first byte has decided on its use.
+    /// Listener TLS; `None` once the first byte has decided on it.
     undecided: Option<Tls>,
     demands_tls: bool,
-    /// TLS of data connections is demanded; otherwise it is refused.
+    /// TLS on data connections is demanded; otherwise it is refused.
     has_payload_tls: bool,
     parser: FrameParser,
     acceptor: Acceptor,
+    /// There is no secret: the dialler has to be this user's process.
+    checks_user: bool,
 }
 
-/// State of an [`IncomingConnection`].
+/// [`IncomingConnection`] state.
 #[derive(Debug, PartialEq, Eq)]
 pub enum IncomingStep {
     /// Handshake incomplete.
     Pending,
-    /// Authenticated, with its details. [`IncomingConnection::admit`] admits it.
+    /// Authenticated, with details. [`IncomingConnection::admit`] admits it.
     Authenticated(Vec<u8>),
-    /// Further connection of the pair of this token. [`IncomingConnection::into_stream`] returns its socket.
+    /// Further connection for the pair with this token. [`IncomingConnection::into_stream`] returns the socket.
     Stream(StreamToken),
 }
 
@@ -56,6 +61,7 @@ impl IncomingConnection {
             has_payload_tls: settings.tls.is_of_payloads(),
             parser: FrameParser::new(MAX_INCOMING_FRAME),
             acceptor: Acceptor::new(settings.identity(LISTENER), job, false),
+            checks_user: settings.secret.is_none(),
         })
     }
 
@@ -114,6 +120,9 @@ impl IncomingConnection {
                 Ok(IncomingStep::Pending)
             }
             Ok(AcceptorStep::Authenticated { details, .. }) => {
+                if self.checks_user {
+                    self.check_user()?;
+                }
                 Ok(IncomingStep::Authenticated(details))
             }
             Err(HandshakeError::Reject(refusal)) => {
@@ -130,6 +139,21 @@ impl IncomingConnection {
         }
     }
 
+    fn check_user(&mut self) -> std::result::Result<(), &'static str> {
+        match neighbour::check(self.stream.tcp()) {
+            Ok(()) => Ok(()),
+            // The dialer tries again.
+            Err(Stranger::Exhausted(_)) => Err(SHORTAGE),
+            Err(Stranger::Gone(_)) => Err("the connection was closed during the handshake"),
+            Err(_) => {
+                let refusal = Refusal::OtherUser(neighbour::own_user());
+                // Best effort: the dialer may have disconnected.
+                let _ = self.stream.write_all(&refusal.frame());
+                Err(OTHER_USER)
+            }
+        }
+    }
+
     /// Admits the authenticated connection.
     ///
     /// # Errors
@@ -137,10 +161,10 @@ impl IncomingConnection {
     pub fn admit(self, settings: &PairSettings) -> Result<PairControl> {
         let IncomingConnection { _guard, stream, mut parser, acceptor, .. } = self;
         parser.set_limit(MAX_FRAME);
-        let failed = |source| super::descriptor_error("setting up a connection", source);
+        let failed = |source| super::socket::descriptor_error("setting up a connection", source);
         let mut socket =
             FrameSocket::new(stream, parser, settings.silence_timeout).map_err(failed)?;
-        // Both registrations are of the same descriptor: this one must be dropped before the other.
+        // Both registrations are for the same descriptor: this one must be dropped before the other.
         drop(_guard);
         if let Some(frame) = acceptor.welcome() {
             socket.send(&frame).map_err(failed)?;
@@ -148,19 +172,19 @@ impl IncomingConnection {
         Ok(PairControl::new(socket, LISTENER, settings))
     }
 
-    /// Address of this end; unspecified if the connection has ended.
+    /// This end's address; unspecified if the connection has ended.
     pub fn local_address(&self) -> IpAddr {
         let local = self.stream.tcp().local_addr();
         local.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip().to_canonical())
     }
 
-    /// Stream of a further connection.
+    /// A further connection's stream.
     pub fn into_stream(self) -> MaybeTlsStream {
         self.stream.for_data()
     }
 }
 
-/// Begins TLS if the first byte is that of TLS. `None`: no byte has arrived.
+/// Begins TLS if the first byte belongs to TLS. `None`: no byte has arrived.
 fn begin_tls(
     stream: &mut MaybeTlsStream,
     tls: &Tls,

@@ -1,20 +1,20 @@
-//! Protocol of a pair's control connection, without socket or clock: exchanges, poison, leave.
+//! Protocol on a pair's control connection, without socket or clock: exchanges, poison, leave.
 
-use super::{CONNECTOR, LISTENER};
+use super::settings::{CONNECTOR, LISTENER};
 use crate::core::{PeerLeftCallback, PoisonCallback};
 use crate::message::Message;
 use crate::wire::Malformed;
 use crate::{Error, Operation, PeerStatus, Poison, Rank, Result};
 use std::collections::VecDeque;
 
-/// Protocol state of one end.
+/// One end's protocol state.
 pub(crate) struct PairProtocol {
     rank: Rank,
     /// Unfinished exchange: sequence number and operation.
     unfinished: Option<(u64, Operation)>,
-    /// Number of finished exchanges.
+    /// Finished exchange count.
     finished: u64,
-    /// Received parts of the peer: sequence number, operation, payload.
+    /// Parts received from the peer: sequence number, operation, payload.
     parts: VecDeque<(u64, Operation, Vec<u8>)>,
     pub poison: Option<Poison>,
     pub on_poison: Vec<PoisonCallback>,
@@ -46,17 +46,17 @@ impl PairProtocol {
         }
     }
 
-    /// Rank of the other end.
+    /// The other end's rank.
     pub fn peer_rank(&self) -> Rank {
         if self.rank == LISTENER { CONNECTOR } else { LISTENER }
     }
 
-    /// Operation of the unfinished exchange, if any.
+    /// Operation in the unfinished exchange, if any.
     pub fn unfinished(&self) -> Option<Operation> {
         self.unfinished.map(|(_, operation)| operation)
     }
 
-    /// Begins an exchange; returns its message, or `None` if the same exchange is unfinished.
+    /// Begins an exchange; returns the message, or `None` if the same exchange is unfinished.
     pub fn begin(&mut self, operation: Operation, payload: &[u8]) -> Result<Option<Message>> {
         match self.unfinished() {
             Some(unfinished) if unfinished == operation => return Ok(None),
@@ -75,7 +75,7 @@ impl PairProtocol {
         Ok(Some(Message::Gather { generation: 0, sequence, operation, payload }))
     }
 
-    /// Peer's part of the next exchange, once received.
+    /// Peer's part in the next exchange, once received.
     pub fn next_part(&self) -> Option<(Operation, &[u8])> {
         self.parts.front().map(|(_, operation, payload)| (*operation, payload.as_slice()))
     }
@@ -94,7 +94,7 @@ impl PairProtocol {
         Ok(Some(payload))
     }
 
-    /// Handles a message of the peer.
+    /// Handles a message from the peer.
     ///
     /// # Errors
     /// The violated rule.
@@ -113,7 +113,7 @@ impl PairProtocol {
                 }
                 self.parts.push_back((sequence, operation, payload));
             }
-            // The first heartbeat of the listener confirms the pair.
+            // The listener's first heartbeat confirms the pair.
             Message::Heartbeat => self.confirmed |= self.rank == CONNECTOR,
             Message::Poison { poison, .. } => {
                 if self.poison.is_none() {
@@ -130,7 +130,7 @@ impl PairProtocol {
         Ok(())
     }
 
-    /// Sets the poison and takes its callbacks.
+    /// Sets the poison and takes the callbacks.
     pub fn poisoned(&mut self, poison: Poison, callbacks: &mut PendingCallbacks) {
         log::info!("a pair is poisoned: {poison}");
         self.poison = Some(poison.clone());

@@ -1,6 +1,7 @@
 //! Frames over a non-blocking socket.
 
 use crate::fork_guard::{self, Registration};
+use crate::resolve::{LOCALHOST, host_and_port, loopback_addresses};
 use crate::tls::MaybeTlsStream;
 use crate::wire::{FrameParser, Malformed};
 use crate::{Error, Result};
@@ -10,10 +11,10 @@ use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Reads of 4 KiB in one turn: at most 1 MiB, so that each connection of the process gets its turn.
+/// 4 KiB reads in one turn: at most 1 MiB, so that each connection in the process gets a turn.
 const READS_AT_ONCE: u32 = 256;
 
-/// Cause of the end of a connection.
+/// Reason why a connection ended.
 #[derive(Debug)]
 pub(super) enum ConnectionEnd {
     /// Closed by the other end or the system.
@@ -24,19 +25,19 @@ pub(super) enum ConnectionEnd {
     Silent(Duration),
 }
 
-/// Connected socket with its frame parser and its send buffer.
+/// Connected socket with a frame parser and a send buffer.
 pub(super) struct FrameSocket {
     _guard: Registration,
     stream: MaybeTlsStream,
     parser: FrameParser,
     unsent: Vec<u8>,
     reads_left: u32,
-    /// Time of the last received bytes.
+    /// Time when bytes were last received.
     pub last_received: Instant,
 }
 
 impl FrameSocket {
-    /// Wraps a connected stream. The system ends the connection after `silence` without an acknowledgement of
+    /// Wraps a connected stream. The system ends the connection after `silence` without an acknowledgement from
     /// the other host (TCP_USER_TIMEOUT).
     pub fn new(
         stream: MaybeTlsStream,
@@ -73,7 +74,7 @@ impl FrameSocket {
             }
         }
         self.unsent.shrink_to(1024);
-        // Encrypted bytes of earlier calls.
+        // Encrypted bytes from earlier calls.
         self.stream.flush()
     }
 
@@ -81,7 +82,7 @@ impl FrameSocket {
         !self.unsent.is_empty() || self.stream.has_unsent()
     }
 
-    /// Starts a turn of [`FrameSocket::receive`].
+    /// Starts a [`FrameSocket::receive`] turn.
     pub fn begin_turn(&mut self) {
         self.reads_left = READS_AT_ONCE;
     }
@@ -91,7 +92,7 @@ impl FrameSocket {
         self.reads_left == 0
     }
 
-    /// Body of the next frame, once complete. `None` also at the end of the turn.
+    /// Next frame body, once complete. `None` also when the turn ends.
     pub fn receive(&mut self) -> std::result::Result<Option<Vec<u8>>, ConnectionEnd> {
         loop {
             if let Some(frame) = self.parser.next().map_err(ConnectionEnd::Protocol)? {
@@ -116,7 +117,7 @@ impl FrameSocket {
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    // The socket is drained, even if this was the last read of the turn.
+                    // The socket is drained, even if this was the turn's last read.
                     self.reads_left += 1;
                     return Ok(None);
                 }
@@ -140,18 +141,22 @@ impl AsFd for FrameSocket {
     }
 }
 
-/// Non-blocking listener with a backlog of 4096 connections.
+/// Non-blocking listener with a 4096-connection backlog.
 ///
 /// # Errors
 /// [`Error::PairListen`] if the address cannot be listened on; [`Error::Descriptors`].
 pub fn nonblocking_listener(host: &str, port: u16) -> Result<TcpListener> {
-    let address = format!("{host}:{port}");
+    let address = host_and_port(host, port);
     let failed = |source: io::Error| match descriptor_error("listening", source) {
         Error::System { source, .. } => Error::PairListen { address: address.clone(), source },
         named => named,
     };
     let mut last = io::Error::new(ErrorKind::NotFound, "the host name has no address");
-    for address in (host, port).to_socket_addrs().map_err(failed)? {
+    let addresses = match host {
+        LOCALHOST => loopback_addresses(port),
+        _ => (host, port).to_socket_addrs().map_err(failed)?.collect(),
+    };
+    for address in addresses {
         match TcpListener::bind(address) {
             Ok(listener) => {
                 // A second listen call lengthens the backlog; many processes may connect at once.
@@ -165,7 +170,7 @@ pub fn nonblocking_listener(host: &str, port: u16) -> Result<TcpListener> {
     Err(failed(last))
 }
 
-/// Error of a system call: [`Error::Descriptors`] for EMFILE.
+/// System call error: [`Error::Descriptors`] for EMFILE.
 pub fn descriptor_error(doing: &'static str, source: io::Error) -> Error {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     match source.raw_os_error() {

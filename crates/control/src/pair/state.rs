@@ -1,13 +1,13 @@
-//! State of a pair's control connection: socket, protocol, and heartbeat clocks of both ends.
+//! A pair's control connection state: socket, protocol, and both ends' heartbeat clocks.
 
 use super::protocol::{PairProtocol, PendingCallbacks};
 use super::socket::{ConnectionEnd, FrameSocket};
 use crate::message::Message;
-use crate::{Cause, PeerStatus, Poison, Rank};
+use crate::{Cause, PeerStatus, Poison, Rank, Rounded};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-/// Bounds of the silence timeout by which heartbeats are sent, whatever the peer requests.
+/// Bounds on the silence timeout by which heartbeats are sent, whatever the peer requests.
 const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
 const SHORTEST_SILENCE: Duration = Duration::from_millis(10);
 
@@ -17,11 +17,11 @@ pub(super) struct PairState {
     pub left: bool,
     /// Both ends have formed the pair: a later end is a leave, an earlier one a failure.
     pub formed: bool,
-    /// Silence timeout of this end.
+    /// This end's silence timeout.
     silence: Duration,
-    /// Silence timeout of the peer.
+    /// The peer's silence timeout.
     peer_silence: Duration,
-    /// Time of the last heartbeat sent.
+    /// Time when the last heartbeat was sent.
     beat: Instant,
 }
 
@@ -38,7 +38,7 @@ impl PairState {
         }
     }
 
-    /// Receives available messages, at most one turn of reads; true if more may be available.
+    /// Receives available messages, at most one read turn; true if more may be available.
     pub fn poll(&mut self, callbacks: &mut PendingCallbacks) -> bool {
         self.socket.begin_turn();
         self.receive(callbacks);
@@ -81,10 +81,10 @@ impl PairState {
             ConnectionEnd::Closed(error) => (Cause::Lost, error.to_string()),
             ConnectionEnd::Protocol(malformed) => (Cause::Protocol, malformed.0.to_owned()),
             ConnectionEnd::Silent(silence) => {
-                (Cause::Silent, format!("no sign of life for {silence:.1?}"))
+                (Cause::Silent, format!("no sign of life for {}", Rounded(silence)))
             }
         };
-        // The peer detects the end of the connection.
+        // The peer detects the closed connection.
         self.socket.shut_down();
         if self.protocol.poison.is_none() {
             let rank = Some(self.protocol.peer_rank());
@@ -92,7 +92,7 @@ impl PairState {
         }
     }
 
-    /// Sets the silence timeout of the peer, by which heartbeats are sent.
+    /// Sets the peer's silence timeout, by which heartbeats are sent.
     pub fn set_peer_silence(&mut self, silence: Duration) {
         self.peer_silence = silence.clamp(SHORTEST_SILENCE, LONGEST_SILENCE);
     }
@@ -102,7 +102,7 @@ impl PairState {
         self.peer_silence / 5
     }
 
-    /// Interval of [`PairState::keep_time`].
+    /// [`PairState::keep_time`] interval.
     pub fn tick(&self) -> Duration {
         (self.interval() / 4).min(self.silence / 10)
     }

@@ -1,12 +1,16 @@
-//! Two ends of a pair over loopback.
+//! Two pair ends over loopback.
 
+use super::socket::FrameSocket;
 use super::*;
 use crate::connect::tests::{raised_soon, silent_listener};
+use crate::deadline::Deadline;
+use crate::handshake::Identity;
 use crate::tls::MaybeTlsStream;
 use crate::wire::FrameParser;
-use crate::{Cause, PeerStatus, Poison};
+use crate::{Cause, Error, Operation, PeerStatus, Poison, Secret, Tls, dial};
 use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
+use std::time::Duration;
 
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -40,7 +44,7 @@ pub fn settle(
     }
 }
 
-/// Ends of the listener and of the connector.
+/// Listener and connector ends.
 fn pair() -> (PairControl, PairControl) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let settings = settings(&listener.local_addr().unwrap().to_string());
@@ -129,7 +133,7 @@ fn bytes_that_violate_the_protocol_poison_the_pair() {
     }
 }
 
-/// Formed end on virtual time, the current time, and the socket of the other end.
+/// Formed end on virtual time, the current time, and the other end's socket.
 fn formed() -> (PairControl, std::time::Instant, TcpStream) {
     let (stream, peer) = sockets();
     peer.set_nonblocking(true).unwrap();
@@ -151,7 +155,7 @@ fn silence_excludes_buffered_bytes_and_the_time_of_a_stop() {
     let (control, now, mut peer) = formed();
     control.keep_time(now + 14 * SECOND, Duration::ZERO);
     assert_eq!(control.poisoned(), None);
-    // Stopped for 10 s of this time.
+    // Stopped for 10 s in this time.
     control.keep_time(now + 24 * SECOND, 10 * SECOND);
     assert_eq!(control.poisoned(), None);
     peer.write_all(&HEARTBEAT).unwrap();
@@ -181,7 +185,7 @@ fn heartbeats_are_sent_by_the_silence_timeout_of_the_other_end() {
     assert_eq!(beats(&control, 1), 0);
     control.set_peer_silence(SECOND);
     assert_eq!(beats(&control, 2), 8);
-    // A zero timeout of the peer does not make this end spin.
+    // The peer's zero timeout does not make this end spin.
     control.set_peer_silence(Duration::ZERO);
     assert!(control.tick() > Duration::ZERO);
 }
@@ -243,7 +247,7 @@ fn the_route_to_a_listener_gives_the_local_address_and_is_awaited() {
     };
     let (since, awaited) = (std::time::Instant::now(), Duration::from_millis(200));
     let error = settings.local_address(awaited).unwrap_err();
-    assert!(matches!(error, Error::Resolve { .. }), "{error}");
+    assert!(matches!(error, Error::PairResolve { .. }), "{error}");
     assert!(since.elapsed() >= awaited, "{:?}", since.elapsed());
 }
 
@@ -260,7 +264,7 @@ fn another_version_is_refused_by_name() {
                 host: "127.0.0.1".into(),
                 port: address.port(),
                 source: None,
-                hint: HINT,
+                is_listener: true,
                 tls: Tls::default(),
             };
             let identity = Identity { versions: (8, 9), ..settings.identity(CONNECTOR) };
@@ -271,7 +275,8 @@ fn another_version_is_refused_by_name() {
             IncomingConnection::new(listener.accept().unwrap().0, &settings).unwrap();
         assert!(settle(&mut incoming).is_err());
         let error = dialed.join().unwrap().unwrap_err();
-        assert!(matches!(error, Error::WrongVersion { ours: 9, theirs: 3, .. }), "{error}");
+        assert!(matches!(error, Error::PairWrongVersion { ours: 9, theirs: 3, .. }), "{error}");
+        assert!(!error.to_string().contains("rank"), "{error}");
     });
 }
 
@@ -298,12 +303,17 @@ fn an_interrupt_ends_a_dial_at_once_whether_the_address_is_silent_or_refuses() {
     let (silent, _queued) = silent_listener();
     let refusing = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     for address in [silent.local_addr().unwrap(), refusing] {
-        let (interrupt, raised) = raised_soon();
-        let settings =
-            PairSettings { interrupt: Some(interrupt), ..settings(&address.to_string()) };
-        let error = dial(&settings, b"", TIMEOUT).map(drop).unwrap_err();
-        assert!(matches!(error, Error::Interrupted { .. }), "{error}");
-        assert!(raised.elapsed() < TIMEOUT / 2, "{:?}", raised.elapsed());
+        // The limit is 0.1 s, which a single one may exceed on a busy machine.
+        let mut took = [(); 3].map(|()| {
+            let (interrupt, raised) = raised_soon();
+            let settings =
+                PairSettings { interrupt: Some(interrupt), ..settings(&address.to_string()) };
+            let error = dial(&settings, b"", TIMEOUT).map(drop).unwrap_err();
+            assert!(matches!(error, Error::Interrupted { .. }), "{error}");
+            raised.elapsed()
+        });
+        took.sort();
+        assert!(took[1] < Duration::from_millis(100), "{took:?}");
     }
 }
 

@@ -1,16 +1,18 @@
-//! Control connections with TLS: certificates, refusals, and what an observer of the connection reads.
+//! Control connections with TLS: certificates, refusals, and what a connection observer reads.
 
 #[path = "../../tests/common/certificates.rs"]
 mod certificates;
 
 use super::tests::{TIMEOUT, settings, settle};
 use super::*;
-use crate::Secret;
+use crate::{Error, Operation, Result, Secret, Tls};
 use certificates::Files;
+use std::io;
 use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 fn of_listener(files: &Files) -> Tls {
     Tls::default().with_certificate(&files.path("cert"), &files.path("key")).unwrap()
@@ -23,7 +25,7 @@ fn of_dialer(files: &Files) -> Tls {
 /// Bytes that pass a relay, in both directions.
 type Observed = Arc<Mutex<Vec<u8>>>;
 
-/// Relay to an address for one connection; returns its own address.
+/// Relay to an address for one connection; returns the relay's address.
 fn relay(to: SocketAddr) -> (SocketAddr, Observed) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, observed) = (listener.local_addr().unwrap(), Observed::default());
@@ -52,7 +54,7 @@ fn relay(to: SocketAddr) -> (SocketAddr, Observed) {
     (address, observed)
 }
 
-/// Both ends of a pair with this TLS, dialed at `address` in place of the listener's, if given.
+/// Both pair ends with this TLS, dialed at `address` in place of the listener's, if given.
 fn ends(
     here: &Tls,
     there: &Tls,
@@ -84,7 +86,7 @@ fn ends(
     })
 }
 
-/// Sends a text of this length from one end to the other, and back.
+/// Sends a text with this length from one end to the other, and back.
 fn exchange(one: &PairControl, other: &PairControl, text: &[u8]) {
     std::thread::scope(|scope| {
         let echoed = scope.spawn(|| {
@@ -135,7 +137,7 @@ fn messages_longer_than_any_buffer_pass_tls_and_an_end_without_a_leave_is_a_loss
     let files = Files::new("long", "127.0.0.1");
     let (one, other) = ends(&of_listener(&files), &of_dialer(&files), "apple", |address| address);
     let (one, other) = (Arc::new(one.unwrap()), Arc::new(other.unwrap()));
-    // An exchange may return before its own part is sent: the thread of pairs sends the rest.
+    // An exchange may return before its own part is sent: the pair thread sends the rest.
     one.watch().unwrap();
     other.watch().unwrap();
     let long: Vec<u8> = (0..8_u32 << 20).map(|byte| (byte % 251) as u8).collect();
@@ -174,10 +176,10 @@ fn ends_that_differ_in_tls_or_in_the_secret_are_refused_by_name() {
     let (_, there) = refused(&of_listener(&elsewhere), &of_dialer(&elsewhere), "apple");
     assert!(there.to_string().contains("not valid for name"), "{there}");
     let (here, there) = refused(&of_listener(&files), &of_dialer(&files), "pear");
-    assert!(here.contains("another secret") && matches!(there, Error::WrongSecret { .. }));
+    assert!(here.contains("another secret") && matches!(there, Error::PairWrongSecret { .. }));
 }
 
-/// Both ends of a data connection with this TLS, dialed at `through` of the listener's address.
+/// Both data connection ends with this TLS, dialed at `through` applied to the listener's address.
 fn data_ends(
     here: &Tls,
     there: &Tls,
@@ -265,7 +267,7 @@ fn payloads_with_tls_pass_whole_and_unread() {
         }
     }
     assert!(written == sent.len() && !dialed.has_unsent());
-    // The rest of a record is unread, while the socket is empty.
+    // A partial record is unread, while the socket is empty.
     dialed.write_all(b"four").unwrap();
     while accepted.read(&mut bytes[..1]).is_err() {
         std::thread::yield_now();

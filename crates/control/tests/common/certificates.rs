@@ -1,4 +1,4 @@
-//! Files of an authority and of a certificate that it issued.
+//! Files for an authority and a certificate that it issued.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub struct Files(PathBuf);
 
 impl Files {
-    /// Files of a test, with a certificate for this name or address.
+    /// Files for a test, with a certificate for this name or address.
     pub fn new(test: &str, name: &str) -> Files {
         let folder = std::env::temp_dir().join(format!("weft-tls-{}-{test}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
@@ -24,7 +24,7 @@ impl Files {
         files
     }
 
-    /// Path of one of the files.
+    /// Path to one file.
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }

@@ -1,12 +1,13 @@
 //! Device memory.
 
-use super::{IpcHandle, check_size};
+use super::IpcHandle;
+use super::size::check_size;
 use crate::context::Context;
 use crate::driver::call;
 use crate::error::Result;
 use std::sync::Arc;
 
-/// Device memory, freed on drop. Its initial content is undefined.
+/// Device memory, freed on drop. The initial content is undefined.
 pub struct DeviceMemory {
     context: Arc<Context>,
     address: u64,
@@ -14,11 +15,11 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Allocates memory on the device of the context.
+    /// Allocates memory on the context's device.
     ///
     /// # Errors
     ///
-    /// [`Error::Size`](crate::Error::Size) for 0 bytes, and errors of CUDA.
+    /// [`Error::Size`](crate::Error::Size) for 0 bytes, and CUDA errors.
     pub fn alloc(context: &Arc<Context>, bytes: usize) -> Result<Self> {
         check_size("device memory", bytes)?;
         let mut address = 0;
@@ -28,7 +29,7 @@ impl DeviceMemory {
         Ok(Self { context: context.clone(), address, bytes })
     }
 
-    /// Start address on its device.
+    /// Start address on the device.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -39,7 +40,7 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// Context of the memory.
+    /// The memory's context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -48,7 +49,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// Errors of CUDA: some systems have no IPC.
+    /// CUDA errors: some systems have no IPC.
     pub fn ipc_handle(&self) -> Result<IpcHandle> {
         IpcHandle::of(&self.context, self.address, self.bytes)
     }
@@ -57,7 +58,7 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let Ok(_bound) = self.context.enter() else { return };
-        // SAFETY: this value owns it and uses it last here: the driver waits for its uses. An error means
+        // SAFETY: this value owns it and uses it last here: the driver waits until uses end. An error means
         // that CUDA is shut down already.
         let _ = unsafe { call!(self.context.driver, cuMemFree_v2(self.address)) };
     }

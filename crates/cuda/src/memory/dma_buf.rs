@@ -1,6 +1,7 @@
 //! Device memory as a dma-buf, the descriptor that NICs register.
 
-use super::{check_size, own};
+use super::descriptor::own;
+use super::size::check_size;
 use crate::context::Context;
 use crate::driver::GetRangeHandle;
 use crate::error::{Error, Result};
@@ -11,25 +12,25 @@ use std::os::fd::OwnedFd;
 
 const CALL: &str = "cuMemGetHandleForAddressRange";
 
-/// Dma-buf that contains a range of device memory. Free the memory only after all importers of the descriptor have
+/// Dma-buf that contains a device memory range. Free the memory only after all importers of the descriptor have
 /// released it.
 #[derive(Debug)]
 pub struct DmaBuf {
-    /// Descriptor of whole host pages.
+    /// Descriptor for whole host pages.
     pub descriptor: OwnedFd,
-    /// Start of the range in it, in bytes: less than a page.
+    /// Range start in it, in bytes: less than a page.
     pub offset: u64,
-    /// Length of the range in bytes.
+    /// Range length in bytes.
     pub bytes: u64,
 }
 
 impl DmaBuf {
-    /// Exports memory that this process allocated on the device of the context, by this crate or otherwise.
+    /// Exports memory that this process allocated on the context's device, by this crate or otherwise.
     ///
     /// # Errors
     ///
-    /// [`Error::TooOld`] from a driver before CUDA 11.7, [`Error::Unsupported`] without support of the device
-    /// or the kernel modules, [`Error::Size`] for 0 bytes, and errors of CUDA: the range must lie in one allocation.
+    /// [`Error::TooOld`] from a driver before CUDA 11.7, [`Error::Unsupported`] without support in the device
+    /// or the kernel modules, [`Error::Size`] for 0 bytes, and CUDA errors: the range must lie in one allocation.
     pub fn of(context: &Context, address: u64, bytes: usize) -> Result<Self> {
         check_size("a dma-buf", bytes)?;
         let function = function(context.driver.range_handle)?;
@@ -45,8 +46,8 @@ impl DmaBuf {
         let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
         let mut number: c_int = -1;
         let _bound = context.enter()?;
-        // SAFETY: for this kind of handle it writes one descriptor, an int; the driver rejects ranges
-        // outside of an allocation.
+        // SAFETY: for this handle kind it writes one descriptor, an int; the driver rejects ranges
+        // outside an allocation.
         let code = unsafe { function((&raw mut number).cast(), first, length, kind, 0) };
         context.driver.check(CALL, code)?;
         // SAFETY: the driver has just opened it for this process, and it has no other owner.
@@ -55,13 +56,13 @@ impl DmaBuf {
     }
 }
 
-/// Driver function, or the error of an older driver.
+/// Driver function, or an older driver's error.
 fn function(found: Option<GetRangeHandle>) -> Result<GetRangeHandle> {
     let needs = "a driver for CUDA 11.7 or newer to export memory as a dma-buf";
     found.ok_or_else(|| too_old("the CUDA driver (libcuda.so.1)", needs)(CALL))
 }
 
-/// Start and length of the host pages that contain a range.
+/// Start and length in host pages, rounded to cover a range.
 fn whole_pages(address: u64, bytes: usize, page: usize) -> Result<(u64, usize)> {
     let page = page as u64;
     let first = address - address % page;

@@ -1,4 +1,4 @@
-//! Memory of another process, by IPC handle.
+//! Another process's memory, by IPC handle.
 
 use crate::context::Context;
 use crate::driver::call;
@@ -9,24 +9,24 @@ use std::sync::Arc;
 
 const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 
-/// IPC handle of a range of device memory, for other processes of this host.
+/// IPC handle to a device memory range, for other processes on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpcHandle {
-    /// Driver handle of the allocation that contains the range.
+    /// Driver handle to the allocation that contains the range.
     pub handle: [u8; 64],
-    /// Start of the range in that allocation, in bytes.
+    /// Range start in that allocation, in bytes.
     pub offset: u64,
-    /// Length of the range in bytes.
+    /// Range length in bytes.
     pub bytes: u64,
 }
 
 impl IpcHandle {
-    /// Handle of a range of memory that this process allocated, by [`DeviceMemory`](crate::DeviceMemory) or
+    /// Handle to a memory range that this process allocated, by [`DeviceMemory`](crate::DeviceMemory) or
     /// otherwise. The driver may place several small allocations in one, whose handle it returns.
     ///
     /// # Errors
     ///
-    /// [`Error::Size`] for a range beyond its allocation, and errors of CUDA.
+    /// [`Error::Size`] for a range beyond the allocation, and CUDA errors.
     pub fn of(context: &Context, address: u64, bytes: usize) -> Result<Self> {
         let _bound = context.enter()?;
         let (mut base, mut length) = (0, 0);
@@ -47,7 +47,7 @@ impl IpcHandle {
     }
 }
 
-/// Mapped memory of another process; unmapped on drop.
+/// Another process's memory, mapped here; unmapped on drop.
 pub struct PeerMemory {
     context: Arc<Context>,
     base: u64,
@@ -56,12 +56,12 @@ pub struct PeerMemory {
 }
 
 impl PeerMemory {
-    /// Maps memory of another process of this host for the device of the context. The other process must keep it
+    /// Maps memory from another process on this host for the context's device. The other process must keep it
     /// until this value is dropped.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA: the devices need peer access, and the memory must belong to another process.
+    /// CUDA errors: the devices need peer access, and the memory must belong to another process.
     pub fn open_ipc(context: &Arc<Context>, handle: &IpcHandle) -> Result<Self> {
         let bytes = handle.bytes as usize;
         let reserved = handle.handle.map(|byte| byte as c_char);
@@ -97,14 +97,14 @@ impl PeerMemory {
     /// Checks that the range claimed by the peer lies within the mapping.
     fn check(&self) -> Result<()> {
         let (mut base, mut length) = (0, 0);
-        // SAFETY: writes an address and a length, of memory that has just been mapped.
+        // SAFETY: writes an address and a length, for memory that has just been mapped.
         let queried = unsafe {
             call!(
                 self.context.driver,
                 cuMemGetAddressRange_v2(&raw mut base, &raw mut length, self.base)
             )
         };
-        // Without the length of peer memory in the driver, the device detects invalid accesses.
+        // If the driver does not know the peer memory's length, the device detects invalid accesses.
         if queried.is_err() {
             return Ok(());
         }

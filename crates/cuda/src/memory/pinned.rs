@@ -1,6 +1,6 @@
 //! Pinned host memory, accessible to devices.
 
-use super::check_size;
+use super::size::check_size;
 use crate::context::Context;
 use crate::driver::call;
 use crate::error::Result;
@@ -18,7 +18,7 @@ pub struct PinnedMemory {
     bytes: usize,
 }
 
-// SAFETY: plain memory, which any thread may free; users of `host` are responsible for its uses.
+// SAFETY: plain memory, which any thread may free; callers that use `host` are responsible for that.
 unsafe impl Send for PinnedMemory {}
 // SAFETY: as above; this type never reads or writes it through a shared reference.
 unsafe impl Sync for PinnedMemory {}
@@ -28,7 +28,7 @@ impl PinnedMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::Size`](crate::Error::Size) for 0 bytes, and errors of CUDA.
+    /// [`Error::Size`](crate::Error::Size) for 0 bytes, and CUDA errors.
     pub fn alloc(context: &Arc<Context>, bytes: usize) -> Result<Self> {
         check_size("pinned memory", bytes)?;
         let mut host = std::ptr::null_mut();
@@ -37,7 +37,7 @@ impl PinnedMemory {
         unsafe { call!(context.driver, cuMemHostAlloc(&raw mut host, bytes, PORTABLE | MAPPED)) }?;
         // From here on, errors free it.
         let mut memory = Self { context: context.clone(), host, device_address: 0, bytes };
-        // SAFETY: `bytes` bytes have just been allocated, and their address is not shared.
+        // SAFETY: `bytes` bytes have just been allocated, and the address is not shared.
         unsafe { host.write_bytes(0, bytes) };
         let address = &raw mut memory.device_address;
         // SAFETY: writes one address; the memory was allocated as mapped.

@@ -1,4 +1,4 @@
-//! Device of an address.
+//! The device for an address.
 
 use crate::driver::{call, driver};
 use crate::error::{Error, Result};
@@ -6,12 +6,12 @@ use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute};
 
 const INVALID_VALUE: u32 = 1;
 
-/// Ordinal of the device whose memory contains an address.
+/// Ordinal for the device whose memory contains an address.
 ///
 /// # Errors
 ///
 /// [`Error::NotOfDevice`] for host memory, pinned memory included, and for addresses that CUDA has not allocated;
-/// errors of loading the driver, and of CUDA.
+/// errors from loading the driver, and CUDA errors.
 pub fn device_of(address: u64) -> Result<u32> {
     match number(address, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
         Ok(kind) if kind == CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 => {
@@ -22,8 +22,8 @@ pub fn device_of(address: u64) -> Result<u32> {
     }
 }
 
-/// True if the memory at an address has an IPC handle ([`IpcHandle`](crate::IpcHandle)): memory of `cuMemAlloc` has,
-/// memory of the virtual memory calls (torch's expandable segments) has not.
+/// True if the memory at an address has an IPC handle ([`IpcHandle`](crate::IpcHandle)): memory from `cuMemAlloc` has,
+/// memory from the virtual memory calls (torch's expandable segments) has not.
 ///
 /// # Errors
 ///
@@ -39,7 +39,7 @@ pub fn is_ipc_capable(address: u64) -> Result<bool> {
 fn number(address: u64, attribute: CUpointer_attribute) -> Result<u32> {
     let driver = driver()?;
     let mut value = 0_u32;
-    // SAFETY: these attributes have four bytes, or one of a zeroed value; the driver rejects addresses that it did
+    // SAFETY: these attributes have four bytes, or one in a zeroed value; the driver rejects addresses that it did
     // not allocate.
     unsafe { call!(driver, cuPointerGetAttribute((&raw mut value).cast(), attribute, address)) }?;
     Ok(value)

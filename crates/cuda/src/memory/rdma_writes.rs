@@ -1,54 +1,55 @@
-//! Visibility of the writes that NICs make into device memory.
+//! NIC write visibility in device memory.
 //!
-//! A NIC reports a write in host memory, while its bytes are on the way to a device. The driver reports whether
+//! A NIC reports a write in host memory, while the bytes are on the way to a device. The driver reports whether
 //! the platform orders the two, and can wait for the bytes where it does not.
 
-use crate::context::Context;
-use crate::driver::call;
-use crate::error::Result;
-use cudarc::driver::sys::{
-    CUGPUDirectRDMAWritesOrdering, CUflushGPUDirectRDMAWritesOptions,
-    CUflushGPUDirectRDMAWritesScope, CUflushGPUDirectRDMAWritesTarget,
-};
+use cudarc::driver::sys::{CUGPUDirectRDMAWritesOrdering, CUflushGPUDirectRDMAWritesOptions};
 
-/// Visibility of a NIC's write to all devices of the process, once the CPU has seen its completion.
+/// Reader of what NICs write into a device's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Reader {
+    /// Only work on the device that holds the memory, such as a kernel there.
+    Owner,
+    /// Also other devices, such as peers over NVLink, and the CPU.
+    #[default]
+    All,
+}
+
+/// The driver's answers about NIC writes into a device's memory.
+#[derive(Clone, Copy)]
+pub(crate) struct RdmaAttributes {
+    /// `GPU_DIRECT_RDMA_WRITES_ORDERING`.
+    pub(crate) ordering: u32,
+    /// `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`.
+    pub(crate) flush_options: u32,
+}
+
+/// A NIC write's visibility to a [`Reader`], once the CPU has seen the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RdmaWrites {
     /// Visible at once.
     Ordered,
-    /// Visible after [`Context::flush_rdma_writes`].
+    /// Visible after [`Context::flush_rdma_writes`](crate::Context::flush_rdma_writes).
     Flushed,
-    /// Unknown: the driver orders the writes for the device's owner at most, and cannot flush them from the host.
+    /// Unknown: the driver neither orders the writes for this reader nor flushes them from the host.
     Unordered,
 }
 
-impl RdmaWrites {
-    /// Visibility by the device attributes `GPU_DIRECT_RDMA_WRITES_ORDERING` and
-    /// `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`.
-    pub(crate) fn of_attributes(ordering: u32, options: u32) -> Self {
+impl RdmaAttributes {
+    /// Visibility to a reader.
+    pub(crate) fn writes(self, reader: Reader) -> RdmaWrites {
         use CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES as ALL;
+        use CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as OWNER;
         use CUflushGPUDirectRDMAWritesOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as HOST;
-        match (ordering, options) {
-            (ordering, _) if ordering >= ALL as u32 => Self::Ordered,
-            (_, options) if options & HOST as u32 != 0 => Self::Flushed,
-            _ => Self::Unordered,
+        let least = match reader {
+            Reader::Owner => OWNER,
+            Reader::All => ALL,
+        };
+        match self {
+            Self { ordering, .. } if ordering >= least as u32 => RdmaWrites::Ordered,
+            Self { flush_options, .. } if flush_options & HOST as u32 != 0 => RdmaWrites::Flushed,
+            _ => RdmaWrites::Unordered,
         }
-    }
-}
-
-impl Context {
-    /// Waits until the writes of NICs into memory of the device that completed before this call are visible to all
-    /// devices. The driver's call has no deadline.
-    ///
-    /// # Errors
-    ///
-    /// Errors of CUDA: the device must be [`RdmaWrites::Flushed`] or [`RdmaWrites::Ordered`].
-    pub fn flush_rdma_writes(&self) -> Result<()> {
-        use CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES as ALL;
-        use CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX as CURRENT;
-        let _bound = self.enter()?;
-        // SAFETY: takes two numbers, and the context is current.
-        unsafe { call!(self.driver, cuFlushGPUDirectRDMAWrites(CURRENT, ALL)) }
     }
 }
 
@@ -58,17 +59,33 @@ mod tests {
 
     #[test]
     fn writes_that_the_platform_does_not_order_for_all_devices_are_flushed() {
-        for (ordering, options, expected) in [
+        for (ordering, flush_options, expected) in [
             (0, 0, RdmaWrites::Unordered),
             (0, 1, RdmaWrites::Flushed),
-            // Waits of streams alone.
+            // Stream waits only.
             (0, 2, RdmaWrites::Unordered),
             (100, 3, RdmaWrites::Flushed),
             (100, 0, RdmaWrites::Unordered),
             (200, 0, RdmaWrites::Ordered),
             (200, 3, RdmaWrites::Ordered),
         ] {
-            assert_eq!(RdmaWrites::of_attributes(ordering, options), expected);
+            let attributes = RdmaAttributes { ordering, flush_options };
+            assert_eq!(attributes.writes(Reader::All), expected);
+            assert_eq!(attributes.writes(Reader::default()), expected);
+        }
+    }
+
+    #[test]
+    fn writes_that_the_platform_orders_for_the_owner_need_no_flush_there() {
+        for (ordering, flush_options, expected) in [
+            (0, 0, RdmaWrites::Unordered),
+            (0, 1, RdmaWrites::Flushed),
+            (100, 0, RdmaWrites::Ordered),
+            (100, 3, RdmaWrites::Ordered),
+            (200, 0, RdmaWrites::Ordered),
+        ] {
+            let attributes = RdmaAttributes { ordering, flush_options };
+            assert_eq!(attributes.writes(Reader::Owner), expected);
         }
     }
 }

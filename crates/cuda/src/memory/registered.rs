@@ -1,6 +1,6 @@
-//! Host memory of other owners, pinned in place.
+//! Host memory with other owners, pinned in place.
 
-use super::check_size;
+use super::size::check_size;
 use crate::context::Context;
 use crate::driver::call;
 use crate::error::Result;
@@ -8,9 +8,10 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 const PORTABLE: u32 = 1;
+const MAPPED: u32 = 2;
 
 /// Registration that pins host pages while this value lives, so that copies between them and any device need no
-/// staging. Pages that several processes map are pinned in each of them.
+/// staging, and kernels on any device reach them by the host's address. Pages that several processes map are pinned in each.
 pub struct RegisteredMemory {
     context: Arc<Context>,
     host: *mut c_void,
@@ -26,8 +27,8 @@ impl RegisteredMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::Size`](crate::Error::Size) for 0 bytes, and errors of CUDA, such as memory that is
-    /// pinned already (712) or read-only, or the limit of the system on pinned memory.
+    /// [`Error::Size`](crate::Error::Size) for 0 bytes, and CUDA errors, such as memory that is
+    /// pinned already (712) or read-only, or the system's limit on pinned memory.
     ///
     /// # Safety
     ///
@@ -37,7 +38,7 @@ impl RegisteredMemory {
         let host = host.cast::<c_void>();
         let _bound = context.enter()?;
         // SAFETY: the memory is mapped, as guaranteed by the caller; the context is current.
-        unsafe { call!(context.driver, cuMemHostRegister_v2(host, bytes, PORTABLE)) }?;
+        unsafe { call!(context.driver, cuMemHostRegister_v2(host, bytes, PORTABLE | MAPPED)) }?;
         Ok(Self { context: context.clone(), host })
     }
 }

@@ -1,6 +1,7 @@
 //! Device memory shared between processes by file descriptor.
 
-use super::{check_size, own};
+use super::descriptor::own;
+use super::size::check_size;
 use crate::context::Context;
 use crate::device::Device;
 use crate::driver::call;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Device memory, mapped for a device here: its own or, if imported, a peer's. The memory is freed once all
+/// Device memory, mapped for a device here: allocated here or, if imported, by a peer. The memory is freed once all
 /// processes have unmapped it.
 pub struct VirtualMemory {
     // Fields are dropped in this order: the mapping before the handle.
@@ -26,12 +27,12 @@ pub struct VirtualMemory {
 }
 
 impl VirtualMemory {
-    /// Allocates memory on the device of the context and maps it for that device. Its length is rounded up to the
-    /// granularity of the device (2 MiB); its content is undefined.
+    /// Allocates memory on the context's device and maps it for that device. The length is rounded up to the
+    /// device's granularity (2 MiB); the content is undefined.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] without sharing by descriptor, [`Error::Size`] for 0 bytes, and errors of CUDA.
+    /// [`Error::Unsupported`] without sharing by descriptor, [`Error::Size`] for 0 bytes, and CUDA errors.
     pub fn create(context: &Arc<Context>, bytes: usize) -> Result<Self> {
         check_size("device memory", bytes)?;
         check_device(context.device())?;
@@ -47,12 +48,12 @@ impl VirtualMemory {
         Ok(Self { mapping: Mapping::of(&handle, length)?, handle })
     }
 
-    /// Maps memory that a peer has exported, for the device of the context. `bytes` is the
+    /// Maps memory that a peer has exported, for the context's device. `bytes` is the
     /// [length](VirtualMemory::len) at the peer.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] without sharing by descriptor, [`Error::Size`] for 0 bytes, and errors of CUDA:
+    /// [`Error::Unsupported`] without sharing by descriptor, [`Error::Size`] for 0 bytes, and CUDA errors:
     /// the device needs peer access.
     pub fn import(context: &Arc<Context>, descriptor: OwnedFd, bytes: usize) -> Result<Self> {
         check_size("a peer's device memory", bytes)?;
@@ -60,7 +61,7 @@ impl VirtualMemory {
         let _bound = context.enter()?;
         let length = round_up(bytes, granularity(context, &properties(context.device()))?)?;
         let mut handle = 0;
-        // The argument is a pointer that carries the number of the descriptor on Linux.
+        // The argument is a pointer that carries the descriptor number on Linux.
         let number =
             std::ptr::without_provenance_mut(descriptor.as_raw_fd().cast_unsigned() as usize);
         // SAFETY: writes one handle; the descriptor is open and stays owned here, so it is closed below.
@@ -78,13 +79,13 @@ impl VirtualMemory {
     ///
     /// # Errors
     ///
-    /// Errors of CUDA, and [`Error::Descriptor`].
+    /// CUDA errors, and [`Error::Descriptor`].
     pub fn export(&self) -> Result<OwnedFd> {
         let context = &self.handle.context;
         let _bound = context.enter()?;
         let mut number: c_int = -1;
         let descriptor = (&raw mut number).cast::<c_void>();
-        // SAFETY: for this kind of handle it writes one descriptor, an int.
+        // SAFETY: for this handle kind it writes one descriptor, an int.
         unsafe {
             call!(
                 context.driver,
@@ -95,11 +96,11 @@ impl VirtualMemory {
         unsafe { own(number) }
     }
 
-    /// Enables access of another device of this process, at the same address.
+    /// Lets another device in this process access it, at the same address.
     ///
     /// # Errors
     ///
-    /// Errors of CUDA: the device needs peer access to the owner of the memory.
+    /// CUDA errors: the device needs peer access to the memory's owner.
     pub fn allow(&self, device: Device) -> Result<()> {
         let _bound = self.handle.context.enter()?;
         self.mapping.allow(device)
@@ -110,7 +111,7 @@ impl VirtualMemory {
         self.mapping.address
     }
 
-    /// Size in bytes, rounded up to the granularity of the device.
+    /// Size in bytes, rounded up to the device's granularity.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.mapping.length
@@ -122,7 +123,7 @@ impl VirtualMemory {
     }
 }
 
-/// Handle of physical memory.
+/// Handle to physical memory.
 struct Handle {
     context: Arc<Context>,
     handle: CUmemGenericAllocationHandle,
@@ -131,7 +132,7 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let Ok(_bound) = self.context.enter() else { return };
-        // SAFETY: this value owns it and uses it last here; mappings of other processes keep the memory. An error
+        // SAFETY: this value owns it and uses it last here; other processes' mappings keep the memory. An error
         // means that CUDA is shut down already.
         let _ = unsafe { call!(self.context.driver, cuMemRelease(self.handle)) };
     }
@@ -146,7 +147,7 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Maps memory for the device of its context, which is current.
+    /// Maps memory for the context's device, which is current.
     fn of(handle: &Handle, length: usize) -> Result<Self> {
         let context = handle.context.clone();
         let mut address = 0;
@@ -167,7 +168,7 @@ impl Mapping {
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         let driver = self.context.driver;
-        // SAFETY: reads one description, which lives through the call, of mapped addresses.
+        // SAFETY: reads one description, which lives through the call, for mapped addresses.
         unsafe { call!(driver, cuMemSetAccess(self.address, self.length, &raw const access, 1)) }
     }
 }
@@ -222,7 +223,7 @@ fn properties(device: Device) -> CUmemAllocationProp {
     }
 }
 
-/// Granularity of lengths.
+/// Length granularity.
 fn granularity(context: &Context, properties: &CUmemAllocationProp) -> Result<usize> {
     let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     let mut granularity = 0;
@@ -236,7 +237,7 @@ fn granularity(context: &Context, properties: &CUmemAllocationProp) -> Result<us
     Ok(granularity)
 }
 
-/// Smallest multiple of `granularity` of at least `bytes`.
+/// `bytes`, rounded up to a multiple of `granularity`.
 fn round_up(bytes: usize, granularity: usize) -> Result<usize> {
     bytes.checked_next_multiple_of(granularity.max(1)).ok_or(Error::Size {
         what: "device memory",
@@ -255,7 +256,7 @@ mod tests {
         assert_eq!(round_up(1, granularity), Ok(granularity));
         assert_eq!(round_up(granularity, granularity), Ok(granularity));
         assert_eq!(round_up(granularity + 1, granularity), Ok(2 * granularity));
-        // An invalid granularity of 0 must not cause a division by zero.
+        // An invalid zero granularity must not cause a division by zero.
         assert_eq!(round_up(5, 0), Ok(5));
         assert!(matches!(round_up(usize::MAX, granularity), Err(Error::Size { .. })));
     }

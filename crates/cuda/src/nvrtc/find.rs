@@ -15,7 +15,7 @@ const LIBRARY: &str = "CUDA's compiler (NVRTC)";
 const SONAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
 
 functions! {
-    /// Functions of NVRTC.
+    /// NVRTC functions.
     Api, declared in sys as nvrtcResult;
     nvrtcVersion(*mut c_int, *mut c_int);
     nvrtcCreateProgram(
@@ -58,14 +58,14 @@ pub fn add_search_path(folder: impl Into<PathBuf>) {
     }
 }
 
-/// NVRTC of this process, from the first of: a library that is loaded already (such as by PyTorch), the search
+/// This process's NVRTC, from the first that exists: a library that is loaded already (such as by PyTorch), the search
 /// folders, CUDA_HOME, the system.
 pub(super) fn nvrtc() -> Result<&'static Nvrtc> {
     let mut search = SEARCH.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(found) = search.found {
         return Ok(found);
     }
-    let home = std::env::var_os("CUDA_HOME").map(PathBuf::from);
+    let home = weft_environment::path("CUDA_HOME");
     let nvrtc = Nvrtc::new(find(&search.folders, home.as_deref())?)?;
     load_builtins(&nvrtc);
     Ok(search.found.insert(Box::leak(Box::new(nvrtc))))
@@ -132,25 +132,25 @@ impl Nvrtc {
         if code == 0 {
             return Ok(());
         }
-        // The text of NVRTC is the name of the result, in capitals.
+        // NVRTC's text is the result name, in capitals.
         let name = self.text(code);
         let text = format!("NVRTC {}.{} reported an error", self.version.0, self.version.1);
         Err(Error::Call { call, code, name, text, remedy: remedy(code) })
     }
 
-    /// Name of a result.
+    /// Result name.
     pub(super) fn text(&self, code: u32) -> String {
         // SAFETY: valid for any number.
         let text = unsafe { (self.error_text)(code) };
         if text.is_null() {
             return "unknown error".to_owned();
         }
-        // SAFETY: strings of NVRTC are NUL-terminated and never freed.
+        // SAFETY: NVRTC strings are NUL-terminated and never freed.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 }
 
-/// Loads libnvrtc-builtins beside NVRTC. NVRTC opens it by its bare name, which the system's loader resolves for an
+/// Loads libnvrtc-builtins beside NVRTC. NVRTC opens it by the bare name, which the system's loader resolves for an
 /// installed toolkit but not for NVIDIA's Python packages; a library that is open already is found by name.
 fn load_builtins(nvrtc: &Nvrtc) {
     let (major, minor) = nvrtc.version;
@@ -165,18 +165,18 @@ fn load_builtins(nvrtc: &Nvrtc) {
 /// File from which a function was loaded; empty if the loader does not report it.
 fn path_of(function: *const c_void) -> PathBuf {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: writes one description, of an address in a library that is never unloaded.
+    // SAFETY: writes one description, for an address in a library that is never unloaded.
     let found = unsafe { libc::dladdr(function, info.as_mut_ptr()) } != 0;
-    // SAFETY: a structure of addresses, zeroed at first, which is a valid value.
+    // SAFETY: an address structure, zeroed at first, which is a valid value.
     let name = unsafe { info.assume_init() }.dli_fname;
     if !found || name.is_null() {
         return PathBuf::new();
     }
-    // SAFETY: the loader's name of the library is NUL-terminated and lives as long as the library.
+    // SAFETY: the loader's library name is NUL-terminated and lives as long as the library.
     PathBuf::from(OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes()))
 }
 
-/// Remedy of a result code of NVRTC; empty if unknown.
+/// Remedy for an NVRTC result code; empty if unknown.
 fn remedy(code: u32) -> &'static str {
     match code {
         1 => "the compiler is out of host memory: free some",

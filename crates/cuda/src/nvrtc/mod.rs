@@ -1,4 +1,4 @@
-//! NVRTC: CUDA's run-time compiler of kernels.
+//! NVRTC: CUDA's run-time kernel compiler.
 //!
 //! - `find.rs`: search and loading; `program.rs`: compilation
 
@@ -13,7 +13,7 @@ pub use program::{Source, compile};
 use crate::error::Result;
 use std::path::PathBuf;
 
-/// Version of NVRTC, as `(13, 0)`.
+/// NVRTC version, for example `(13, 0)`.
 ///
 /// # Errors
 ///

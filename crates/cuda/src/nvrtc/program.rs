@@ -1,4 +1,4 @@
-//! Compilation of a source to a cubin.
+//! Compiles source to a cubin.
 
 use super::find::{Nvrtc, nvrtc};
 use crate::error::{Error, Result};
@@ -23,7 +23,7 @@ pub struct Source<'a> {
 ///
 /// # Errors
 ///
-/// [`Error::Compile`] with the log of the compiler; [`Error::Absent`] without NVRTC; and errors of NVRTC.
+/// [`Error::Compile`] with the compiler log; [`Error::Absent`] without NVRTC; and NVRTC errors.
 pub fn compile(source: &Source<'_>, options: &[String]) -> Result<Vec<u8>> {
     let program = Program::new(nvrtc()?, source)?;
     program.compile(source, options)?;
@@ -46,7 +46,7 @@ struct Program {
     handle: nvrtcProgram,
 }
 
-/// Calls a function of NVRTC; errors name it.
+/// Calls an NVRTC function; errors name it.
 macro_rules! call {
     ($nvrtc:expr, $name:ident($($argument:expr),* $(,)?)) => {
         $nvrtc.check(stringify!($name), ($nvrtc.api.$name)($($argument),*))
@@ -121,7 +121,7 @@ impl Program {
         Ok(cubin)
     }
 
-    /// Log of the compiler; empty if unavailable.
+    /// Compiler log; empty if unavailable.
     fn log(&self) -> String {
         let mut size = 0;
         // SAFETY: writes one length; this value owns the program.
@@ -131,7 +131,7 @@ impl Program {
             return String::new();
         }
         let mut log: Vec<u8> = vec![0; size];
-        // SAFETY: writes as many bytes as it has just reported, the last of them NUL.
+        // SAFETY: writes as many bytes as it has just reported, ending with NUL.
         let copied =
             unsafe { call!(self.nvrtc, nvrtcGetProgramLog(self.handle, log.as_mut_ptr().cast())) };
         if copied.is_err() {
@@ -148,7 +148,7 @@ impl Drop for Program {
     }
 }
 
-/// C strings, and an array of their addresses.
+/// C strings, and an address array.
 struct Strings {
     pointers: Vec<*const c_char>,
     _strings: Vec<CString>,

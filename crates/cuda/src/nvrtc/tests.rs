@@ -1,5 +1,5 @@
-//! Tests that compile. They need NVRTC: in the folder `WEFT_NVRTC_DIR`, in the Python environment of this checkout,
-//! or in the search path of the library.
+//! Tests that compile. They need NVRTC: in the folder `WEFT_NVRTC_DIR`, in this checkout's Python environment,
+//! or in the library search path.
 
 use super::{Source, add_search_path, compile, location, version};
 use crate::error::Error;
@@ -51,7 +51,7 @@ fn options(architecture: &str) -> Vec<String> {
         .to_vec()
 }
 
-/// Error of compiling `text`.
+/// Error from compiling `text`.
 fn refusal(text: &str, options: &[String]) -> Error {
     compile(&source(text), options).expect_err("it compiles")
 }

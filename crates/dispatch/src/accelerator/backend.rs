@@ -2,14 +2,14 @@
 
 use super::batch::Batch;
 
-/// Runs batches of queries.
+/// Runs query batches.
 pub trait Backend {
-    /// Runs a batch: reads inputs, writes outputs, sets the bytes of variable outputs. It returns when all outputs are
+    /// Runs a batch: reads inputs, writes outputs, sets the bytes in variable outputs. It returns when all outputs are
     /// in memory.
     fn run(&mut self, batch: &mut Batch<'_>);
 }
 
-/// Backend without work: outputs have their most bytes, of any content.
+/// Backend without work: outputs have maximum size and any content.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoOp;
 

@@ -2,19 +2,19 @@
 
 use super::job::Job;
 
-/// Queries that run together, and their answers.
+/// Queries that run together, and the answers.
 #[derive(Debug)]
 pub struct Batch<'a> {
     pub(super) job: &'a mut Job,
 }
 
 impl<'a> Batch<'a> {
-    /// Batch of a job.
+    /// A job's batch.
     pub fn of(job: &'a mut Job) -> Batch<'a> {
         Batch { job }
     }
 
-    /// Number of queries.
+    /// Query count.
     pub fn len(&self) -> usize {
         self.job.len()
     }
@@ -24,21 +24,20 @@ impl<'a> Batch<'a> {
         self.job.is_empty()
     }
 
-    /// Bytes of an input of a query.
+    /// Input bytes for a query.
     ///
     /// # Panics
-    /// Beyond the number of queries or tensors.
+    /// Beyond the query or tensor count.
     pub fn input(&self, query: usize, tensor: usize) -> &[u8] {
         let (memory, slot) = self.job.place(query);
         let offset = memory.incoming_layout.offset(tensor);
         memory.incoming.read(slot, offset, self.job.input_bytes(query, tensor))
     }
 
-    /// Memory of an output of a query, of the bytes set by [`Batch::resize`], or its most; empty after
-    /// [`Batch::append`].
+    /// Output memory for a query, as long as [`Batch::resize`] set it, or maximum size; empty after [`Batch::append`].
     ///
     /// # Panics
-    /// Beyond the number of queries or tensors.
+    /// Beyond the query or tensor count.
     pub fn output(&mut self, query: usize, tensor: usize) -> &mut [u8] {
         let length = self.output_length(query, tensor);
         let (memory, slot) = self.job.place(query);
@@ -46,18 +45,18 @@ impl<'a> Batch<'a> {
         memory.outgoing.write_in_job(slot, offset, length)
     }
 
-    /// Bytes of [`Batch::output`].
+    /// [`Batch::output`] size in bytes.
     pub(super) fn output_length(&mut self, query: usize, tensor: usize) -> u64 {
         let reply = self.job.reply(query);
-        // Appended tokens may be on their way already.
+        // Appended tokens may be in flight already.
         let is_readable = reply.appended == 0 || !reply.is_stream(tensor);
         if is_readable { self.job.output_bytes(query)[tensor] } else { 0 }
     }
 
-    /// Sets the bytes of a variable output; false, without effect, if the schema excludes them.
+    /// Sets a variable output's size; false, without effect, if the schema excludes it.
     ///
     /// # Panics
-    /// Beyond the number of queries or tensors.
+    /// Beyond the query or tensor count.
     pub fn resize(&mut self, query: usize, tensor: usize, bytes: u64) -> bool {
         let (memory, _) = self.job.place(query);
         let admits = memory.outgoing_layout.admits(tensor, bytes);
@@ -70,10 +69,10 @@ impl<'a> Batch<'a> {
     }
 
     /// Appends tokens to the answer to a query; the node sends them while the batch runs. False, without effect, beyond
-    /// the output's bound, for a part of a token, and without an output of tokens.
+    /// the output's bound, for a partial token (such as 6 bytes with 4-byte tokens), and without a token output.
     ///
     /// # Panics
-    /// Beyond the number of queries.
+    /// Beyond the query count.
     pub fn append(&mut self, query: usize, tokens: &[u8]) -> bool {
         let before = self.job.reply(query).appended;
         let total = before + tokens.len() as u64;
@@ -95,7 +94,7 @@ impl<'a> Batch<'a> {
     /// Answers a query with an error, from 1 to `u32::MAX - 1`.
     ///
     /// # Panics
-    /// Beyond the number of queries.
+    /// Beyond the query count.
     pub fn fail(&mut self, query: usize, code: u32) {
         self.job.reply(query).fail(code);
     }

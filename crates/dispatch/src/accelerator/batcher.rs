@@ -1,15 +1,16 @@
-//! Batcher: queries that wait for their batch, by bucket, and which batch starts next.
+//! Batcher: queries that wait for a batch, by bucket, and which batch starts next.
 //!
-//! A policy without clock and memory: it holds items and times. A batch has items of one bucket, in order of arrival. It
-//! is due when it is full, or when its first item has waited for the window; of several, that of the oldest first item
-//! starts first.
+//! A policy without clock and memory: it holds items and times. A batch has items from one bucket, in arrival order. It
+//! is due when it is full, or when the first item has waited for the window; if several are due, the one with the
+//! oldest first item starts first. For example, with window 1 ms and at most 8 items, 3 items start 1 ms after the
+//! first arrived.
 
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::time::Duration;
 use weft_fabric::Time;
 
-/// Buckets by the variable dimension of an input, so that sequences of similar length run together.
+/// Buckets by an input's variable dimension, so that sequences with similar lengths run together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buckets {
     input: u8,
@@ -21,7 +22,8 @@ impl Buckets {
     /// Most bounds.
     pub const MAX: usize = 16;
 
-    /// Buckets of input `input`: sizes up to the first bound, from there up to the second, ..., beyond the last.
+    /// Buckets for input `input`: sizes up to the first bound, from there up to the second, ..., beyond the last.
+    /// Bounds 128 and 512, for example, make three buckets.
     ///
     /// # Errors
     /// [`Error::Invalid`] for bounds that do not rise, and for none or more than [`Buckets::MAX`].
@@ -54,7 +56,7 @@ impl Buckets {
         self.input.into()
     }
 
-    /// Number of buckets.
+    /// Bucket count.
     pub fn len(&self) -> usize {
         usize::from(self.count) + 1
     }
@@ -64,20 +66,20 @@ impl Buckets {
         false
     }
 
-    /// Bucket of a size.
+    /// Bucket for a size: with bounds 128 and 512, for example, 128 is in the first and 129 in the second.
     pub fn of(&self, size: u64) -> usize {
         self.bounds[..self.count.into()].partition_point(|bound| *bound < size)
     }
 }
 
-/// Item that waits for its batch.
+/// Item that waits for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Waiting<T> {
     item: T,
     since: Time,
 }
 
-/// Items that wait for their batch. See the module's page.
+/// Items that wait for a batch. See the module's page.
 #[derive(Clone, Debug)]
 pub struct Batcher<T> {
     queues: Box<[VecDeque<Waiting<T>>]>,
@@ -86,7 +88,7 @@ pub struct Batcher<T> {
 }
 
 impl<T: Copy + PartialEq> Batcher<T> {
-    /// Empty batcher of this many buckets, at least 1, for batches of up to `max_batch` items, at least 1.
+    /// Empty batcher with this many buckets, at least 1, for batches up to `max_batch` items, at least 1.
     pub fn new(buckets: usize, max_batch: usize, window: Duration) -> Batcher<T> {
         let queues = (0..buckets.max(1)).map(|_| VecDeque::new()).collect();
         Batcher { queues, max_batch: max_batch.max(1), window }
@@ -126,7 +128,7 @@ impl<T: Copy + PartialEq> Batcher<T> {
         firsts.map(|first| first.since.after(self.window)).min()
     }
 
-    /// Bucket of the batch that starts now.
+    /// Bucket whose batch starts now.
     #[inline]
     pub fn due(&self, now: Time) -> Option<usize> {
         let due = |(bucket, queue): (usize, &VecDeque<Waiting<T>>)| {
@@ -137,7 +139,7 @@ impl<T: Copy + PartialEq> Batcher<T> {
         self.queues.iter().enumerate().filter_map(due).min().map(|(_, bucket)| bucket)
     }
 
-    /// Takes the items of the next batch of a bucket, in order of arrival.
+    /// Takes the items for a bucket's next batch, in arrival order.
     pub fn take(&mut self, bucket: usize) -> impl Iterator<Item = T> + '_ {
         let queue = &mut self.queues[bucket];
         let size = queue.len().min(self.max_batch);
@@ -151,7 +153,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Batches have items of one bucket in order of arrival, are due by size or time alone, and lose no item.
+        /// Batches have items from one bucket in arrival order, are due only by size or time, and lose no item.
         #[test]
         fn each_item_is_in_one_batch_or_removed(
             (buckets, max_batch, window) in (1usize..4, 1usize..5, 0u64..6),

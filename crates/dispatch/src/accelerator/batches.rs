@@ -1,4 +1,4 @@
-//! Batches of an accelerator node: start, cancel and end.
+//! Batches on an accelerator node: start, cancel and end.
 
 use super::Accelerator;
 use super::executor::Executor;
@@ -25,7 +25,7 @@ impl<E: Executor> Accelerator<E> {
     pub(crate) fn run_due(&mut self, now: Time) {
         loop {
             let job = self.executor.next_finished(now);
-            // Tokens of a batch were appended before its end.
+            // A batch's tokens were appended before it ended.
             self.take_tokens();
             match job {
                 Some(job) => self.finish(job),
@@ -73,7 +73,7 @@ impl<E: Executor> Accelerator<E> {
         }
     }
 
-    /// Enters the answers of a batch, except those of connections that are gone.
+    /// Enters a batch's answers, except on connections that are gone.
     fn finish(&mut self, mut job: Job) {
         for (index, query, code, outputs) in job.answers() {
             match &mut self.links[index] {

@@ -1,4 +1,4 @@
-//! Executors: how a node runs its batches.
+//! Executors, which run a node's batches.
 
 use super::backend::Backend;
 use super::batch::Batch;
@@ -6,7 +6,8 @@ use super::job::Job;
 use super::tokens::JobQuery;
 use weft_fabric::Time;
 
-/// Runs batches while the node polls. A [`Backend`] is one that runs a batch at its start, before the node polls again.
+/// Runs batches while the node polls. A [`Backend`] is an executor that runs a batch when it starts, before the node
+/// polls again.
 pub trait Executor {
     /// True if it takes another batch now. Queries wait in the node meanwhile, where a cancel removes them.
     fn has_room(&self) -> bool;

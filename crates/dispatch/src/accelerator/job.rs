@@ -1,4 +1,4 @@
-//! Job: a batch with the memory of its queries, which an executor may own.
+//! Job: a batch with the query memory, which an executor may own.
 
 use super::reply::Reply;
 use super::tokens::{Appended, JobQuery, TokenQueue};
@@ -6,10 +6,10 @@ use crate::memory::SlotMemory;
 use crate::wire::Layout;
 use std::sync::Arc;
 
-/// Memory of a connection's slots. It lives until its last batch has ended.
+/// Slot memory for a connection. It lives until the connection's last batch has ended.
 #[derive(Debug)]
 pub(super) struct LinkMemory {
-    /// Number of the connection in this node, and the index that it has.
+    /// Connection number in this node, and index.
     pub id: u64,
     pub index: usize,
     pub incoming: SlotMemory,
@@ -18,7 +18,7 @@ pub(super) struct LinkMemory {
     pub outgoing_layout: Layout,
 }
 
-/// Place of a query in the memory of a job.
+/// A query's place in a job's memory.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     memory: u32,
@@ -30,19 +30,20 @@ struct Place {
 pub struct Job {
     memories: Vec<Arc<LinkMemory>>,
     places: Vec<Place>,
-    /// Bytes of each input, by query.
+    /// Bytes in each input, by query.
     lengths: Vec<u64>,
     replies: Vec<Reply>,
-    /// Bytes of each output, by query.
+    /// Bytes in each output, by query.
     outputs: Vec<u64>,
     inputs: usize,
-    /// Most bytes of each output.
+    /// Maximum bytes in each output.
     most: Box<[u64]>,
     tokens: Arc<TokenQueue>,
 }
 
 impl Job {
-    /// Empty job with room for `queries` queries of `inputs` inputs each, whose outputs have at most `most` bytes.
+    /// Empty job with room for `queries` queries with `inputs` inputs each, whose outputs have at most `most`
+    /// bytes.
     pub(super) fn with_capacity(
         queries: usize,
         inputs: usize,
@@ -61,7 +62,7 @@ impl Job {
         }
     }
 
-    /// Number of queries.
+    /// Query count.
     pub fn len(&self) -> usize {
         self.places.len()
     }
@@ -85,12 +86,12 @@ impl Job {
         true
     }
 
-    /// Answers all of its queries with an error, from 1 to `u32::MAX - 1`.
+    /// Answers all queries with an error, from 1 to `u32::MAX - 1`.
     pub fn fail(&mut self, code: u32) {
         self.replies.iter_mut().for_each(|reply| reply.fail(code));
     }
 
-    /// Adds a query, whose outputs have their most bytes.
+    /// Adds a query, whose outputs have maximum size.
     #[inline]
     pub(super) fn push(&mut self, memory: &Arc<LinkMemory>, slot: u32, lengths: &[u64]) {
         let known = match self.memories.last() {
@@ -107,7 +108,7 @@ impl Job {
         self.outputs.extend_from_slice(&self.most);
     }
 
-    /// Queries by connection index, its number and slot, with their errors and the bytes of each output.
+    /// Queries by connection index, number and slot, with errors and bytes in each output.
     #[inline]
     pub(super) fn answers(&self) -> impl Iterator<Item = (usize, JobQuery, u32, &[u64])> {
         self.places.iter().zip(&self.replies).enumerate().map(|(query, (place, reply))| {
@@ -126,29 +127,29 @@ impl Job {
         self.outputs.clear();
     }
 
-    /// Connection memory and slot of a query.
+    /// A query's connection memory and slot.
     pub(super) fn place(&self, query: usize) -> (&Arc<LinkMemory>, u32) {
         let Place { memory, slot } = self.places[query];
         (&self.memories[memory as usize], slot)
     }
 
-    /// Memory of each connection that has queries here.
+    /// Memory for each connection that has queries here.
     pub(super) fn memories(&self) -> impl Iterator<Item = &LinkMemory> {
         self.memories.iter().map(|memory| &**memory)
     }
 
-    /// Bytes of an input's tensor.
+    /// Bytes in an input tensor.
     pub(super) fn input_bytes(&self, query: usize, tensor: usize) -> u64 {
         self.lengths[query * self.inputs..][..self.inputs][tensor]
     }
 
-    /// Bytes of each output of a query.
+    /// Bytes in each of a query's outputs.
     #[inline]
     pub(super) fn output_bytes(&self, query: usize) -> &[u64] {
         &self.outputs[query * self.most.len()..][..self.most.len()]
     }
 
-    /// Sets the bytes of an output.
+    /// Sets an output's size in bytes.
     pub(super) fn resize(&mut self, query: usize, tensor: usize, bytes: u64) {
         let outputs = self.most.len();
         self.outputs[query * outputs..][..outputs][tensor] = bytes;
@@ -158,7 +159,7 @@ impl Job {
         &mut self.replies[query]
     }
 
-    /// Reports the bytes of tokens that the answer to a query has so far.
+    /// Reports how many token bytes the answer to a query has so far.
     pub(super) fn report_tokens(&self, query: usize, bytes: u64) {
         let (memory, slot) = self.place(query);
         let (index, query) = (memory.index, JobQuery { link: memory.id, slot });

@@ -1,4 +1,4 @@
-//! Slots of the connection to one front end, as the accelerator node uses them.
+//! Slots in the connection to one front end, as the accelerator node uses them.
 
 use super::job::LinkMemory;
 use crate::connection::Connection;
@@ -7,19 +7,19 @@ use crate::wire::{Checksum, Fields};
 use std::sync::Arc;
 use weft_fabric::Requests;
 
-/// Slot of a connection.
+/// Connection slot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slot {
-    /// Number of its uses.
+    /// Number of uses.
     pub(super) turn: u32,
-    /// Cancels seen, and those before its present query.
+    /// Cancels seen, and cancels before the present query.
     cancels: u32,
     cancels_before: u32,
     /// Holds a query without an answer.
     pub(super) open: bool,
-    /// Its answer waits for the confirmation of a part.
+    /// The answer waits until a part is confirmed.
     pub(super) held: bool,
-    /// Status and checksum of its answer.
+    /// Answer status and checksum.
     status: u32,
     checksum: u64,
     pub(super) stream: Stream,
@@ -28,13 +28,13 @@ pub(super) struct Slot {
 /// Answer in parts. A part is written once the front end has confirmed the one before.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Stream {
-    /// Bytes of tokens written, and those that the backend has appended.
+    /// Token bytes written, and token bytes that the backend has appended.
     pub(super) sent: u64,
     pub(super) appended: u64,
     /// Parts written and confirmed, over all uses of the slot.
     pub(super) parts: u64,
     pub(super) confirmed: u64,
-    /// Listed in `parts` of the link.
+    /// Listed in the link's `parts`.
     pub(super) listed: bool,
 }
 
@@ -42,16 +42,16 @@ pub(super) struct Stream {
 #[derive(Debug)]
 pub(super) struct Link {
     pub connection: Connection,
-    /// Memory of its slots, for batches.
+    /// Slot memory, for batches.
     pub memory: Arc<LinkMemory>,
     pub(super) slots: Box<[Slot]>,
-    /// Bytes of each tensor of the query in each slot.
+    /// Query tensor bytes in each slot.
     lengths: Box<[u64]>,
-    /// Bytes of each tensor of the answer in each slot.
+    /// Answer tensor bytes in each slot.
     outputs: Box<[u64]>,
     /// Slots with an answer to write.
     pub(super) answers: Vec<u32>,
-    /// The announcement of the departure is to be sent.
+    /// The departure must be announced.
     leaves: bool,
     announced: bool,
     /// Slots with a part to write.
@@ -59,7 +59,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Connection with number `id` in its node, at `index`.
+    /// Connection with number `id` in the node, at `index`.
     pub fn new(connection: Connection, id: u64, index: usize) -> Link {
         let slots = connection.agreement().slots as usize;
         let inputs = connection.agreement().schema.inputs.len();
@@ -86,12 +86,12 @@ impl Link {
         }
     }
 
-    /// Number of slots.
+    /// Slot count.
     pub fn slots(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// Enters the total of cancels of a slot.
+    /// Enters a slot's cancel total.
     pub fn cancels(&mut self, slot: u32, total: u32) {
         let slot = &mut self.slots[slot as usize];
         // A total may be reported twice; they rise, modulo 2^32.
@@ -109,7 +109,7 @@ impl Link {
     /// Takes the query in a slot if it has arrived entirely.
     ///
     /// # Errors
-    /// Those of the header.
+    /// Header errors.
     #[inline]
     pub fn take_query(&mut self, slot: u32) -> Result<bool> {
         let entry = &mut self.slots[slot as usize];
@@ -129,14 +129,14 @@ impl Link {
         Ok(true)
     }
 
-    /// Bytes of each tensor of the query in a slot.
+    /// Query tensor bytes in a slot.
     #[inline]
     pub fn lengths(&self, slot: u32) -> &[u64] {
         let inputs = self.connection.agreement().schema.inputs.len();
         &self.lengths[slot as usize * inputs..][..inputs]
     }
 
-    /// Enters an answer to be written: an error, or 0 with the bytes of each tensor.
+    /// Enters an answer to be written: an error, or 0 with each tensor's bytes.
     #[inline]
     pub fn answer(&mut self, slot: u32, code: u32, outputs: &[u64]) {
         if code != 0 {
@@ -172,7 +172,7 @@ impl Link {
         }
     }
 
-    /// Announces the departure of this node, once.
+    /// Announces this node's departure, once.
     pub fn announce_departure(&mut self) {
         self.leaves = true;
     }
@@ -183,7 +183,7 @@ impl Link {
         !self.answers.is_empty() || !self.parts.is_empty() || announces
     }
 
-    /// Writes the answers, and parts of them.
+    /// Writes answers, and parts.
     pub fn emit(&mut self, requests: &mut Requests) {
         let outputs = self.connection.agreement().schema.outputs.len();
         let mut answers = std::mem::take(&mut self.answers);

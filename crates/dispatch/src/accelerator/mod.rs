@@ -1,15 +1,15 @@
 //! Accelerator node: collects queries into batches, runs them on a backend, and writes the answers back.
 //!
-//! One [`Accelerator`] serves any number of front ends, a connection each; a batch may have queries of several. The
-//! caller polls the engine of each pair and passes the events to [`Accelerator::poll`] of that connection. There is no
-//! clock, no I/O, and no allocation but in [`Accelerator::new`] and [`Accelerator::join`], and for a batch where more run
-//! at a time than before.
+//! One [`Accelerator`] serves any number of front ends, a connection each; a batch may have queries from several. The
+//! caller polls each pair's engine and passes the events to [`Accelerator::poll`] for that connection. There is no
+//! clock, no I/O, and no allocation but in [`Accelerator::new`] and [`Accelerator::join`], and for a batch where more
+//! run at a time than before.
 //!
-//! - `backend.rs`: [`Backend`]; `batch.rs`: [`Batch`]; `rows.rs`: inputs of a batch as rows of one array
+//! - `backend.rs`: [`Backend`]; `batch.rs`: [`Batch`]; `rows.rs`: batch inputs as rows in one array
 //! - `executor.rs`: [`Executor`], batches that run while the node polls; `threaded.rs`: [`Threaded`], one with threads
-//! - `batcher.rs`: [`Batcher`], which batch starts next; `batches.rs`: start, cancel and end of batches
+//! - `batcher.rs`: [`Batcher`], which batch starts next; `batches.rs`: batch start, cancel and end
 //! - `tokens.rs`, `streams.rs`: answers in parts, from the backend and to the front end
-//! - `job.rs`: [`Job`], a batch with its memory; `link.rs`: slots of one connection; `reply.rs`: reply to one query
+//! - `job.rs`: [`Job`], a batch with memory; `link.rs`: one connection's slots; `reply.rs`: reply to one query
 
 mod backend;
 mod batch;
@@ -42,16 +42,16 @@ use std::time::Duration;
 use tokens::{Appended, TokenQueue};
 use weft_fabric::{Event, Requests, Time};
 
-/// Sizes of an accelerator node.
+/// Accelerator node sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcceleratorConfig {
     /// Front ends at a time; at least 1.
     pub front_ends: u32,
-    /// Most queries of a batch; at least 1. A full batch starts at once.
+    /// Maximum queries per batch; at least 1. A full batch starts at once.
     pub max_batch: u32,
     /// Time after which a batch starts with the queries that have arrived. With zero, a batch is what one poll finds.
     pub window: Duration,
-    /// Batches of queries of similar size; `None`: any queries.
+    /// Batches whose queries have similar sizes, such as sequences up to 128 and up to 512 tokens; `None`: any queries.
     pub buckets: Option<Buckets>,
     /// Sorts a batch by front end and slot, so that inputs in neighbouring slots are one copy ([`Batch::runs`]).
     pub by_slot: bool,
@@ -69,21 +69,21 @@ impl Default for AcceleratorConfig {
     }
 }
 
-/// Driver of an accelerator node. See the module's page.
+/// Accelerator node driver. See the module's page.
 #[derive(Debug)]
 pub struct Accelerator<E> {
     config: AcceleratorConfig,
     schema: Schema,
-    /// Bytes of an index of the dimension that selects a bucket.
+    /// Bytes per index along the dimension that selects a bucket.
     bucket_unit: u64,
     executor: E,
     links: Box<[Option<Link>]>,
-    /// Queries by index of their connection, and slot.
+    /// Queries by connection index and slot.
     waiting: Batcher<(u32, u32)>,
     /// The next batch, and batches that have ended.
     batch: Vec<(u32, u32)>,
     spare: Vec<Job>,
-    /// Most bytes of each output.
+    /// Maximum bytes in each output.
     most: Box<[u64]>,
     /// Tokens from backends.
     tokens: Arc<TokenQueue>,
@@ -94,19 +94,24 @@ pub struct Accelerator<E> {
     batches: u64,
 }
 
+/// Maximum number of front ends, and queries per batch.
+const MOST: u32 = 1 << 16;
+
 impl<E: Executor> Accelerator<E> {
-    /// Node that runs queries of this schema on a backend or another executor.
+    /// Node that runs queries in this schema on a backend or another executor.
     ///
     /// # Errors
-    /// [`Error::Schema`]; [`Error::Invalid`] for a size of zero, and for buckets of an input without a variable
-    /// dimension.
+    /// [`Error::Schema`]; [`Error::Invalid`] for a size that is zero or beyond the limit, and for buckets on an input
+    /// without a variable dimension.
     pub fn new(config: AcceleratorConfig, schema: Schema, executor: E) -> Result<Accelerator<E>> {
         schema.check()?;
         for (what, value) in
             [("front ends of a node", config.front_ends), ("queries of a batch", config.max_batch)]
         {
-            if value == 0 {
-                return Err(Error::Invalid { what, value: 0, expected: "at least 1".into() });
+            // More would only take memory: connections and slots have limits below.
+            if value == 0 || value > MOST {
+                let (value, expected) = (value.into(), format!("1 to {MOST}"));
+                return Err(Error::Invalid { what, value, expected });
             }
         }
         let unit = |buckets: Buckets| {
@@ -142,7 +147,7 @@ impl<E: Executor> Accelerator<E> {
         })
     }
 
-    /// Adds the connection to a front end; returns its index.
+    /// Adds the connection to a front end; returns the index.
     ///
     /// # Errors
     /// [`Error::Full`]; [`Error::Disagreement`] for another schema.
@@ -162,7 +167,7 @@ impl<E: Executor> Accelerator<E> {
         Ok(index)
     }
 
-    /// Removes a connection with its queries; returns it. The outputs of its batches under way are dropped.
+    /// Removes a connection with its queries; returns it. Outputs in batches in flight are dropped.
     pub fn leave(&mut self, index: usize) -> Option<Connection> {
         let link = self.links.get_mut(index)?.take()?;
         self.waiting.retain(|(link, _)| link as usize != index);
@@ -177,13 +182,13 @@ impl<E: Executor> Accelerator<E> {
         }
     }
 
-    /// Consumes the events of a connection's engine, starts the batches that are due, takes those that have ended, and emits the answers to this front
-    /// end. Answers to others leave at their polls. A poisoned engine and the departure of the front end remove the
-    /// connection ([`Accelerator::is_connected`]).
+    /// Consumes events from a connection's engine, starts the batches that are due, takes the ended ones, and emits the
+    /// answers to this front end. Answers to others leave when those are polled. A poisoned engine and the front end's
+    /// departure remove the connection ([`Accelerator::is_connected`]).
     ///
     /// # Errors
-    /// Violations of the protocol by the front end ([`Error::Malformed`], [`Error::Checksum`]): poison its pair and
-    /// call [`Accelerator::leave`].
+    /// Protocol violations by the front end ([`Error::Malformed`], [`Error::Checksum`]): poison the pair and call
+    /// [`Accelerator::leave`].
     pub fn poll(
         &mut self,
         now: Time,
@@ -234,7 +239,7 @@ impl<E: Executor> Accelerator<E> {
         Ok(())
     }
 
-    /// Prefetches what the next query of a front end is likely to be.
+    /// Prefetches a front end's likely next query.
     #[inline]
     pub(crate) fn prefetch_query(&self, index: usize) {
         if let Some(Some(link)) = self.links.get(index) {
@@ -272,7 +277,8 @@ impl<E: Executor> Accelerator<E> {
         waiting.into_iter().chain(self.executor.next_deadline()).min()
     }
 
-    /// Calls `waker` whenever a backend has appended tokens, on its thread. The first call has an effect.
+    /// Calls `waker` whenever a backend has appended tokens, on the backend's thread. Only the first call has an
+    /// effect.
     pub fn wake_with(&self, waker: Waker) {
         self.tokens.wake_with(waker);
     }
@@ -292,12 +298,12 @@ impl<E: Executor> Accelerator<E> {
         &self.executor
     }
 
-    /// True while the connection of this index is there: its front end was neither lost nor has it left.
+    /// True while the connection with this index is there: the front end was neither lost nor has it left.
     pub fn is_connected(&self, index: usize) -> bool {
         self.links.get(index).is_some_and(Option::is_some)
     }
 
-    /// Number of connections.
+    /// Connection count.
     pub fn front_ends(&self) -> usize {
         self.links.iter().flatten().count()
     }

@@ -1,11 +1,11 @@
-//! Reply of a backend to one query.
+//! Backend reply to one query.
 
-/// Reply to one query, without the bytes of its outputs, which are in its job.
+/// Reply to one query, without output sizes, which are in the job.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reply {
     /// Error, or 0.
     pub code: u32,
-    /// Output of tokens that were appended, and their bytes.
+    /// Token output that was appended to, and the byte count.
     stream: u8,
     pub appended: u64,
 }
@@ -16,12 +16,12 @@ impl Reply {
         self.code = code.clamp(1, u32::MAX - 1);
     }
 
-    /// True for the output of tokens, after an append.
+    /// True for the token output, after an append.
     pub fn is_stream(&self, tensor: usize) -> bool {
         self.appended > 0 && usize::from(self.stream) == tensor
     }
 
-    /// Enters the bytes of appended tokens.
+    /// Enters appended token bytes.
     pub fn append(&mut self, tensor: usize, bytes: u64) {
         (self.stream, self.appended) = (tensor as u8, bytes);
     }

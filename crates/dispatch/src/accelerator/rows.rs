@@ -1,65 +1,65 @@
-//! Inputs and outputs of a batch as rows of one array: runs of neighbouring slots, and rows padded to one length.
+//! Batch inputs and outputs as rows in one array: runs over neighbouring slots, and rows padded to one length.
 
 use super::batch::Batch;
 use std::ops::Range;
 use std::sync::Arc;
 use weft_fabric::Memory;
 
-/// Input of consecutive queries of a batch in slots at equal distances: one strided copy.
+/// Input run: consecutive queries in a batch, in equally spaced slots: one strided copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
     /// First query.
     pub first: usize,
-    /// Number of queries.
+    /// Query count.
     pub count: usize,
-    /// Bytes of the input of each of them.
+    /// Input bytes per query.
     pub length: u64,
-    /// Distance of their begins in `bytes`.
+    /// Row stride in `bytes`.
     pub stride: u64,
-    /// From the begin of the first one to the end of the last one. Between them are other parts of the same slots.
+    /// From the first row's start to the last row's end. Between them are other parts of the same slots.
     pub bytes: &'a [u8],
 }
 
 impl<'a> Run<'a> {
-    /// Its queries.
+    /// Query indexes in the run.
     pub fn queries(&self) -> Range<usize> {
         self.first..self.first + self.count
     }
 
-    /// Input of its query `index`.
+    /// Input for query `index` in the run.
     ///
     /// # Panics
-    /// Beyond the number of queries.
+    /// Beyond the query count.
     pub fn row(&self, index: usize) -> &'a [u8] {
         &self.bytes[index * self.stride as usize..][..self.length as usize]
     }
 }
 
-/// Memory of an output of consecutive queries of a batch in slots at equal distances: one strided copy.
+/// Output run: memory for consecutive queries in a batch, in equally spaced slots: one strided copy.
 #[derive(Debug)]
 pub struct RunMut<'a> {
-    /// Number of queries.
+    /// Query count.
     pub count: usize,
-    /// Bytes of the output of each of them.
+    /// Output bytes per query.
     pub length: u64,
-    /// Distance of their begins in `bytes`.
+    /// Row stride in `bytes`.
     pub stride: u64,
-    /// From the begin of the first one to the end of the last one. Between them are other parts of the same slots.
+    /// From the first row's start to the last row's end. Between them are other parts of the same slots.
     pub bytes: &'a mut [u8],
 }
 
 impl RunMut<'_> {
-    /// Output of its query `index`.
+    /// Output for query `index` in the run.
     ///
     /// # Panics
-    /// Beyond the number of queries.
+    /// Beyond the query count.
     pub fn row(&mut self, index: usize) -> &mut [u8] {
         &mut self.bytes[index * self.stride as usize..][..self.length as usize]
     }
 }
 
 impl Batch<'_> {
-    /// Memory in which its queries are and their answers begin: that of each front end, twice. It lives until the batch has
+    /// Memory in which the queries lie and the answers begin: each front end's, twice. It lives until the batch has
     /// ended, also if the front end is lost.
     pub fn memories(&self) -> impl Iterator<Item = &Arc<Memory>> {
         let memories = self.job.memories();
@@ -68,11 +68,11 @@ impl Batch<'_> {
             .map(|region| region.memory())
     }
 
-    /// Memory of an output of up to `most` queries from `first` on, those in neighbouring slots whose outputs are equally
-    /// long. Lengths are those of [`Batch::output`].
+    /// Output memory for up to `most` queries from `first` on that have neighbouring slots and equally long outputs.
+    /// Lengths are as in [`Batch::output`].
     ///
     /// # Panics
-    /// Beyond the number of queries or tensors, and for a `most` of 0.
+    /// Beyond the query or tensor count, and if `most` is 0.
     pub fn output_run(&mut self, first: usize, most: usize, tensor: usize) -> RunMut<'_> {
         assert!(most > 0, "a run has at least one query");
         let last = self.len().min(first + most);
@@ -94,19 +94,19 @@ impl Batch<'_> {
         RunMut { count, length, stride, bytes }
     }
 
-    /// Bytes of the longest input of a batch.
+    /// Longest input in a batch, in bytes.
     ///
     /// # Panics
-    /// Beyond the number of tensors.
+    /// Beyond the tensor count.
     pub fn longest(&self, tensor: usize) -> u64 {
         (0..self.len()).map(|query| self.job.input_bytes(query, tensor)).max().unwrap_or(0)
     }
 
-    /// Inputs of all queries in order, merged where slots are neighbours and the inputs equally long.
+    /// All queries' inputs in order, merged where slots are neighbours and the inputs equally long.
     /// [`super::AcceleratorConfig::by_slot`] brings neighbours together.
     ///
     /// # Panics
-    /// Beyond the number of tensors.
+    /// Beyond the tensor count.
     pub fn runs(&self, tensor: usize) -> impl Iterator<Item = Run<'_>> {
         let mut next = 0;
         std::iter::from_fn(move || {
@@ -131,8 +131,8 @@ impl Batch<'_> {
         Run { first, count, length, stride, bytes }
     }
 
-    /// Copies an input of all queries into rows of `row` bytes each, the rest of a row filled with `fill`. Rows of the
-    /// longest input are `batch.longest(tensor)` bytes.
+    /// Copies all queries' inputs into rows with `row` bytes each, the rest of each row filled with `fill`. Rows for
+    /// the longest input have `batch.longest(tensor)` bytes.
     ///
     /// # Panics
     /// If `rows` has another size than `row` bytes for each query, or an input is longer than `row`.

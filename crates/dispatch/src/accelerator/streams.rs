@@ -1,5 +1,5 @@
 //! Answers in parts: a part is written once the front end has confirmed the one before; tokens that are appended
-//! meanwhile go into the next one. An answer follows the confirmation of its last part.
+//! meanwhile go into the next one. An answer follows after its last part is confirmed.
 
 use super::link::Link;
 use crate::error::{Error, Result};
@@ -7,7 +7,7 @@ use crate::wire::{Checksum, Header};
 use weft_fabric::Requests;
 
 impl Link {
-    /// Enters the bytes of tokens that the answer in a slot has so far.
+    /// Enters how many token bytes the answer in a slot has so far.
     pub fn append(&mut self, slot: u32, bytes: u64) {
         let entry = &mut self.slots[slot as usize];
         if !entry.open {
@@ -20,7 +20,7 @@ impl Link {
         }
     }
 
-    /// Enters the total of confirmed parts of a slot. A total may be reported twice.
+    /// Enters a slot's confirmed part total. A total may be reported twice.
     ///
     /// # Errors
     /// [`Error::Malformed`] for more than were written.
@@ -43,7 +43,7 @@ impl Link {
         Ok(())
     }
 
-    /// Writes the next part of the answer in a slot, unless the answer was entered meanwhile.
+    /// Writes the next answer part in a slot, unless the answer was entered meanwhile.
     pub(super) fn emit_part(&mut self, slot: u32, requests: &mut Requests) {
         let entry = &mut self.slots[slot as usize];
         let stream = &mut entry.stream;

@@ -1,4 +1,4 @@
-//! Backends on threads of their own: the node polls while a batch runs and the next one is ready.
+//! Backends on separate threads: the node polls while a batch runs and the next one is ready.
 
 use super::backend::Backend;
 use super::batch::Batch;
@@ -14,8 +14,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use weft_fabric::Time;
 
-/// Executor with a thread for each of its backends. Each runs one batch; as many wait for the next free one, where a
-/// cancel still removes queries. The threads end with it, after the batches that have begun.
+/// Executor with one thread per backend. Each runs one batch; as many wait for the next free one, where a cancel
+/// still removes queries. The threads end with the executor, after the batches that have begun.
 pub struct Threaded {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -74,7 +74,7 @@ impl Shared {
 }
 
 impl Threaded {
-    /// Error of the queries of a batch whose backend panicked.
+    /// Error for queries in a batch whose backend panicked.
     pub const PANICKED: u32 = u32::MAX - 1;
 
     /// Starts a thread for each backend.
@@ -92,7 +92,7 @@ impl Threaded {
             let shared = threaded.shared.clone();
             let builder = std::thread::Builder::new().name("weft-backend".into());
             let thread = builder.spawn(move || shared.work(&mut backend));
-            let what = "cannot start the thread of a backend";
+            let what = "cannot start a backend thread";
             threaded.threads.push(thread.map_err(|error| Error::System { what, error })?);
         }
         if threaded.threads.is_empty() {

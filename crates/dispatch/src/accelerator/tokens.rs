@@ -1,10 +1,10 @@
-//! Tokens that backends append to answers before their end, from any thread.
+//! Tokens that backends append to unfinished answers, from any thread.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Query of a job: its connection and slot.
+/// Query in a job: connection and slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct JobQuery {
     pub(super) link: u64,
@@ -14,7 +14,7 @@ pub struct JobQuery {
 /// Called when a batch has ended or has appended tokens, on the thread that runs it: wakes the node's thread.
 pub type Waker = Box<dyn Fn() + Send + Sync>;
 
-/// Tokens of a query, so far.
+/// A query's tokens so far.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Appended {
     pub index: usize,
@@ -23,7 +23,7 @@ pub(super) struct Appended {
     pub bytes: u64,
 }
 
-/// Tokens on their way from backends to the node.
+/// Tokens in transit from backends to the node.
 #[derive(Default)]
 pub(super) struct TokenQueue {
     appended: Mutex<Vec<Appended>>,

@@ -1,14 +1,14 @@
-//! Admission: validation of queries by schema and memory, without the state of a front end.
+//! Admission: query validation by schema and memory, without front end state.
 
 use crate::error::{Error, Result};
 use crate::wire::{Layout, Schema};
 use std::sync::Arc;
 use weft_fabric::Memory;
 
-/// Tensor of a query: bytes of a memory that was given to [`FrontEnd::new`].
+/// Query tensor: bytes in a memory that was given to [`FrontEnd::new`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Input {
-    /// Index of the memory.
+    /// Memory index.
     pub memory: u32,
     /// First byte.
     pub offset: u64,
@@ -16,7 +16,7 @@ pub struct Input {
     pub length: u64,
 }
 
-/// Schema of queries, and lengths of the memories of a front end.
+/// Query schema, and memory lengths for a front end.
 #[derive(Debug)]
 pub(crate) struct Admission {
     pub schema: Schema,
@@ -32,7 +32,7 @@ impl Admission {
         Admission { schema, layout, lengths }
     }
 
-    /// Checks the tensors of a query.
+    /// Checks a query's tensors.
     ///
     /// # Errors
     /// [`Error::Query`], which names the tensor.

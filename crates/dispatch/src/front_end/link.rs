@@ -1,4 +1,4 @@
-//! Slots of the connection to one node, as the front end uses them.
+//! Slots in the connection to one node, as the front end uses them.
 
 use crate::connection::Connection;
 use crate::error::{Error, Result};
@@ -6,31 +6,31 @@ use crate::ledger::{NodeId, QueryId};
 use std::time::Duration;
 use weft_fabric::{RegionKey, Requests, Time};
 
-/// Time that answers on their way have to arrive after the departure of their node.
+/// Time that answers in transit have to arrive after the node departs.
 const DEPARTURE_GRACE: Duration = Duration::from_millis(20);
 
-/// Slot of a connection.
+/// Connection slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
-    /// Number of its uses.
+    /// Number of uses.
     turn: u32,
     /// Cancels sent for it.
     cancels: u32,
-    /// Bytes of tokens that have arrived in parts.
+    /// Token bytes that have arrived in parts.
     streamed: u64,
-    /// Its query was written, and not answered.
+    /// The query was written, and not answered.
     open: bool,
-    /// Its query has ended without the node.
+    /// The query has ended without the node.
     withdrawn: bool,
-    /// Listed in `withdrawn` of the link.
+    /// Listed in the link's `withdrawn`.
     listed: bool,
 }
 
-/// Orderly departure of a node.
+/// Orderly node departure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Departure {
     Never,
-    /// Answers on their way may arrive until then.
+    /// Answers in transit may arrive until then.
     Grace(Time),
     Over,
 }
@@ -39,10 +39,10 @@ enum Departure {
 #[derive(Debug)]
 pub(super) struct Link {
     pub connection: Connection,
-    /// Keys of the front end's memories.
+    /// Keys for the front end's memories.
     pub keys: Box<[RegionKey]>,
     slots: Box<[Slot]>,
-    /// Bytes of each tensor of the answer in each slot.
+    /// Answer tensor bytes in each slot.
     lengths: Box<[u64]>,
     /// Queries to write.
     pub assigned: Vec<(u32, QueryId)>,
@@ -56,7 +56,7 @@ pub(super) struct Link {
 /// Arrival in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// Part of an answer: tokens so far.
+    /// Answer part: tokens so far.
     Part { tokens: u32 },
     /// Answer with all tokens, or 0.
     Answer { tokens: u32 },
@@ -73,12 +73,12 @@ pub struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Number of tensors.
+    /// Tensor count.
     pub fn len(&self) -> usize {
         self.lengths.len()
     }
 
-    /// Bytes of a tensor.
+    /// Tensor bytes.
     pub fn tensor(&self, tensor: usize) -> &'a [u8] {
         let offset = self.connection.incoming_layout.offset(tensor);
         self.connection.incoming.read(self.slot, offset, self.lengths[tensor])
@@ -102,7 +102,7 @@ impl Link {
         }
     }
 
-    /// True at the first call after the departure of the node.
+    /// True at the first call after the node's departure.
     pub fn has_just_left(&mut self, now: Time) -> bool {
         let has_left = self.departure == Departure::Never && self.connection.peer_has_left();
         if has_left {
@@ -111,7 +111,7 @@ impl Link {
         has_left
     }
 
-    /// End of the time for answers of a node that has left.
+    /// End of the grace period for answers from a node that has left.
     pub fn grace(&self) -> Option<Time> {
         match self.departure {
             Departure::Grace(end) => Some(end),
@@ -135,7 +135,7 @@ impl Link {
         !self.assigned.is_empty() || !self.withdrawn.is_empty() || !self.parts.is_empty()
     }
 
-    /// Begins a use of a slot; returns its number and the cancels before it.
+    /// Begins a slot use; returns the number and the cancels before it.
     pub fn begin(&mut self, slot: u32) -> (u32, u32) {
         let slot = &mut self.slots[slot as usize];
         slot.turn = slot.turn.wrapping_add(1);
@@ -171,10 +171,10 @@ impl Link {
         }
     }
 
-    /// Takes the answer in a slot, or a part of it, if it has arrived entirely.
+    /// Takes the answer in a slot, or a part, if it has arrived entirely.
     ///
     /// # Errors
-    /// [`Error::UnexpectedAnswer`] without a query in the slot; those of the header.
+    /// [`Error::UnexpectedAnswer`] without a query in the slot; header errors.
     #[inline]
     pub fn take_answer(&mut self, node: NodeId, slot: u32) -> Result<Option<Arrival>> {
         let entry = &mut self.slots[slot as usize];
@@ -202,7 +202,7 @@ impl Link {
         Ok(Some(Arrival::Answer { tokens }))
     }
 
-    /// Bytes of these tokens of the answer in a slot.
+    /// Bytes for these tokens in a slot's answer.
     pub fn tokens(&self, slot: u32, from: u32, to: u32) -> &[u8] {
         let layout = &self.connection.incoming_layout;
         let Some(stream) = layout.stream() else { return &[] };

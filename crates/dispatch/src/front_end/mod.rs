@@ -1,12 +1,12 @@
-//! Front end: sends queries to accelerator nodes and reports the end of each.
+//! Front end: sends queries to accelerator nodes and reports how each ends.
 //!
-//! One [`FrontEnd`] drives all of its connections. The caller polls the engine of each pair and passes the events
-//! to [`FrontEnd::poll`] of that node; it submits the requests to the same engine. After each poll,
-//! [`FrontEnd::next_report`] returns the queries that have ended. There is no clock, no I/O, and no allocation but
-//! in [`FrontEnd::new`] and [`FrontEnd::join`].
+//! One [`FrontEnd`] drives all connections. The caller polls each pair's engine and passes the events to
+//! [`FrontEnd::poll`] for that node; it submits the requests to the same engine. After each poll,
+//! [`FrontEnd::next_report`] returns the queries that have ended. There is no clock, no I/O, and no allocation but in
+//! [`FrontEnd::new`] and [`FrontEnd::join`].
 //!
-//! - `admission.rs`: validation of queries
-//! - `link.rs`: slots of one connection
+//! - `admission.rs`: query validation
+//! - `link.rs`: one connection's slots
 //! - `nodes.rs`: nodes that join, drain, leave and are lost
 //! - `report.rs`: answers and reports
 
@@ -28,28 +28,28 @@ use link::{Arrival, Link};
 use std::sync::Arc;
 use weft_fabric::{Event, Memory, Requests, Time};
 
-/// Bytes of a tensor that are prefetched between its submission and its copy.
+/// Tensor bytes that are prefetched between submission and copy.
 const PREFETCH: u64 = 1024;
 
-/// Driver of a front end. See the module's page.
+/// Front end driver. See the module's page.
 #[derive(Debug)]
 pub struct FrontEnd {
     ledger: Ledger,
     admission: Arc<Admission>,
     memories: Box<[Arc<Memory>]>,
-    /// Tensors of each query, by its index.
+    /// Each query's tensors, by index.
     inputs: Box<[Input]>,
-    /// Bytes of each tensor of the query that is written.
+    /// Tensor bytes in the query that is being written.
     lengths: Box<[u64]>,
-    /// By place of the node.
+    /// By node place.
     links: Box<[Option<Link>]>,
 }
 
 impl FrontEnd {
-    /// Front end for queries of this schema, whose tensors are in `memories`.
+    /// Front end for queries in this schema, whose tensors are in `memories`.
     ///
     /// # Errors
-    /// [`Error::Schema`]; [`Error::Invalid`] for the sizes of the ledger.
+    /// [`Error::Schema`]; [`Error::Invalid`] for the ledger sizes.
     pub fn new(config: LedgerConfig, schema: Schema, memories: &[Arc<Memory>]) -> Result<FrontEnd> {
         schema.check()?;
         let inputs = config.queries as usize * schema.inputs.len();
@@ -63,7 +63,7 @@ impl FrontEnd {
         })
     }
 
-    /// Accepts a query; `token` names it in reports. Its memory must not change until the report that it returned
+    /// Accepts a query; `token` names it in reports. Its memory must not change until a report says that it returned
     /// ([`Report::is_last`]).
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl FrontEnd {
         Ok(query)
     }
 
-    /// Prefetches the first bytes of a query's tensors, which are copied soon.
+    /// Prefetches a query's first tensor bytes, which are copied soon.
     #[inline]
     pub(crate) fn prefetch(&self, inputs: &[Input]) {
         for &Input { memory, offset, length } in inputs {
@@ -95,7 +95,7 @@ impl FrontEnd {
         }
     }
 
-    /// Prefetches what the next answer of a node is likely to be.
+    /// Prefetches a node's likely next answer.
     #[inline]
     pub(crate) fn prefetch_answer(&self, node: NodeId) {
         if let Some(link) = &self.links[node.place()] {
@@ -103,12 +103,12 @@ impl FrontEnd {
         }
     }
 
-    /// Validation of queries.
+    /// Query validation.
     pub(crate) fn admission(&self) -> &Arc<Admission> {
         &self.admission
     }
 
-    /// Queries under way, from their submission to the return of their memory.
+    /// Queries in progress, from submission until the memory returns.
     pub fn under_way(&self) -> u32 {
         self.ledger.under_way()
     }
@@ -146,13 +146,13 @@ impl FrontEnd {
         });
     }
 
-    /// Consumes the events of a node's engine, ends queries whose deadline has passed, assigns waiting queries to all
-    /// nodes, and emits the writes to this one. A poisoned engine is a lost node. A node that has left in order takes no
-    /// more queries ([`FrontEnd::is_draining`]); if it owes answers after a grace period, its pair is poisoned.
+    /// Consumes events from a node's engine, ends queries whose deadline has passed, assigns waiting queries to all
+    /// nodes, and emits the writes to this one. A poisoned engine is a lost node. A node that has left in order takes
+    /// no more queries ([`FrontEnd::is_draining`]); if it owes answers after a grace period, the pair is poisoned.
     ///
     /// # Errors
-    /// [`Error::UnknownNode`]. Violations of the protocol by the node ([`Error::Malformed`], [`Error::Checksum`],
-    /// [`Error::UnexpectedAnswer`]): poison its pair and call [`FrontEnd::lose`].
+    /// [`Error::UnknownNode`]. Protocol violations by the node ([`Error::Malformed`], [`Error::Checksum`],
+    /// [`Error::UnexpectedAnswer`]): poison the pair and call [`FrontEnd::lose`].
     pub fn poll(
         &mut self,
         now: Time,
@@ -166,7 +166,7 @@ impl FrontEnd {
         Ok(())
     }
 
-    /// First part of [`FrontEnd::poll`]: consumes the events of a node's engine.
+    /// First part of [`FrontEnd::poll`]: consumes events from a node's engine.
     pub(crate) fn receive(&mut self, now: Time, node: NodeId, events: &[Event]) -> Result<()> {
         self.ledger.in_flight(node)?;
         if let Some(link) = &self.links[node.place()] {
@@ -232,7 +232,7 @@ impl FrontEnd {
         self.links[node.place()].as_ref().is_some_and(Link::has_output)
     }
 
-    /// Last part of [`FrontEnd::poll`]: writes the assigned queries and the cancels of a node.
+    /// Last part of [`FrontEnd::poll`]: writes a node's assigned queries and cancels.
     pub(crate) fn emit(&mut self, node: NodeId, requests: &mut Requests) {
         let FrontEnd { links, inputs, lengths, memories, .. } = self;
         let Some(link) = &mut links[node.place()] else { return };
@@ -269,8 +269,8 @@ impl FrontEnd {
         link.confirm_parts(requests);
     }
 
-    /// The next report. The answer of an [`Report::Answered`] and the bytes of tokens are readable until the next call
-    /// of this front end.
+    /// The next report. The answer in an [`Report::Answered`] and the token bytes are readable until the next call on
+    /// this front end.
     pub fn next_report(&mut self) -> Option<Report<'_>> {
         let notice = self.next_notice()?;
         self.report(&notice)
@@ -283,7 +283,7 @@ impl FrontEnd {
         self.ledger.next_notice_released()
     }
 
-    /// The report of a notice.
+    /// The report for a notice.
     pub(crate) fn report(&self, notice: &Notice) -> Option<Report<'_>> {
         match *notice {
             Notice::Ended { query, token, outcome: Outcome::Answered { node, slot }, .. } => {
@@ -311,7 +311,7 @@ impl FrontEnd {
         departures.chain(self.ledger.next_deadline()).min()
     }
 
-    /// Counts of its queries.
+    /// Query counts.
     pub fn counts(&self) -> Counts {
         self.ledger.counts()
     }

@@ -8,11 +8,10 @@ use crate::ledger::NodeId;
 use weft_fabric::{RegionKey, Time};
 
 impl FrontEnd {
-    /// Adds a node. `keys` are the keys of the memories of [`FrontEnd::new`] in the engine of this connection, in
-    /// order.
+    /// Adds a node. `keys` are the keys for the [`FrontEnd::new`] memories in this connection's engine, in order.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] for another schema or another number of keys; those of [`Ledger::join`].
+    /// [`Error::Disagreement`] for another schema or another number of keys; errors from [`Ledger::join`].
     pub fn join(&mut self, connection: Connection, keys: &[RegionKey]) -> Result<NodeId> {
         let agreement = connection.agreement();
         if agreement.schema != self.admission.schema {
@@ -21,7 +20,7 @@ impl FrontEnd {
             return Err(Error::Disagreement { detail });
         }
         if keys.len() != self.memories.len() {
-            let expected = format!("{}, one for each memory of the front end", self.memories.len());
+            let expected = format!("{}, one for each front end memory", self.memories.len());
             return Err(Error::Invalid {
                 what: "keys of memories",
                 value: keys.len() as u64,
@@ -38,7 +37,7 @@ impl FrontEnd {
         Ok(node)
     }
 
-    /// Ends the sends to a node. Its queries are answered; then [`FrontEnd::in_flight`] is 0, and it may leave.
+    /// Stops sending to a node. Its queries are answered; then [`FrontEnd::in_flight`] is 0, and it may leave.
     ///
     /// # Errors
     /// [`Error::UnknownNode`].
@@ -46,7 +45,7 @@ impl FrontEnd {
         self.ledger.drain(node)
     }
 
-    /// True for a node that takes no more queries, by [`FrontEnd::drain`] or its own announcement.
+    /// True for a node that takes no more queries, by [`FrontEnd::drain`] or by announcement.
     ///
     /// # Errors
     /// [`Error::UnknownNode`].
@@ -54,7 +53,7 @@ impl FrontEnd {
         self.ledger.is_draining(node)
     }
 
-    /// Slots in use of a node.
+    /// A node's slots in use.
     ///
     /// # Errors
     /// [`Error::UnknownNode`].
@@ -62,7 +61,7 @@ impl FrontEnd {
         self.ledger.in_flight(node)
     }
 
-    /// Slots of a node whose queries have ended without its answer.
+    /// A node's slots whose queries have ended without an answer.
     ///
     /// # Errors
     /// [`Error::UnknownNode`].
@@ -70,7 +69,7 @@ impl FrontEnd {
         self.ledger.quarantined(node)
     }
 
-    /// Removes a node without slots in use; returns its connection.
+    /// Removes a node without slots in use; returns the connection.
     ///
     /// # Errors
     /// [`Error::UnknownNode`]; [`Error::NotIdle`].
@@ -79,8 +78,8 @@ impl FrontEnd {
         Ok(self.links[node.place()].take().map(|link| link.connection))
     }
 
-    /// Removes a node that is lost, once its engine is poisoned. Its unanswered queries are sent to other nodes, or
-    /// fail. The memory of its slots lives until its last answer was reported.
+    /// Removes a node that is lost, once the engine is poisoned. Unanswered queries are sent to other nodes, or
+    /// fail. The slot memory lives until the last answer was reported.
     ///
     /// # Errors
     /// [`Error::UnknownNode`].
@@ -92,8 +91,8 @@ impl FrontEnd {
         Ok(())
     }
 
-    /// Takes note of a node that has left in order. It gets no more queries; those whose answers do not arrive within
-    /// the grace period are lost with it.
+    /// Notes that a node has left in order. It gets no more queries; queries whose answers do not arrive within the
+    /// grace period are lost with it.
     pub(super) fn note_departure(&mut self, now: Time, node: NodeId) -> Result<()> {
         let Some(link) = &mut self.links[node.place()] else { return Ok(()) };
         if link.has_just_left(now) {
@@ -110,7 +109,7 @@ impl FrontEnd {
         Ok(())
     }
 
-    /// Name of a node, from its handshake.
+    /// Node name, from the handshake.
     pub fn name(&self, node: NodeId) -> Option<&str> {
         let link: &Link = self.links.get(node.place())?.as_ref()?;
         Some(&link.connection.agreement().name)

@@ -1,4 +1,4 @@
-//! Reports of a front end.
+//! Front end reports.
 
 use super::link::Source;
 use crate::ledger::{Failure, NodeId, QueryId};
@@ -21,14 +21,14 @@ impl<'a> Answer<'a> {
         self.node
     }
 
-    /// Bytes of each tensor, in the order of the schema.
+    /// Bytes per tensor, in schema order.
     pub fn tensors(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let source = self.source;
         (0..source.len()).map(move |tensor| source.tensor(tensor))
     }
 }
 
-/// Tokens of an answer in parts, in the memory into which the node wrote them.
+/// Tokens in a partial answer, in the memory into which the node wrote them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tokens<'a> {
     /// Node that answers.
@@ -37,10 +37,10 @@ pub struct Tokens<'a> {
     pub from: u32,
     /// Number of tokens so far.
     pub to: u32,
-    /// Arrival of the last of them.
+    /// Arrival time of the last token.
     pub at: Time,
-    /// Times that the query was sent. If this has risen since an earlier report, a node was lost and the stream began
-    /// anew: the tokens of earlier reports are void.
+    /// Number of times that the query was sent. If this has risen since an earlier report, a node was lost and the
+    /// stream began anew: tokens in earlier reports are void.
     pub sends: u32,
     /// Bytes of tokens `from` to `to - 1`, readable until the next call.
     pub bytes: &'a [u8],
@@ -49,29 +49,29 @@ pub struct Tokens<'a> {
 /// Report on a query. Each query has exactly one [`Report::Answered`] or [`Report::Failed`].
 #[derive(Clone, Copy, Debug)]
 pub enum Report<'a> {
-    /// The first tokens of an answer have arrived. With an output of tokens, it precedes each answer that has any.
+    /// An answer's first tokens have arrived. With a token output, this precedes each answer that has any.
     FirstToken {
         /// Query.
         query: QueryId,
-        /// Token of its submission.
+        /// Submission token.
         token: u64,
         /// Tokens.
         tokens: Tokens<'a>,
     },
-    /// Further tokens have arrived. The tokens of an answer are all reported before it.
+    /// Further tokens have arrived. An answer's tokens are all reported before it.
     Tokens {
         /// Query.
         query: QueryId,
-        /// Token of its submission.
+        /// Submission token.
         token: u64,
         /// Tokens.
         tokens: Tokens<'a>,
     },
     /// The query was answered; its memory may be reused.
     Answered {
-        /// Query; its id is stale from the next call on.
+        /// Query; the id is stale from the next call on.
         query: QueryId,
-        /// Token of its submission.
+        /// Submission token.
         token: u64,
         /// Answer, readable until the next call.
         answer: Answer<'a>,
@@ -80,24 +80,24 @@ pub enum Report<'a> {
     Failed {
         /// Query.
         query: QueryId,
-        /// Token of its submission.
+        /// Submission token.
         token: u64,
         /// Cause.
         failure: Failure,
-        /// True while its memory may still be read: [`Report::Returned`] follows.
+        /// True while the query's memory may still be read: [`Report::Returned`] follows.
         quarantined: bool,
     },
-    /// The memory of a failed query may be reused.
+    /// A failed query's memory may be reused.
     Returned {
-        /// Query; its id is stale.
+        /// Query; the id is stale.
         query: QueryId,
-        /// Token of its submission.
+        /// Submission token.
         token: u64,
     },
 }
 
 impl Report<'_> {
-    /// Token of the query's submission.
+    /// The query's submission token.
     pub fn token(&self) -> u64 {
         match self {
             Report::FirstToken { token, .. }

@@ -1,20 +1,20 @@
-//! Deadlines of queries: a list of those that were added in order, and a binary min-heap with positions for others.
+//! Query deadlines: a list for those that were added in order, and a binary min-heap with positions for others.
 //!
-//! A query that is added with the latest deadline of the list, as with equal time limits, is added and removed in O(1),
+//! A query that is added with the latest deadline in the list, as with equal time limits, is added and removed in O(1),
 //! any other one in O(log n).
 
 use super::queue::Queue;
 use weft_fabric::Time;
 
-/// Position of a query without a deadline in the heap.
+/// Heap position for a query without a deadline.
 const NONE: u32 = u32::MAX;
 
-/// Deadlines by index of their query. Without allocation after construction.
+/// Deadlines by query index. No allocation after construction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Deadlines {
     /// Queries whose deadlines rise from the first to the last.
     rising: Queue,
-    /// Deadline, by query; of those in `rising`.
+    /// Deadline by query, for queries in `rising`.
     times: Box<[Time]>,
     heap: Vec<(Time, u32)>,
     /// Position in the heap, by query.
@@ -22,7 +22,7 @@ pub(super) struct Deadlines {
 }
 
 impl Deadlines {
-    /// No deadlines, for queries of index 0 to `queries - 1`.
+    /// No deadlines, for queries with index 0 to `queries - 1`.
     pub fn new(queries: usize) -> Deadlines {
         let positions = vec![NONE; queries].into_boxed_slice();
         let times = vec![Time(0); queries].into_boxed_slice();
@@ -52,7 +52,7 @@ impl Deadlines {
         self.rise(self.heap.len() - 1);
     }
 
-    /// Removes the deadline of a query, if it has one.
+    /// Removes a query's deadline, if it has one.
     #[inline]
     pub fn remove(&mut self, query: u32) {
         if self.rising.has(query) {
@@ -121,7 +121,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     proptest! {
-        /// Insertions and removals in any order: the first deadline is that of a sorted set, and its query has it.
+        /// Insertions and removals in any order: the first deadline is the same as in a sorted set, and its query has
+        /// it.
         #[test]
         fn the_first_deadline_is_the_earliest(steps in prop::collection::vec((0u32..12, 0u64..9), 0..200)) {
             let (mut deadlines, mut model) = (Deadlines::new(12), BTreeSet::new());

@@ -1,4 +1,4 @@
-//! Ends of queries: answers, errors, cancels and deadlines.
+//! Query ends: answers, errors, cancels and deadlines.
 
 use super::types::{Failure, NodeId, Outcome, QueryId, Withdrawal};
 use super::{Ledger, Query, State};
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use weft_fabric::Time;
 
 impl Ledger {
-    /// Enters the arrival of an answer in a slot: the query ends with it, unless it has ended before.
+    /// Enters that an answer arrived in a slot: the query ends with it, unless it has ended before.
     ///
     /// # Errors
     /// [`Error::UnknownNode`]; [`Error::UnexpectedAnswer`] without a query in flight there.
@@ -14,7 +14,7 @@ impl Ledger {
         self.end_in_slot(now, node, slot, Outcome::Answered { node, slot })
     }
 
-    /// Enters the arrival of an error in place of an answer.
+    /// Enters that an error arrived in place of an answer.
     ///
     /// # Errors
     /// As [`Ledger::answered`].
@@ -49,8 +49,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Ends a query without an answer. Returns its slot if a node has it: the node may be notified. `None` if the
-    /// query had no slot, or has ended already; its outcome then stands.
+    /// Ends a query without an answer. Returns the slot if a node has it: the node may be notified. `None` if the
+    /// query had no slot, or has ended already; that outcome then stands.
     ///
     /// # Errors
     /// [`Error::UnknownQuery`].
@@ -59,7 +59,7 @@ impl Ledger {
         Ok(self.withdraw(id.index, |_| Failure::Cancelled))
     }
 
-    /// Fails the query of the earliest deadline, if that has passed. Returns true if it did; call it until it
+    /// Fails the query with the earliest deadline, if that has passed. Returns true if it did; call it until it
     /// returns false. `withdrawn` is called with the query's slot if a node has it.
     pub fn expire(&mut self, now: Time, withdrawn: impl FnOnce(Withdrawal)) -> bool {
         let Some((_, index)) = self.deadlines.first().filter(|(at, _)| *at <= now) else {
@@ -75,7 +75,7 @@ impl Ledger {
         true
     }
 
-    /// The earliest deadline of a query that has not ended.
+    /// The earliest deadline among queries that have not ended.
     pub fn next_deadline(&self) -> Option<Time> {
         self.deadlines.first().map(|(at, _)| at)
     }
@@ -111,8 +111,8 @@ impl Ledger {
         self.notify(index);
     }
 
-    /// The memory of a query that ended before is free: its [`Notice::Returned`] is due, or not needed because
-    /// its [`Notice::Ended`] is still to be taken.
+    /// A query that ended before has free memory: [`Notice::Returned`] is due, or not needed because
+    /// [`Notice::Ended`] is still to be taken.
     pub(super) fn returned(&mut self, index: u32) {
         if self.queries[index as usize].reported {
             self.notify(index);

@@ -1,4 +1,4 @@
-//! Ledger: queries under way, the slots that they use, and the end of each.
+//! Ledger: queries in progress, the slots that they use, and how each ends.
 //!
 //! ```text
 //!   submit        next_send             answered                    next_notice, release
@@ -12,13 +12,13 @@
 //! ```
 //!
 //! A slot is free again when its answer has arrived and the caller has read it. Each accepted query has exactly
-//! one [`Notice::Ended`]; the notice of a quarantined query is followed by one [`Notice::Returned`]. The ledger
-//! is a value: no clock, no I/O, no allocation after construction.
+//! one [`Notice::Ended`]; a quarantined query's notice is followed by one [`Notice::Returned`]. The ledger is a
+//! value: no clock, no I/O, no allocation after construction.
 //!
 //! - `types.rs`: ids, outcomes, configuration
-//! - `ends.rs`: ends of queries; `notices.rs`: notices, return of slots; `streams.rs`: answers in parts
-//! - `node.rs`: slots of a node; `nodes.rs`: joins, leaves, losses; `policy.rs`: choice of nodes
-//! - `queue.rs`, `deadlines.rs`: lists of queries, by order and by deadline
+//! - `ends.rs`: query ends; `notices.rs`: notices, slot returns; `streams.rs`: answers in parts
+//! - `node.rs`: a node's slots; `nodes.rs`: joins, leaves, losses; `policy.rs`: node selection
+//! - `queue.rs`, `deadlines.rs`: query lists, by order and by deadline
 
 mod deadlines;
 mod ends;
@@ -41,7 +41,7 @@ use node::{Node, NodeState};
 use queue::Queue;
 use weft_fabric::Time;
 
-/// State of a place in the table of queries.
+/// State at a place in the query table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum State {
     Free,
@@ -49,11 +49,11 @@ enum State {
     Queued,
     /// In a slot, without an answer.
     Sent,
-    /// Ended, with its notice untaken or its slot unreleased.
+    /// Ended; the notice is untaken or the slot unreleased.
     Ended(Outcome),
 }
 
-/// Place in the table of queries.
+/// Place in the query table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Query {
     reuse: u32,
@@ -64,16 +64,15 @@ struct Query {
     sends: u32,
     /// Node and slot that it borrows.
     place: Option<(u32, u32)>,
-    /// Its [`Notice::Ended`] was taken.
+    /// The [`Notice::Ended`] was taken.
     reported: bool,
-    /// Tokens of its answer that have arrived, those of them in notices that were taken, and the time of the last
-    /// arrival.
+    /// Answer tokens that have arrived, how many were in notices that were taken, and the last arrival time.
     tokens: u32,
     tokens_reported: u32,
     tokens_at: Time,
 }
 
-/// Queries under way on all nodes of a front end. See the module's page.
+/// Queries in progress on all nodes of a front end. See the module's page.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ledger {
     config: LedgerConfig,
@@ -93,7 +92,7 @@ impl Ledger {
     /// Empty ledger, without nodes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a size of zero.
+    /// [`Error::Invalid`] if a size is zero.
     pub fn new(config: LedgerConfig) -> Result<Ledger> {
         let sizes = [
             ("queries of a ledger", config.queries),
@@ -135,12 +134,12 @@ impl Ledger {
         })
     }
 
-    /// Its sizes and rules.
+    /// Sizes and rules.
     pub fn config(&self) -> &LedgerConfig {
         &self.config
     }
 
-    /// Its counts.
+    /// Counts.
     pub fn counts(&self) -> Counts {
         let nodes = || self.nodes.iter().filter(|node| node.state != NodeState::Vacant);
         Counts {
@@ -151,7 +150,7 @@ impl Ledger {
         }
     }
 
-    /// Queries under way, from their submission to the return of their memory.
+    /// Queries in progress, from submission until the memory returns.
     pub fn under_way(&self) -> u32 {
         self.config.queries - self.free.len() as u32
     }

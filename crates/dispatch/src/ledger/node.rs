@@ -1,24 +1,24 @@
-//! Accelerator node of the ledger: its slots, their queries, its load.
+//! Accelerator node in the ledger: slots, queries, load.
 
 use super::policy::Load;
 
 /// Slot without a query.
 const FREE: u32 = u32::MAX;
 
-/// State of a place in the table of nodes.
+/// State at a place in the node table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum NodeState {
     /// Without a node.
     Vacant,
     /// Takes queries.
     Ready,
-    /// Answers its queries, takes no more.
+    /// Answers queries, takes no more.
     Draining,
     /// Lost. Answers that the caller has not released keep their slots.
     Lost,
 }
 
-/// Place in the table of nodes. Without allocation after construction.
+/// Place in the node table. No allocation after construction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Node {
     pub reuse: u32,
@@ -27,12 +27,12 @@ pub(super) struct Node {
     pub quarantined: u32,
     /// Free slots; the last one is used next, while its memory is in the caches.
     free: Vec<u32>,
-    /// Query of each slot.
+    /// Query in each slot.
     queries: Vec<u32>,
 }
 
 impl Node {
-    /// Vacant place for a node of up to `slots` slots.
+    /// Vacant place for a node with up to `slots` slots.
     pub fn vacant(slots: usize) -> Node {
         Node {
             reuse: 0,
@@ -44,7 +44,7 @@ impl Node {
         }
     }
 
-    /// Begins the life of a node with `slots` free slots.
+    /// Begins a node's life with `slots` free slots.
     pub fn join(&mut self, slots: u32) {
         self.state = NodeState::Ready;
         self.load = Load { in_flight: 0, latency: 0 };
@@ -55,13 +55,13 @@ impl Node {
         self.queries.resize(slots as usize, FREE);
     }
 
-    /// Ends the life of a node; ids of it are stale afterwards.
+    /// Ends a node's life; the ids are stale afterwards.
     pub fn leave(&mut self) {
         self.state = NodeState::Vacant;
         self.reuse = self.reuse.wrapping_add(1);
     }
 
-    /// The number of slots.
+    /// Slot count.
     pub fn slots(&self) -> u32 {
         self.queries.len() as u32
     }

@@ -9,7 +9,7 @@ impl Ledger {
     /// Adds a node with this many slots; it takes queries at once.
     ///
     /// # Errors
-    /// [`Error::Full`] with as many nodes as the ledger takes; [`Error::Invalid`] for the number of slots.
+    /// [`Error::Full`] with as many nodes as the ledger takes; [`Error::Invalid`] for the slot count.
     pub fn join(&mut self, slots: u32) -> Result<NodeId> {
         if slots == 0 || slots > self.config.slots {
             let expected = format!("1 to {}", self.config.slots);
@@ -22,7 +22,7 @@ impl Ledger {
         Ok(NodeId { place: place as u32, reuse: self.nodes[place].reuse })
     }
 
-    /// Ends the sends to a node. Its queries in flight are answered as before.
+    /// Stops sending to a node. Its queries in flight are answered as before.
     ///
     /// # Errors
     /// [`Error::UnknownNode`].
@@ -45,10 +45,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// Removes a node that can no longer answer, once its connection is closed, so that it reads no memory of
-    /// queries any more. Its unanswered queries wait for other nodes, before all other ones, or fail if they
-    /// have been sent [`super::LedgerConfig::max_sends`] times. The memory of quarantined ones returns. Answers that
-    /// the caller has not released stay readable.
+    /// Removes a node that can no longer answer, once the connection is closed, so that it reads no query memory any
+    /// more. Unanswered queries wait for other nodes, before all other ones, or fail if they have been sent
+    /// [`super::LedgerConfig::max_sends`] times. Memory for quarantined ones returns. Answers that the caller has
+    /// not released stay readable.
     ///
     /// # Errors
     /// [`Error::UnknownNode`].
@@ -62,7 +62,7 @@ impl Ledger {
             match query.state {
                 State::Ended(Outcome::Answered { .. }) => {}
                 State::Sent if sends < self.config.max_sends => {
-                    // Its tokens are void.
+                    // The tokens are void.
                     self.notices.remove(index);
                     self.put_slot_back(index);
                     self.queries[index as usize].state = State::Queued;
@@ -88,7 +88,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Slots in use of a node, including answers that the caller has not released.
+    /// A node's slots in use, including answers that the caller has not released.
     ///
     /// # Errors
     /// [`Error::UnknownNode`].
@@ -96,7 +96,7 @@ impl Ledger {
         Ok(self.node(id)?.load.in_flight)
     }
 
-    /// Slots of a node whose queries have ended without its answer.
+    /// A node's slots whose queries have ended without an answer.
     ///
     /// # Errors
     /// [`Error::UnknownNode`].
@@ -112,7 +112,7 @@ impl Ledger {
         Ok(self.node(id)?.state == NodeState::Draining)
     }
 
-    /// True if a lost node's answers are all released, or the node has left: its memory may be freed.
+    /// True if a lost node's answers are all released, or the node has left: the memory may be freed.
     pub fn is_gone(&self, id: NodeId) -> bool {
         !self
             .nodes

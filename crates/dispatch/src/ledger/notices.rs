@@ -1,4 +1,4 @@
-//! Notices of a ledger, and the return of slots and queries.
+//! Ledger notices, and returned slots and queries.
 
 use super::node::NodeState;
 use super::types::{NodeId, Notice, Outcome, QueryId};
@@ -6,7 +6,7 @@ use super::{Ledger, Query, State};
 use crate::error::{Error, Result};
 
 impl Ledger {
-    /// Enters a query into the list of notices, once.
+    /// Enters a query into the notice list, once.
     pub(super) fn notify(&mut self, index: u32) {
         if !self.notices.has(index) {
             self.notices.push_last(index);
@@ -37,8 +37,8 @@ impl Ledger {
         Some(Notice::Ended { query: id, token, outcome, quarantined })
     }
 
-    /// As [`Ledger::next_notice`], with [`Ledger::release`] of an answered query: for a caller that reads its answer
-    /// before the slot is used again.
+    /// Same as [`Ledger::next_notice`], with [`Ledger::release`] for an answered query: for a caller that reads the
+    /// answer before the slot is used again.
     #[inline]
     pub(crate) fn next_notice_released(&mut self) -> Option<Notice> {
         let notice = self.next_notice()?;
@@ -49,7 +49,7 @@ impl Ledger {
         Some(notice)
     }
 
-    /// Returns the slot of an answered query whose notice was taken.
+    /// Returns an answered query's slot after its notice was taken.
     ///
     /// # Errors
     /// [`Error::UnknownQuery`] for any other query.
@@ -63,7 +63,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Notice of tokens that arrived and were not reported. Those of an answer precede its end.
+    /// Notice for tokens that arrived and were not reported. An answer's tokens precede its end.
     fn take_tokens(&mut self, index: u32) -> Option<Notice> {
         let query = &mut self.queries[index as usize];
         let is_due = matches!(query.state, State::Sent | State::Ended(Outcome::Answered { .. }));

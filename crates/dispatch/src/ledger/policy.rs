@@ -1,19 +1,19 @@
-//! Policies: choice of the node of a query.
+//! Policies: which node gets a query.
 
 /// Rule by which the ledger chooses among nodes with a free slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
-    /// The next node in the order of their joins.
+    /// The next node in join order.
     #[default]
     RoundRobin,
     /// The node with the fewest queries in flight, quarantined ones included.
     LeastInFlight,
-    /// The node with the least product of its mean latency and its queries in flight plus one. A node without
-    /// an answer so far comes first.
+    /// The node for which the mean latency times (queries in flight + 1) is least: 2 ms with 3 in flight, for
+    /// example, comes after 3 ms with 1. A node without an answer so far comes first.
     LatencyAware,
 }
 
-/// Load of a node, as policies see it.
+/// Node load, as policies see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Load {
     /// Slots in use.
@@ -22,11 +22,11 @@ pub(super) struct Load {
     pub latency: u64,
 }
 
-/// Weight of the newest latency in the mean: 1/8.
+/// The newest latency's weight in the mean: 1/8.
 const SHIFT: u32 = 3;
 
 impl Load {
-    /// Enters the latency of an answer in nanoseconds into the exponentially weighted mean.
+    /// Enters an answer's latency in nanoseconds into the exponentially weighted mean.
     pub fn answered_after(&mut self, latency: u64) {
         let newest = latency.max(1);
         self.latency = match self.latency {
@@ -37,8 +37,8 @@ impl Load {
 }
 
 impl Policy {
-    /// Chooses among `nodes` candidates, of which `load` returns the load of those that may take a query.
-    /// Ties go to the first candidate from `cursor` on, cyclically.
+    /// Chooses among `nodes` candidates; `load` returns the load if a node may take a query. Ties go to the
+    /// first candidate from `cursor` on, cyclically.
     pub(super) fn choose(
         self,
         nodes: usize,

@@ -1,6 +1,6 @@
-//! Queue of queries: a doubly linked list over a table of links, with removal of any entry in O(1).
+//! Query queue: a doubly linked list over a link table; any entry is removed in O(1).
 
-/// End of a list, and the link of an entry outside of it.
+/// List end, and the link in an entry outside the list.
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +26,7 @@ impl Queue {
         Queue { links: vec![free; entries].into(), first: NONE, last: NONE, length: 0 }
     }
 
-    /// Number of entries.
+    /// Entry count.
     pub fn len(&self) -> u32 {
         self.length
     }
@@ -41,7 +41,7 @@ impl Queue {
         (self.last != NONE).then_some(self.last)
     }
 
-    /// True for an entry of the queue.
+    /// True for an entry in the queue.
     pub fn has(&self, entry: u32) -> bool {
         self.links[entry as usize].listed
     }

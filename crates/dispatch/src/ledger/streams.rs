@@ -1,4 +1,4 @@
-//! Answers in parts: tokens that arrive before the end of their query.
+//! Answers in parts: tokens that arrive before their query ends.
 
 use super::types::{NodeId, Outcome};
 use super::{Ledger, State};
@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use weft_fabric::Time;
 
 impl Ledger {
-    /// Enters a part of an answer: the answer in this slot has `tokens` tokens so far. A [`super::Notice::Tokens`]
-    /// follows, unless the query has ended.
+    /// Enters an answer part: the answer in this slot has `tokens` tokens so far. A [`super::Notice::Tokens`] follows,
+    /// unless the query has ended.
     ///
     /// # Errors
     /// [`Error::UnknownNode`]; [`Error::UnexpectedAnswer`] without a query in flight there; [`Error::Malformed`] for a
@@ -29,8 +29,8 @@ impl Ledger {
         }
     }
 
-    /// [`Ledger::answered`] for an answer of `tokens` tokens in total. A [`super::Notice::Tokens`] with those that were
-    /// not reported precedes the end.
+    /// [`Ledger::answered`] for an answer with `tokens` tokens in total. A [`super::Notice::Tokens`] with those that
+    /// were not reported precedes the end.
     ///
     /// # Errors
     /// As [`Ledger::answered`]; [`Error::Malformed`] for fewer tokens than arrived in parts.

@@ -1,17 +1,17 @@
-//! Ids, outcomes and configuration of the ledger.
+//! Ledger ids, outcomes and configuration.
 
 use super::policy::Policy;
 use std::fmt;
 use weft_fabric::Time;
 
-/// Query under way: index in the ledger, and number of reuses of that index.
+/// Query in progress: ledger index, and how often that index was reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueryId {
     pub(super) index: u32,
     pub(super) reuse: u32,
 }
 
-/// Present node: place in the ledger, and number of reuses of that place.
+/// Present node: ledger place, and how often that place was reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId {
     pub(super) place: u32,
@@ -19,7 +19,7 @@ pub struct NodeId {
 }
 
 impl QueryId {
-    /// Id in reports of queries that ended before a ledger accepted them.
+    /// Id in reports on queries that ended before a ledger accepted them.
     pub const UNACCEPTED: QueryId = QueryId { index: u32::MAX, reuse: 0 };
 
     /// Index in the ledger, below [`LedgerConfig::queries`].
@@ -47,21 +47,21 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// Sizes and rules of a ledger.
+/// Ledger sizes and rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LedgerConfig {
-    /// Queries under way, from their submission to the return of their memory; at least 1.
+    /// Queries in progress, from submission until the memory returns; at least 1.
     pub queries: u32,
     /// Nodes at a time; at least 1.
     pub nodes: u32,
-    /// Most slots of a node; at least 1.
+    /// Maximum slots per node; at least 1.
     pub slots: u32,
-    /// Quarantined slots of a node at which it takes no more queries; at least 1.
+    /// Number of quarantined slots at which a node takes no more queries; at least 1.
     pub max_quarantined: u32,
-    /// Times that a query may be sent, after losses of its nodes; at least 1. With 1, no query is executed
-    /// twice.
+    /// Number of times that a query may be sent, after node losses; at least 1. With 1, no query is executed twice;
+    /// with 3, for example, a query survives two node losses.
     pub max_sends: u32,
-    /// Choice of nodes.
+    /// Node selection.
     pub policy: Policy,
 }
 
@@ -78,7 +78,7 @@ impl Default for LedgerConfig {
     }
 }
 
-/// Cause of a query without an answer.
+/// Cause if a query has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Failure {
     /// Cancelled by the caller.
@@ -98,7 +98,7 @@ pub enum Failure {
     Refused {
         /// Node.
         node: NodeId,
-        /// Its code.
+        /// Error code.
         code: u32,
     },
 }
@@ -119,7 +119,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// End of a query.
+/// Query outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// The answer is in this slot until [`super::Ledger::release`].
@@ -136,11 +136,11 @@ pub enum Outcome {
 /// Report on a query. Each query has exactly one [`Notice::Ended`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Notice {
-    /// Tokens of an answer in parts have arrived.
+    /// Tokens in a partial answer have arrived.
     Tokens {
         /// Query.
         query: QueryId,
-        /// Token of its submission.
+        /// Submission token.
         token: u64,
         /// Node.
         node: NodeId,
@@ -150,37 +150,38 @@ pub enum Notice {
         from: u32,
         /// Number of tokens so far.
         to: u32,
-        /// Arrival of the last of them.
+        /// Arrival time of the last token.
         at: Time,
-        /// Times that the query was sent. If this has risen, the stream began anew: tokens of earlier notices are void.
+        /// Number of times that the query was sent. If this has risen, the stream began anew: tokens in earlier notices
+        /// are void.
         sends: u32,
     },
     /// The query has ended.
     Ended {
         /// Query.
         query: QueryId,
-        /// Token of its submission.
+        /// Submission token.
         token: u64,
         /// Outcome.
         outcome: Outcome,
         /// True while a node may still read the query's memory: [`Notice::Returned`] follows.
         quarantined: bool,
     },
-    /// The memory of a quarantined query may be reused.
+    /// A quarantined query's memory may be reused.
     Returned {
-        /// Query; its id is stale from now on.
+        /// Query; the id is stale from now on.
         query: QueryId,
-        /// Token of its submission.
+        /// Submission token.
         token: u64,
     },
 }
 
-/// Query to be written into a slot of a node.
+/// Query to be written into a node's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Send {
     /// Query.
     pub query: QueryId,
-    /// Token of its submission.
+    /// Submission token.
     pub token: u64,
     /// Node.
     pub node: NodeId,
@@ -188,7 +189,7 @@ pub struct Send {
     pub slot: u32,
 }
 
-/// Slot whose query has ended without its node, which is to be notified.
+/// Slot whose query has ended without the node, which must be notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Withdrawal {
     /// Node.
@@ -197,14 +198,14 @@ pub struct Withdrawal {
     pub slot: u32,
 }
 
-/// Counts of a ledger, now and since its construction.
+/// Ledger counts, now and since construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Counts {
     /// Queries that wait for a slot, now.
     pub queued: u32,
     /// Slots in use on all nodes, now.
     pub in_flight: u32,
-    /// Those of `in_flight` whose query has ended without an answer, now.
+    /// `in_flight` slots whose query has ended without an answer, now.
     pub quarantined: u32,
     /// Queries accepted.
     pub submitted: u64,
@@ -214,6 +215,6 @@ pub struct Counts {
     pub failed: u64,
     /// Repeated sends after losses.
     pub resent: u64,
-    /// Answers that followed the end of their query.
+    /// Answers that followed after their query ended.
     pub late: u64,
 }

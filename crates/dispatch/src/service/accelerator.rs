@@ -1,4 +1,4 @@
-//! Service of an accelerator node: its thread, front ends, drain, stop.
+//! Accelerator node service: thread, front ends, drain, stop.
 
 use super::accelerator_thread::{AcceleratorState, AcceleratorThread, Stop};
 use super::commands::{self, Commands};
@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use weft_fabric::{Communicator, QueueSender, Time, submission_queue};
 
-/// Name of the service in errors.
+/// Service name in errors.
 pub(super) const WHAT: &str = "accelerator node";
 
-/// Accelerator node that a thread drives. Its drop closes all connections and ends the thread;
-/// [`AcceleratorService::stop`] answers the queries before.
+/// Accelerator node that a thread drives. Dropping it closes all connections and ends the thread;
+/// [`AcceleratorService::stop`] first answers the queries.
 pub struct AcceleratorService<E: Executor> {
     bell: QueueSender<()>,
     commands: Arc<Commands<AcceleratorThread<E>>>,
@@ -24,7 +24,7 @@ pub struct AcceleratorService<E: Executor> {
 }
 
 impl<E: Executor + Send + 'static> AcceleratorService<E> {
-    /// Starts a thread that runs queries of this schema on a backend or another executor.
+    /// Starts a thread that runs queries in this schema on a backend or another executor.
     ///
     /// # Errors
     /// As [`Accelerator::new`]; [`Error::System`].
@@ -41,7 +41,7 @@ impl<E: Executor + Send + 'static> AcceleratorService<E> {
     /// [`crate::accelerator::Threaded`].
     ///
     /// # Errors
-    /// As [`AcceleratorService::start`]; those of `executor`.
+    /// Errors as in [`AcceleratorService::start`], and from `executor`.
     pub fn start_with(
         config: ServiceConfig,
         accelerator: AcceleratorConfig,
@@ -51,7 +51,7 @@ impl<E: Executor + Send + 'static> AcceleratorService<E> {
         let (bell, receiver) = submission_queue(2)?;
         let ended = bell.clone();
         let executor = executor(Box::new(move || {
-            // A full queue has reports of batches that the thread has not taken.
+            // A full queue has batch reports that the thread has not taken.
             let _ = ended.put(());
             ended.wake();
         }))?;
@@ -74,8 +74,8 @@ impl<E: Executor + Send + 'static> AcceleratorService<E> {
         Ok(AcceleratorService { bell, commands, thread: Some(thread), slots })
     }
 
-    /// Serves the front end at the other end of a pair. The handshake runs on the calling thread. The pair's engine is
-    /// that of [`Connection::engine_config`].
+    /// Serves the front end at the other end of a pair. The handshake runs on the calling thread. The pair's engine
+    /// comes from [`Connection::engine_config`].
     ///
     /// # Errors
     /// As [`Connection::over_with`] and [`Accelerator::join`]; [`Error::Stopped`].
@@ -88,7 +88,7 @@ impl<E: Executor + Send + 'static> AcceleratorService<E> {
         self.call(move |thread| thread.join(pair, connection))?
     }
 
-    /// Its state.
+    /// Node state.
     ///
     /// # Errors
     /// [`Error::Stopped`].
@@ -96,7 +96,7 @@ impl<E: Executor + Send + 'static> AcceleratorService<E> {
         self.call(|thread| thread.state())
     }
 
-    /// Causes of the losses of front ends since the last call, the latest 64.
+    /// Causes for lost front ends since the last call, the latest 64.
     ///
     /// # Errors
     /// [`Error::Stopped`].

@@ -1,4 +1,4 @@
-//! Thread of an accelerator node's service.
+//! Thread in an accelerator node's service.
 
 use super::commands::Commands;
 use super::config::ServiceConfig;
@@ -11,17 +11,17 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use weft_fabric::{Cause, Communicator, Event, Poison, QueueReceiver, Requests, Time, clock};
 
-/// Losses of front ends that are kept for [`super::AcceleratorService::take_losses`].
+/// Maximum number of front end losses kept for [`super::AcceleratorService::take_losses`].
 const MAX_LOSSES: usize = 64;
 
-/// End of the service.
+/// Service stop.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stop {
     /// Time at which connections are closed that front ends have not left.
     pub close_at: Time,
 }
 
-/// State of an accelerator node.
+/// Accelerator node state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcceleratorState {
     /// Connections to front ends.
@@ -34,13 +34,13 @@ pub struct AcceleratorState {
 
 /// Connected front end.
 struct FrontEndPair {
-    /// Index of the connection in the node.
+    /// Connection index in the node.
     index: usize,
     pair: Communicator,
     watched: Watched,
 }
 
-/// State of the thread.
+/// Thread state.
 pub(super) struct AcceleratorThread<E> {
     accelerator: Accelerator<E>,
     pairs: Vec<FrontEndPair>,
@@ -50,7 +50,7 @@ pub(super) struct AcceleratorThread<E> {
     sleeper: Sleeper,
     visits: Visits,
     stop: Option<Stop>,
-    /// Causes of lost front ends, the latest last.
+    /// Causes for lost front ends, the latest last.
     losses: VecDeque<String>,
     events: Vec<Event>,
     requests: Requests,
@@ -129,7 +129,7 @@ impl<E: Executor> AcceleratorThread<E> {
         let (mut busy, mut position) = (false, 0);
         self.visits.begin(now, self.pairs.iter().map(|pair| &pair.watched), &self.sleeper);
         if self.visits.may_skip() {
-            // Each visit does so, but there may be none; the answers of batches are a reason for one.
+            // Each visit does so, but there may be none; batch answers are a reason for one.
             self.accelerator.run_due(now);
         }
         while let Some(FrontEndPair { index, pair, watched }) = self.pairs.get(position) {
@@ -155,7 +155,7 @@ impl<E: Executor> AcceleratorThread<E> {
             busy |= !self.events.is_empty();
             if !self.requests.is_empty() {
                 busy = true;
-                // A poisoned engine refuses; its next poll reports the poison.
+                // A poisoned engine refuses; the next poll reports the poison.
                 let _ = pair.engine().submit(&mut self.requests);
             }
             if let Err(error) = &polled {
@@ -231,7 +231,7 @@ impl<E: Executor> AcceleratorThread<E> {
     }
 }
 
-/// Refuses commands once the thread has ended, also by a panic of the backend.
+/// Refuses commands once the thread has ended, also by a backend panic.
 struct CloseOnDrop<E>(Arc<Commands<AcceleratorThread<E>>>);
 
 impl<E> Drop for CloseOnDrop<E> {

@@ -1,4 +1,4 @@
-//! Commands: calls that the thread of a service runs between its turns.
+//! Commands: calls that a service thread runs between turns.
 
 use crate::error::{Error, Result};
 use std::any::Any;
@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Longest wait for a turn of a service's thread, which a handler or a backend may delay.
+/// Longest wait for a turn on a service thread, which a handler or a backend may delay.
 pub(super) const MAX_TURN: Duration = Duration::from_secs(10);
 
 type Command<L> = Box<dyn FnOnce(&mut L) + Send>;
@@ -21,7 +21,7 @@ pub(super) struct Commands<L> {
 }
 
 impl<L> Commands<L> {
-    /// Empty list of the service `what`.
+    /// Empty list for the service `what`.
     pub fn new(what: &'static str) -> Commands<L> {
         Commands { what, list: Mutex::new(Some(Vec::new())), has_any: AtomicBool::new(false) }
     }
@@ -44,7 +44,7 @@ impl<L> Commands<L> {
         Ok(())
     }
 
-    /// Runs `work` on the thread and returns its result.
+    /// Runs `work` on the thread and returns the result.
     ///
     /// # Errors
     /// [`Error::Stopped`]; [`Error::Timeout`] after [`MAX_TURN`].
@@ -89,7 +89,7 @@ impl<L> Commands<L> {
     }
 }
 
-/// Result of a thread that has ended.
+/// Result from a thread that has ended.
 pub(super) fn join<T>(what: &'static str, thread: JoinHandle<T>) -> Result<T> {
     thread.join().map_err(|panic| Error::Panicked { what, message: message_of(&*panic) })
 }

@@ -1,19 +1,20 @@
-//! Configuration of services.
+//! Service configuration.
 
 use std::time::Duration;
 
-/// Sizes and waits of a service.
+/// Service sizes and waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceConfig {
-    /// Submissions that wait for the service's thread, rounded up to a power of two.
+    /// Submissions that wait for the service thread, rounded up to a power of two, so 1000 makes room
+    /// for 1024.
     pub submissions: usize,
-    /// Time without work in which the thread polls without a pause. Zero where its core has other work.
+    /// Idle time in which the thread polls without a pause. Zero where the core has other work.
     pub spin: Duration,
-    /// Further polls, with a yield of the core before each, after which the thread sleeps.
+    /// Further polls, each after a core yield, before the thread sleeps.
     pub yields: u32,
-    /// Most bytes that a front end reserves for the slots of one node, whose schema comes from the node.
+    /// Maximum bytes that a front end reserves for one node's slots; the schema comes from the node.
     pub max_slot_bytes: u64,
-    /// NUMA node of the memory of slots; `None`: that of the thread that uses a page first.
+    /// NUMA node for slot memory; `None`: first touch decides.
     pub numa_node: Option<u32>,
 }
 

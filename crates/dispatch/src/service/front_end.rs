@@ -1,4 +1,4 @@
-//! Service of a front end: its thread, joins and departures of nodes, cancels, stop.
+//! Front end service: thread, node joins and departures, cancels, stop.
 
 use super::commands::{self, Commands};
 use super::config::ServiceConfig;
@@ -17,8 +17,8 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use weft_fabric::{Communicator, Memory, Time, clock, submission_queue};
 
-/// Front end that a thread drives. Its drop cancels all queries and ends the thread; [`FrontEndService::stop`] lets them
-/// end before.
+/// Front end that a thread drives. Dropping it cancels all queries and ends the thread; [`FrontEndService::stop`] first
+/// lets them end.
 pub struct FrontEndService<H: Handler> {
     intake: Arc<Intake>,
     commands: Arc<Commands<FrontEndThread<H>>>,
@@ -28,7 +28,7 @@ pub struct FrontEndService<H: Handler> {
 }
 
 impl<H: Handler + 'static> FrontEndService<H> {
-    /// Starts a thread for queries of this schema, whose tensors are in `memories`. Reports go to `handler`. Queries
+    /// Starts a thread for queries in this schema, whose tensors are in `memories`. Reports go to `handler`. Queries
     /// wait for the first [`FrontEndService::join`].
     ///
     /// # Errors
@@ -71,15 +71,15 @@ impl<H: Handler + 'static> FrontEndService<H> {
         FrontEndHandle(self.intake.clone())
     }
 
-    /// Adds the node at the other end of a pair: handshake, registration of the memories, first queries. The handshake
-    /// runs on the calling thread. The pair's engine is that of [`Connection::engine_config`] or, for a node that may
-    /// answer in tokens, of [`Connection::streaming_engine_config`].
+    /// Adds the node at the other end of a pair: handshake, memory registration, first queries. The handshake runs on
+    /// the calling thread. The pair's engine comes from [`Connection::engine_config`] or, for a node that may answer in
+    /// tokens, from [`Connection::streaming_engine_config`].
     ///
     /// # Errors
     /// As [`Connection::over_with`] and [`FrontEnd::join`]; [`Error::Stopped`].
     pub fn join(&self, pair: Communicator, hello: &Hello, deadline: Time) -> Result<NodeId> {
         if hello.role != Role::FrontEnd {
-            let detail = "a front end joins nodes with the role of a front end".into();
+            let detail = "a front end joins nodes with the front end role".into();
             return Err(Error::Disagreement { detail });
         }
         let connection = Connection::over_with(&pair, hello, self.slots, deadline)?;
@@ -90,7 +90,7 @@ impl<H: Handler + 'static> FrontEndService<H> {
         self.call(move |thread| thread.join(pair, connection, &keys))?
     }
 
-    /// Ends the sends to a node, without a wait. Its queries are answered; then it leaves.
+    /// Stops sending to a node, without waiting. Its queries are answered; then it leaves.
     ///
     /// # Errors
     /// [`Error::UnknownNode`]; [`Error::Stopped`].
@@ -117,7 +117,7 @@ impl<H: Handler + 'static> FrontEndService<H> {
         }
     }
 
-    /// Closes the connections of nodes that have not answered queries which were cancelled or expired; the memory of these
+    /// Closes the connections to nodes that have not answered queries which were cancelled or expired; that memory
     /// returns. The nodes are lost.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl<H: Handler + 'static> FrontEndService<H> {
         self.call(|thread| thread.lose_late())
     }
 
-    /// Cancels the query of this token. False if it has ended already. O(queries).
+    /// Cancels the query with this token. False if it has ended already. O(queries).
     ///
     /// # Errors
     /// [`Error::Stopped`].
@@ -142,7 +142,7 @@ impl<H: Handler + 'static> FrontEndService<H> {
         self.call(|thread| thread.nodes())
     }
 
-    /// Counts of its queries. Those that wait in the queue of submissions are not among them.
+    /// Query counts, without queries that wait in the submission queue.
     ///
     /// # Errors
     /// [`Error::Stopped`].

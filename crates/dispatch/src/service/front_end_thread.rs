@@ -1,4 +1,4 @@
-//! Thread of a front end's service.
+//! Thread in a front end's service.
 
 use super::commands::Commands;
 use super::config::ServiceConfig;
@@ -16,22 +16,22 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 use weft_fabric::{Cause, Communicator, Event, Poison, RegionKey, Requests, Time, clock};
 
-/// Most submissions of a turn, so that answers do not wait long.
+/// Most submissions in a turn, so that answers do not wait long.
 const MAX_SUBMISSIONS: usize = 256;
 
-/// End of the service.
+/// Service stop.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stop {
     /// Time at which queries that have not ended are cancelled.
     pub cancel_at: Time,
 }
 
-/// State of a node.
+/// Node state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeState {
     /// Id.
     pub node: NodeId,
-    /// Name from its handshake.
+    /// Name from the handshake.
     pub name: String,
     /// Slots in use.
     pub in_flight: u32,
@@ -48,7 +48,7 @@ struct Node {
     leavers: Vec<SyncSender<()>>,
 }
 
-/// State of the thread.
+/// Thread state.
 pub(super) struct FrontEndThread<H> {
     front_end: FrontEnd,
     nodes: Vec<Node>,
@@ -142,7 +142,7 @@ impl<H: Handler> FrontEndThread<H> {
         }
     }
 
-    /// Takes the events of all nodes.
+    /// Takes events from all nodes.
     fn receive(&mut self, now: Time) -> bool {
         let (mut busy, mut index) = (false, 0);
         self.visits.begin(now, self.nodes.iter().map(|node| &node.watched), &self.sleeper);
@@ -162,7 +162,7 @@ impl<H: Handler> FrontEndThread<H> {
                 self.visits.again(&node.watched);
             }
             if (1..=FEW_EVENTS).contains(&self.events.len()) {
-                // The queries of slots that are free now.
+                // Queries for slots that are free now.
                 engine.expect_write(node.watched.peer);
             }
             drop(engine);
@@ -197,7 +197,7 @@ impl<H: Handler> FrontEndThread<H> {
         let Node { id, pair, watched, .. } = &self.nodes[index];
         let rank = Some(watched.peer);
         pair.poison(Poison { kind: Cause::Protocol, rank, detail: cause.into() });
-        // Fails if its poison was seen before.
+        // Fails if the poison was seen before.
         let _ = self.front_end.lose(*id);
         self.remove(index, Some(cause));
     }
@@ -254,7 +254,7 @@ impl<H: Handler> FrontEndThread<H> {
                 continue;
             }
             self.front_end.emit(node.id, &mut self.requests);
-            // A poisoned engine refuses; its next poll reports the poison.
+            // A poisoned engine refuses; the next poll reports the poison.
             let _ = node.pair.engine().submit(&mut self.requests);
             busy = true;
         }
@@ -264,7 +264,7 @@ impl<H: Handler> FrontEndThread<H> {
     /// Sleeps until a pair, the queue, a command or a deadline has work.
     fn sleep(&mut self) {
         let pairs = || self.nodes.iter().map(|node| &node.pair);
-        // A full ledger takes no submissions before an answer, but their deadlines count.
+        // A full ledger takes no submissions before an answer, but deadlines count.
         let takes = self.front_end.has_room();
         let idle = self.submissions.receiver.arm() || !takes;
         // A command is posted before the bell rings.
@@ -300,7 +300,7 @@ impl<H: Handler> FrontEndThread<H> {
                     rank: Some(node.pair.rank()),
                     detail,
                 });
-                // Known, as its slots are.
+                // Known, because the slots are.
                 let _ = self.front_end.lose(node.id);
             }
         }
@@ -379,7 +379,7 @@ impl<H: Handler> FrontEndThread<H> {
     }
 }
 
-/// Refuses submissions and commands once the thread has ended, also by a panic of the handler.
+/// Refuses submissions and commands once the thread has ended, also by a handler panic.
 struct CloseOnDrop<H>(Arc<Intake>, Arc<Commands<FrontEndThread<H>>>);
 
 impl<H> Drop for CloseOnDrop<H> {

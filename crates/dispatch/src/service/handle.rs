@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use weft_fabric::{QueueSender, Time, clock};
 
-/// Name of the service in errors.
+/// Service name in errors.
 pub(super) const WHAT: &str = "front end";
 /// Submissions after which the service's thread is woken.
 const WAKE_INTERVAL: u64 = 16;
-/// Yields of a thread that waits for room, before it sleeps.
+/// Number of yields while a thread waits for room, before it sleeps.
 const YIELDS: u32 = 64;
-/// Sleep of a thread that waits for room.
+/// Sleep time for a thread that waits for room.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Part of a front end's service that submitting threads share.
+/// Part of a front end service that submitting threads share.
 pub(super) struct Intake {
     pub admission: Arc<Admission>,
     pub sender: QueueSender<Query>,
@@ -31,20 +31,20 @@ pub(super) struct Intake {
 #[derive(Clone)]
 pub struct FrontEndHandle(pub(super) Arc<Intake>);
 
-/// Error of [`FrontEndHandle::submit_all`].
+/// Error from [`FrontEndHandle::submit_all`].
 #[derive(Debug, thiserror::Error)]
 #[error("{submitted} queries were submitted; the next one: {error}")]
 pub struct Unsubmitted {
     /// Queries that were submitted.
     pub submitted: u64,
-    /// Error of the next one.
+    /// Error for the next one.
     #[source]
     pub error: Error,
 }
 
 impl FrontEndHandle {
-    /// Submits a query without waiting. Exactly one report of its end follows; its memory must not change until the
-    /// report that returns it ([`crate::Report::is_last`]).
+    /// Submits a query without waiting. Exactly one report that it has ended follows; its memory must not change until
+    /// the report that returns it ([`crate::Report::is_last`]).
     ///
     /// # Errors
     /// [`Error::Full`]: back-pressure; [`Error::Query`]; [`Error::Stopped`].
@@ -56,10 +56,10 @@ impl FrontEndHandle {
         put.map_err(|_| self.refusal())
     }
 
-    /// Submits queries in order; waits for room until `until`. Returns their number.
+    /// Submits queries in order; waits for room until `until`. Returns how many it submitted.
     ///
     /// # Errors
-    /// [`Unsubmitted`], with an error as of [`FrontEndHandle::submit`]; later queries were not taken from `queries`.
+    /// [`Unsubmitted`], with an error from [`FrontEndHandle::submit`]; later queries were not taken from `queries`.
     pub fn submit_all(
         &self,
         queries: impl IntoIterator<Item = Query>,

@@ -1,13 +1,13 @@
-//! Handler: receiver of a front end's reports.
+//! Handler: receives a front end's reports.
 
 use crate::front_end::{FrontEnd, Report};
 use crate::ledger::{NodeId, Notice};
 
-/// Receiver of reports, called on the thread of a [`super::FrontEndService`]. Queries wait while it runs. It may submit
-/// through a [`super::FrontEndHandle`] without waiting; calls of the service itself would wait for themselves.
+/// Report receiver, called on a [`super::FrontEndService`] thread. Queries wait while it runs. It may submit through a
+/// [`super::FrontEndHandle`] without waiting; calls to the service itself would wait for themselves.
 pub trait Handler: Send {
-    /// Reports of one turn of the service, at least one, in the order in which the queries ended. Every query has
-    /// exactly one [`Report::Answered`] or [`Report::Failed`].
+    /// Reports from one service turn, at least one, in the order in which the queries ended. Every query has exactly
+    /// one [`Report::Answered`] or [`Report::Failed`].
     fn reports(&mut self, reports: &Reports<'_>);
 
     /// A node has left or was lost. Its unanswered queries are sent to others, or fail.
@@ -16,12 +16,12 @@ pub trait Handler: Send {
     }
 }
 
-/// End of a node's connection.
+/// A node connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure<'a> {
     /// Node.
     pub node: NodeId,
-    /// Name from its handshake.
+    /// Name from the handshake.
     pub name: &'a str,
     /// False for a node that was drained and left in order.
     pub is_lost: bool,
@@ -29,7 +29,7 @@ pub struct Departure<'a> {
     pub cause: &'a str,
 }
 
-/// Reports of one turn. All answers are readable during the call.
+/// Reports from one turn. All answers are readable during the call.
 #[derive(Clone, Copy, Debug)]
 pub struct Reports<'a> {
     front_end: &'a FrontEnd,
@@ -41,7 +41,7 @@ impl<'a> Reports<'a> {
         Reports { front_end, notices }
     }
 
-    /// Number of reports.
+    /// Report count.
     pub fn len(&self) -> usize {
         self.notices.len()
     }

@@ -1,4 +1,4 @@
-//! Query on its way to the thread of a front end.
+//! Query on the way to a front end's thread.
 
 use crate::front_end::Input;
 use weft_fabric::Time;
@@ -9,12 +9,12 @@ const INLINE: usize = 3;
 /// Query for a [`super::FrontEndHandle`].
 #[derive(Clone, Debug)]
 pub struct Query {
-    /// Name of the query in reports and cancels.
+    /// Query name in reports and cancels.
     pub token: u64,
     /// Time at which it fails unless it has ended before.
     pub deadline: Time,
     inputs: Inputs,
-    /// It was cancelled or expired in the queue of submissions.
+    /// It was cancelled or expired in the submission queue.
     pub(super) has_ended: bool,
 }
 
@@ -25,7 +25,7 @@ enum Inputs {
 }
 
 impl Query {
-    /// Query of these tensors, in the order of the schema. More than three take an allocation.
+    /// Query with these tensors, in schema order. More than three take an allocation.
     #[inline]
     pub fn new(token: u64, inputs: &[Input], deadline: Time) -> Query {
         let inputs = if inputs.len() <= INLINE {
@@ -38,7 +38,7 @@ impl Query {
         Query { token, deadline, inputs, has_ended: false }
     }
 
-    /// Its tensors.
+    /// Query tensors.
     #[inline]
     pub fn inputs(&self) -> &[Input] {
         match &self.inputs {

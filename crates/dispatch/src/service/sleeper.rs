@@ -1,4 +1,4 @@
-//! Sleeper: waits of a service's thread for its pairs, its queue and its deadlines.
+//! Sleeper: a service thread's waits for pairs, queue and deadlines.
 
 use super::config::ServiceConfig;
 use crate::error::{Error, Result};
@@ -8,18 +8,19 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 use weft_fabric::{Communicator, ProviderKind, Rank, Time, clock};
 
-/// Longest sleep, so that a missed wake-up costs this time alone.
+/// Longest sleep, so that a missed wake-up costs at most this time.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
-/// Pause instructions between two polls of a spinning thread.
+/// Pause instructions between two polls in a spinning thread.
 const PAUSES: u32 = 4;
 /// Pause instructions at most, where words in memory show all messages: the thread looks at them after each one.
 const LOOKS: u32 = 32;
-/// Events of a poll up to which it prepares the writes that follow: with more of them the peer is at work on the same words.
+/// Most events in a poll after which it still prepares the writes that follow: with more, the peer is at work on the
+/// same words.
 pub(super) const FEW_EVENTS: usize = 4;
 /// Connections up to which it looks.
 const MAX_LOOKED_AT: usize = 8;
 
-/// Next step of a thread without work.
+/// Next step for a thread without work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rest {
     /// Polls again.
@@ -34,32 +35,32 @@ pub(super) enum Rest {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Watched {
     pub id: u64,
-    /// Its other end.
+    /// The other end.
     pub peer: Rank,
-    /// Its descriptor is readable whenever messages have arrived, without [`arm`]: over tcp.
+    /// The descriptor is readable whenever messages have arrived, without [`arm`]: over tcp.
     pub is_reported: bool,
-    /// [`Communicator::has_raised`] shows its messages: over shm.
+    /// [`Communicator::has_raised`] shows messages: over shm.
     pub is_mapped: bool,
 }
 
-/// Waits of one thread: spins, then yields its core, then sleeps on descriptors.
+/// One thread's waits: it spins, then yields the core, then sleeps on descriptors.
 pub(super) struct Sleeper {
     config: ServiceConfig,
     epoll: OwnedFd,
-    /// Begin of the turns without work.
+    /// Start of the turns without work.
     idle_since: Option<Time>,
     yields: u32,
     /// Pairs so far.
     watched: u64,
 }
 
-/// Id of the event of [`Sleeper::new`].
+/// Event id for [`Sleeper::new`].
 const OWN: u64 = 0;
 /// Events that one call returns; the others follow in the next.
 const MAX_READY: usize = 256;
 
 impl Sleeper {
-    /// Sleeper that `event` wakes, besides the pairs of [`Sleeper::watch`].
+    /// Sleeper that `event` wakes, besides the pairs from [`Sleeper::watch`].
     ///
     /// # Errors
     /// [`Error::System`].
@@ -77,7 +78,7 @@ impl Sleeper {
             .map_err(|e| system("cannot watch a descriptor", e))
     }
 
-    /// Wakes on events of a pair, too.
+    /// Wakes on a pair's events, too.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -154,7 +155,7 @@ impl Sleeper {
     }
 }
 
-/// Arms the pairs of an iterator for a sleep; true if all are idle. [`disarm`] follows in either case.
+/// Arms an iterator's pairs for a sleep; true if all are idle. [`disarm`] follows in either case.
 pub(super) fn arm<'a>(pairs: impl IntoIterator<Item = &'a Communicator>) -> bool {
     pairs.into_iter().all(|pair| pair.engine().arm_for_poll())
 }

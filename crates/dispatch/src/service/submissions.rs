@@ -8,11 +8,11 @@ use weft_fabric::{QueueReceiver, Time};
 /// Shortest and longest time between two searches for deadlines that have passed.
 const SEARCH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
 
-/// Receiving end of the queue of submissions. Queries are searched in place, so that the capacity of the queue bounds
-/// what waits.
+/// Receiving end of the submission queue. Queries are searched in place, so that the queue capacity bounds what
+/// waits.
 pub(super) struct Submissions {
     pub receiver: QueueReceiver<Query>,
-    /// Ends of queries in the queue, to be reported.
+    /// Query ends in the queue, to be reported.
     ends: Vec<Notice>,
     /// Queries that ended in the queue, ever.
     ended: u64,
@@ -54,11 +54,11 @@ impl Submissions {
         });
         self.ended += (self.ends.len() - before) as u64;
         self.search_at = next.max(now.after(SEARCH.0));
-        // Their places are free for others.
+        // These places are free for others.
         (0..leading).for_each(|_| drop(self.receiver.take()));
     }
 
-    /// Time of the next search, with queries to search.
+    /// Next search time, if there are queries to search.
     pub fn next_search(&self) -> Option<Time> {
         (!self.receiver.is_empty()).then_some(self.search_at)
     }
@@ -87,7 +87,7 @@ impl Submissions {
     }
 }
 
-/// Marks a query in the queue as ended. Its memory is free at once.
+/// Marks a query in the queue as ended. The memory is free at once.
 fn end(query: &mut Query, failure: Failure) -> Notice {
     query.has_ended = true;
     let (token, outcome) = (query.token, Outcome::Failed(failure));

@@ -1,27 +1,26 @@
-//! Connections that a turn of a service's thread visits: all, or with many connections those that have work.
+//! Connections that a service thread visits in a turn: all, or with many connections those that have work.
 
 use super::sleeper::{Sleeper, Watched};
 use std::time::Duration;
 use weft_fabric::Time;
 
-/// Number of connections of which epoll reports events up to which every turn visits all.
+/// Maximum number of connections with epoll at which every turn visits all.
 const FEW: usize = 8;
-/// Shortest time from one visit of all connections to the next. Losses, departures and what epoll does not report are
-/// seen then.
+/// Shortest time between visits to all connections. Losses, departures and what epoll does not report are seen then.
 const INTERVAL: Duration = Duration::from_micros(500);
-/// That time, in durations of the visit before: visits of all take at most 1/17 of a thread's time.
+/// That time, in durations of the visit before: visiting all takes at most 1/17 of a thread's time.
 const REST: u32 = 16;
 /// Longest such time, above that share.
 const MAX_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Choice of connections of the current turn.
+/// Connections to visit in the current turn.
 #[derive(Debug, Default)]
 pub(super) struct Visits {
-    /// Time of the next visit of all.
+    /// Next time to visit all.
     all_at: Time,
-    /// Begin of a visit of all that is not every turn's; `None` after its end.
+    /// Start of a visit to all that is not every turn's; `None` after it has ended.
     began: Option<Time>,
-    /// Connections of which epoll reports events, in order; unused if the turn visits all.
+    /// Connections for which epoll reports events, in order; unused if the turn visits all.
     ready: Vec<u64>,
     /// Connections to visit in the next turn, whose last visit left messages.
     unread: Vec<u64>,
@@ -49,7 +48,7 @@ impl Visits {
         }
     }
 
-    /// Ends the visits of a turn. Reads the clock if they were of all of many connections.
+    /// Ends a turn's visits. Reads the clock if all connections were visited and there are many.
     pub fn end(&mut self, clock: impl FnOnce() -> Time) {
         let Some(began) = self.began.take() else { return };
         let end = clock();
@@ -57,7 +56,7 @@ impl Visits {
         self.all_at = end.after(rest.clamp(INTERVAL, MAX_INTERVAL));
     }
 
-    /// True if this turn may visit some connections alone.
+    /// True if this turn may visit only some connections.
     pub fn may_skip(&self) -> bool {
         !self.visits_all
     }
@@ -91,7 +90,7 @@ mod tests {
     use std::os::fd::AsFd;
     use weft_fabric::Rank;
 
-    /// Turns over a number of connections of which epoll reports no event.
+    /// Turns over a number of connections for which epoll reports no event.
     struct Turns {
         visits: Visits,
         connections: Vec<Watched>,

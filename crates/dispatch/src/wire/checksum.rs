@@ -1,10 +1,10 @@
-//! Checksum of a payload.
+//! Payload checksum.
 
 /// Odd multiplier (2^64 divided by the golden ratio), so that each step is a bijection.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Running checksum: 64 bits, eight bytes a step by exclusive or, multiplication and rotation. Two payloads that differ
-/// in one group of eight bytes have different checksums; it detects errors, not forgery.
+/// in one eight-byte group have different checksums; it detects errors, not forgery.
 #[derive(Clone, Copy, Debug)]
 pub struct Checksum(u64);
 
@@ -15,7 +15,7 @@ impl Default for Checksum {
 }
 
 impl Checksum {
-    /// Adds a tensor. Its length is part of the checksum.
+    /// Adds a tensor. The checksum includes the length, so `[1]` and `[1, 0]` differ, for example.
     pub fn add(&mut self, bytes: &[u8]) {
         let (words, tail) = bytes.as_chunks::<8>();
         self.step(bytes.len() as u64);
@@ -39,7 +39,7 @@ impl Checksum {
     }
 }
 
-/// Checksum of these tensors.
+/// Checksum over these tensors.
 pub fn checksum<'a>(tensors: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     let mut sum = Checksum::default();
     tensors.into_iter().for_each(|tensor| sum.add(tensor));

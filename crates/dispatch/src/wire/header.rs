@@ -1,39 +1,39 @@
-//! Header of a slot: the first bytes of a query or an answer.
+//! Slot header: the first bytes in a query or an answer.
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
-//! | 0 | 4 | turn: the number of this use of the slot, from 1 |
-//! | 4 | 4 | query: cancels sent for earlier uses of the slot, modulo 2^32; answer: status, 0 or an error code |
-//! | 8 | 8 | checksum of the payload; 0 without |
-//! | 16 | 4 | number of tensors; 0 in an answer with an error, 1 in a part of an answer |
-//! | 20 | 4 | 1 in a part of an answer, else 0 |
+//! | 0 | 4 | turn: slot use number, from 1 |
+//! | 4 | 4 | query: cancels sent for earlier slot uses, modulo 2^32; answer: status, 0 or an error code |
+//! | 8 | 8 | payload checksum; 0 without |
+//! | 16 | 4 | tensor count; 0 in an answer with an error, 1 in an answer part |
+//! | 20 | 4 | 1 in an answer part, else 0 |
 //! | 24 | 8 | zero |
-//! | 32 | 8 each | bytes of each tensor; of the tokens so far in a part of an answer |
+//! | 32 | 8 each | bytes per tensor; token bytes so far in an answer part |
 
 use super::layout::{FIXED_BYTES, Layout};
 use super::reader::Reader;
 use super::schema::Schema;
 use crate::error::{Error, Result};
 
-/// Status of an answer to a query that was cancelled before it started.
+/// Answer status for a query that was cancelled before it started.
 pub const CANCELLED: u32 = u32::MAX;
 
-/// Header without its lengths, which are in another place.
+/// Header without the lengths, which are in another place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fields<'a> {
     pub turn: u32,
     pub word: u32,
     pub checksum: u64,
     pub is_part: bool,
-    /// Bytes of each tensor.
+    /// Bytes per tensor.
     pub lengths: &'a [u64],
 }
 
 impl Fields<'_> {
-    /// Writes the header to the first bytes of a slot.
+    /// Writes the header to a slot's first bytes.
     ///
     /// # Panics
-    /// If `bytes` is shorter than [`Layout::header_bytes`] of as many tensors.
+    /// If `bytes` is shorter than [`Layout::header_bytes`] for as many tensors.
     #[inline]
     pub fn encode(&self, bytes: &mut [u8]) {
         let (fixed, lengths) = bytes.split_at_mut(FIXED_BYTES as usize);
@@ -52,20 +52,20 @@ impl Fields<'_> {
 /// Decoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Number of this use of the slot, from 1, modulo 2^32.
+    /// Slot use number, from 1, modulo 2^32.
     pub turn: u32,
-    /// Cancels of a query, status of an answer.
+    /// Cancels in a query, status in an answer.
     pub word: u32,
-    /// Checksum of the payload.
+    /// Payload checksum.
     pub checksum: u64,
-    /// Part of an answer: its one length is that of the tokens so far.
+    /// Answer part: the one length counts the token bytes so far.
     pub is_part: bool,
     tensors: u8,
     lengths: [u64; Schema::MAX_TENSORS],
 }
 
 impl Header {
-    /// Header of these lengths; at most [`Schema::MAX_TENSORS`], the rest is dropped.
+    /// Header with these lengths; at most [`Schema::MAX_TENSORS`], the rest is dropped.
     pub fn new(turn: u32, word: u32, lengths: impl IntoIterator<Item = u64>) -> Header {
         let lengths_of_none = [0; Schema::MAX_TENSORS];
         let (checksum, is_part, tensors) = (0, false, 0);
@@ -78,25 +78,25 @@ impl Header {
         header
     }
 
-    /// Header of a part of an answer, which has this many bytes of tokens so far.
+    /// Header for an answer part, with this many token bytes so far.
     pub fn part(turn: u32, bytes: u64) -> Header {
         Header { is_part: true, ..Header::new(turn, 0, [bytes]) }
     }
 
-    /// Bytes of each tensor.
+    /// Bytes per tensor.
     pub fn lengths(&self) -> &[u64] {
         &self.lengths[..usize::from(self.tensors)]
     }
 
-    /// Writes it to the first bytes of a slot.
+    /// Writes it to a slot's first bytes.
     ///
     /// # Panics
-    /// If `bytes` is shorter than [`Layout::header_bytes`] of as many tensors.
+    /// If `bytes` is shorter than [`Layout::header_bytes`] for as many tensors.
     pub fn encode(&self, bytes: &mut [u8]) {
         self.fields().encode(bytes);
     }
 
-    /// Its fields, with a reference to its lengths.
+    /// Header fields, with a reference to the lengths.
     #[inline]
     pub(crate) fn fields(&self) -> Fields<'_> {
         let Header { turn, word, checksum, is_part, .. } = *self;
@@ -121,7 +121,7 @@ impl Header {
         Ok(())
     }
 
-    /// Reads a valid header of all tensors; false for a part, an error and an invalid header.
+    /// Reads a valid header for all tensors; false for a part, an error and an invalid header.
     #[inline]
     fn read_whole(&mut self, bytes: &[u8], layout: &Layout, turn: u32, is_answer: bool) -> bool {
         let Some((fixed, lengths)) = bytes.split_at_checked(FIXED_BYTES as usize) else {
@@ -152,13 +152,13 @@ impl Header {
         })
     }
 
-    /// Reads a header of the expected use of a slot. An answer (`is_answer`) with an error has no tensors; it may be a
-    /// part if the layout has tokens.
+    /// Reads a header in the expected slot use. An answer (`is_answer`) with an error has no tensors; it may be a part
+    /// if the layout has tokens.
     ///
     /// # Errors
     /// [`Error::Malformed`], which names the field.
     pub fn decode(bytes: &[u8], layout: &Layout, turn: u32, is_answer: bool) -> Result<Header> {
-        let mut reader = Reader::new("header of a slot", bytes);
+        let mut reader = Reader::new("slot header", bytes);
         let seen = reader.u32("turn")?;
         if seen != turn {
             return Err(reader.malformed(format!("turn {seen}: expected {turn}")));
@@ -175,7 +175,7 @@ impl Header {
         }
         let expected = match (stream, is_answer && word != 0) {
             (Some(_), true) => {
-                return Err(reader.malformed(format!("status {word} of a part: expected 0")));
+                return Err(reader.malformed(format!("status {word} in a part: expected 0")));
             }
             (Some(_), false) => 1,
             (None, true) => 0,
@@ -190,7 +190,7 @@ impl Header {
         let mut header = Header::new(turn, word, []);
         (header.checksum, header.is_part) = (checksum, stream.is_some());
         for place in 0..expected {
-            let (length, tensor) = (reader.u64("bytes of a tensor")?, stream.unwrap_or(place));
+            let (length, tensor) = (reader.u64("tensor bytes")?, stream.unwrap_or(place));
             if !layout.admits(tensor, length) {
                 let tensor = &layout.tensors()[tensor];
                 return Err(reader.malformed(format!("{length} bytes of {tensor}")));

@@ -5,15 +5,15 @@ use super::reader::Reader;
 use super::schema::Schema;
 use crate::error::{Error, Result};
 
-/// Version of the protocol between a front end and an accelerator node.
+/// Protocol version between a front end and an accelerator node.
 pub const VERSION: u16 = 1;
 
-/// First bytes of a hello.
+/// First bytes in a hello.
 const MAGIC: &[u8; 8] = b"weft-qd\0";
 /// Capability bit: this end wants payloads with checksums.
 const CHECKSUM: u32 = 1;
 
-/// Role of an end of a connection.
+/// Role at a connection end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
@@ -26,23 +26,24 @@ pub enum Role {
 /// One end's half of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Role of the sender.
+    /// Sender's role.
     pub role: Role,
-    /// Slots that the sender offers; the connection has the smaller number of both.
+    /// Slots that the sender offers; the connection has the smaller number, for example 8 if the other end
+    /// offers 32 and this one 8.
     pub slots: u32,
-    /// The sender wants checksums of payloads; one end suffices.
+    /// The sender wants payload checksums; one end suffices.
     pub checksum: bool,
-    /// Name of the node, up to 255 bytes.
+    /// Node name, up to 255 bytes.
     pub name: String,
     /// Tensors. A front end may leave them to the accelerator node.
     pub schema: Option<Schema>,
 }
 
 impl Hello {
-    /// Most slots of a connection.
+    /// Maximum slots per connection.
     pub const MAX_SLOTS: u32 = 1 << 16;
 
-    /// Its bytes.
+    /// Hello bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSION.to_le_bytes());
@@ -62,7 +63,7 @@ impl Hello {
         bytes
     }
 
-    /// Reads the hello of the other end. Unknown capability bits are ignored, so that later versions may add some.
+    /// Reads the other end's hello. Unknown capability bits are ignored, so that later versions may add some.
     ///
     /// # Errors
     /// [`Error::Malformed`], [`Error::Version`], [`Error::Schema`].
@@ -102,24 +103,24 @@ impl Hello {
     }
 }
 
-/// Result of a handshake; equal at both ends.
+/// Handshake result; equal at both ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreement {
-    /// Slots of the connection.
+    /// Connection slots.
     pub slots: u32,
     /// Payloads carry checksums.
     pub checksum: bool,
-    /// Name of the accelerator node.
+    /// Accelerator node name.
     pub name: String,
     /// Tensors.
     pub schema: Schema,
 }
 
 impl Agreement {
-    /// The agreement of two hellos, in any order.
+    /// The agreement between two hellos, in any order.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] for two ends of one role, for different schemas, and without a schema of the
+    /// [`Error::Disagreement`] for two ends with one role, for different schemas, and without a schema from the
     /// accelerator node.
     pub fn of(one: &Hello, other: &Hello) -> Result<Agreement> {
         let (front, accelerator) = match (one.role, other.role) {
@@ -156,12 +157,12 @@ impl Agreement {
         self.schema.outputs.iter().any(super::Tensor::has_tokens)
     }
 
-    /// Layout of queries.
+    /// Query layout.
     pub fn queries(&self) -> Layout {
         Layout::new(&self.schema.inputs)
     }
 
-    /// Layout of answers.
+    /// Answer layout.
     pub fn answers(&self) -> Layout {
         Layout::new(&self.schema.outputs)
     }

@@ -1,28 +1,28 @@
-//! Layout of a slot: the header, then each tensor at a fixed position.
+//! Slot layout: the header, then each tensor at a fixed position.
 
 use super::schema::Tensor;
 
-/// Bytes of a header before the lengths of tensors.
+/// Header size in bytes before the tensor lengths.
 pub(super) const FIXED_BYTES: u64 = 32;
 
-/// Alignment of headers, tensors and slots.
+/// Alignment for headers, tensors and slots.
 pub const ALIGNMENT: u64 = 64;
 
-/// Positions in the slots of one direction; equal at both ends.
+/// Positions in slots in one direction; equal at both ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     tensors: Box<[Tensor]>,
     offsets: Box<[u64]>,
-    /// Most bytes of each tensor, and the bytes of an index of its variable dimension, 0 with a fixed shape.
+    /// Maximum bytes per tensor, and bytes per index along the variable dimension, 0 with a fixed shape.
     limits: Box<[(u64, u64)]>,
     header: u64,
     stride: u64,
-    /// Tensor of tokens.
+    /// Token tensor.
     stream: Option<usize>,
 }
 
 impl Layout {
-    /// Layout of these tensors, which have passed [`super::Schema::check`].
+    /// Layout for these tensors, which have passed [`super::Schema::check`].
     pub fn new(tensors: &[Tensor]) -> Layout {
         let header = (FIXED_BYTES + 8 * tensors.len() as u64).next_multiple_of(ALIGNMENT);
         let mut end = header;
@@ -38,17 +38,17 @@ impl Layout {
         Layout { limits, tensors: tensors.into(), offsets, header, stride: end, stream }
     }
 
-    /// Most bytes of each tensor.
+    /// Maximum bytes per tensor.
     pub fn most(&self) -> impl Iterator<Item = u64> + '_ {
         self.limits.iter().map(|(most, _)| *most)
     }
 
-    /// Its tensors.
+    /// Tensors in the layout.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// True if a tensor may have this number of bytes.
+    /// True if a tensor may have this many bytes: 40 but not 42 for int64 elements, for example.
     #[inline]
     pub fn admits(&self, tensor: usize, bytes: u64) -> bool {
         let (most, unit) = self.limits[tensor];
@@ -61,22 +61,22 @@ impl Layout {
         self.stream
     }
 
-    /// Bytes of a token; 0 without a tensor of tokens.
+    /// Bytes per token; 0 without a token tensor.
     pub fn token_bytes(&self) -> u64 {
         self.stream.map_or(0, |tensor| self.limits[tensor].1)
     }
 
-    /// Bytes of a header.
+    /// Header size in bytes.
     pub fn header_bytes(&self) -> u64 {
         self.header
     }
 
-    /// Position of a tensor in a slot.
+    /// Tensor position in a slot.
     pub fn offset(&self, tensor: usize) -> u64 {
         self.offsets[tensor]
     }
 
-    /// Bytes of a slot.
+    /// Slot size in bytes.
     pub fn stride(&self) -> u64 {
         self.stride
     }

@@ -1,11 +1,11 @@
-//! Wire format: handshake, schema of tensors, layout of slots, headers. All integers are little-endian.
+//! Wire format: handshake, tensor schema, slot layout, headers. All integers are little-endian.
 //!
-//! - `hello.rs`: [`Hello`], each end's half of the handshake; [`Agreement`], its result
-//! - `schema.rs`: [`Schema`], the tensors of queries and answers
-//! - `layout.rs`: [`Layout`], positions of header and tensors in a slot
-//! - `header.rs`: [`Header`], the first bytes of a slot
-//! - `checksum.rs`: [`checksum`] of payloads
-//! - `reader.rs`: bounded reads of fields
+//! - `hello.rs`: [`Hello`], each end's half of the handshake; [`Agreement`], the result
+//! - `schema.rs`: [`Schema`], query and answer tensors
+//! - `layout.rs`: [`Layout`], header and tensor positions in a slot
+//! - `header.rs`: [`Header`], a slot's first bytes
+//! - `checksum.rs`: [`checksum`] over payloads
+//! - `reader.rs`: bounded field reads
 
 mod checksum;
 mod header;

@@ -1,4 +1,4 @@
-//! Reader of little-endian fields, with the name of the field in each error.
+//! Reader for little-endian fields, with the field name in each error.
 
 use crate::error::{Error, Result};
 
@@ -9,7 +9,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reader of a message named `what` in errors.
+    /// Reader for a message named `what` in errors.
     pub fn new(what: &'static str, bytes: &'a [u8]) -> Reader<'a> {
         Reader { what, bytes }
     }
@@ -46,7 +46,7 @@ impl<'a> Reader<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// A text with its length in one byte.
+    /// A text with the length in one byte.
     pub fn text(&mut self, field: &'static str) -> Result<String> {
         let length = self.u8(field)?;
         let bytes = self.take(field, length.into())?;

@@ -1,14 +1,14 @@
-//! Schema: the tensors of queries and answers, agreed at connect.
+//! Schema: query and answer tensors, agreed at connect.
 
 use super::reader::Reader;
 use crate::error::{Error, Result};
 use std::fmt;
 
-/// Element type of a tensor.
+/// Tensor element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DataType {
-    /// Bytes without a meaning of their own.
+    /// Bytes without further meaning.
     U8 = 1,
     /// Signed integers.
     I8 = 2,
@@ -27,7 +27,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// Bytes of an element.
+    /// Element size in bytes.
     pub fn bytes(self) -> u64 {
         match self {
             DataType::U8 | DataType::I8 => 1,
@@ -43,15 +43,15 @@ impl DataType {
     }
 }
 
-/// Dimension of a tensor.
+/// Tensor dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dimension {
     /// The same in each query.
     Fixed(u64),
-    /// From 0 to this bound; at most one of each tensor, so that the tensor's bytes determine its shape.
+    /// From 0 to this bound; at most one per tensor, so that the byte count determines the shape.
     UpTo(u64),
-    /// As [`Dimension::UpTo`], of an output that may arrive in parts: its indexes are tokens. It is the first dimension
-    /// of at most one output.
+    /// Same as [`Dimension::UpTo`], for an output that may arrive in parts: the indexes are tokens. It is the first
+    /// dimension in at most one output.
     Tokens(u64),
 }
 
@@ -67,10 +67,10 @@ impl Dimension {
     }
 }
 
-/// Tensor of a query or an answer, in C order.
+/// Query or answer tensor, in C order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tensor {
-    /// Name, up to 255 bytes of UTF-8.
+    /// Name, up to 255 UTF-8 bytes.
     pub name: String,
     /// Element type.
     pub dtype: DataType,
@@ -79,22 +79,22 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Tensor of these dimensions.
+    /// Tensor with these dimensions.
     pub fn new(name: &str, dtype: DataType, shape: &[Dimension]) -> Tensor {
         Tensor { name: name.to_owned(), dtype, shape: shape.to_vec() }
     }
 
-    /// Tensor of up to `bound` bytes.
+    /// Tensor with up to `bound` bytes.
     pub fn bytes(name: &str, bound: u64) -> Tensor {
         Tensor::new(name, DataType::U8, &[Dimension::UpTo(bound)])
     }
 
-    /// Its most bytes.
+    /// Maximum size in bytes.
     pub fn max_bytes(&self) -> u64 {
         self.shape.iter().fold(self.dtype.bytes(), |bytes, size| bytes.saturating_mul(size.bound()))
     }
 
-    /// Bytes of one index of its variable dimension; `None` with a fixed shape.
+    /// Bytes per index along the variable dimension; `None` with a fixed shape.
     pub fn unit(&self) -> Option<u64> {
         self.shape.iter().find(|size| size.is_variable())?;
         let fixed = self.shape.iter().filter(|size| !size.is_variable());
@@ -121,7 +121,7 @@ impl Tensor {
     }
 
     fn decode(reader: &mut Reader<'_>) -> Result<Tensor> {
-        let name = reader.text("name of a tensor")?;
+        let name = reader.text("tensor name")?;
         let dtype = reader.u8("element type")?;
         let unknown = || format!("element type {dtype}: expected 1 to 8");
         let dtype = DataType::from_wire(dtype).ok_or_else(|| reader.malformed(unknown()))?;
@@ -159,31 +159,31 @@ impl fmt::Display for Tensor {
     }
 }
 
-/// Tensors of queries and of answers, in order.
+/// Query and answer tensors, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Schema {
-    /// Tensors of a query.
+    /// Query tensors.
     pub inputs: Vec<Tensor>,
-    /// Tensors of an answer.
+    /// Answer tensors.
     pub outputs: Vec<Tensor>,
 }
 
 impl Schema {
-    /// Most tensors of a query, and of an answer.
+    /// Maximum tensors per query, and per answer.
     pub const MAX_TENSORS: usize = 16;
-    /// Most dimensions of a tensor.
+    /// Maximum dimensions per tensor.
     pub const MAX_DIMENSIONS: usize = 8;
-    /// Most bytes of a query, and of an answer.
+    /// Maximum bytes per query, and per answer.
     pub const MAX_BYTES: u64 = 1 << 32;
 
-    /// Queries of up to `input` bytes and answers of up to `output` bytes, as one tensor each.
+    /// Queries up to `input` bytes and answers up to `output` bytes, as one tensor each.
     pub fn bytes(input: u64, output: u64) -> Schema {
         let (inputs, outputs) =
             (vec![Tensor::bytes("input", input)], vec![Tensor::bytes("output", output)]);
         Schema { inputs, outputs }
     }
 
-    /// Checks its limits.
+    /// Checks the limits.
     ///
     /// # Errors
     /// [`Error::Schema`].

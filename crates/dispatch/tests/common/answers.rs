@@ -1,6 +1,6 @@
-//! Answers of nodes in tests.
+//! Node answers in tests.
 
-/// First bytes of a query, and the sum of all.
+/// A query's first bytes, and the sum over all.
 pub fn answer(query: &[u8]) -> [u8; 16] {
     let mut answer = [0; 16];
     answer[..8].copy_from_slice(&query[..8]);

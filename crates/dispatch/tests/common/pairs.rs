@@ -1,4 +1,4 @@
-//! Providers and configuration of pairs on this host.
+//! Pair providers and configuration on this host.
 
 #[path = "../../../fabric/tests/common/pair_providers.rs"]
 #[allow(dead_code, reason = "some tests choose one")]
@@ -12,13 +12,13 @@ use weft_dispatch::Connection;
 use weft_fabric::ProviderKind;
 use weft_fabric::pair::PairConfig;
 
-/// Provider of this name.
+/// Provider with this name.
 #[allow(dead_code, reason = "tests with processes use it")]
 pub fn provider_named(name: &str) -> ProviderKind {
     weft_fabric::registry::named(name).unwrap().0
 }
 
-/// One end of a pair over one provider, for a connection of this many slots, without a secret.
+/// One pair end over one provider, for a connection with this many slots, without a secret.
 pub fn pair_config(
     address: &str,
     provider: ProviderKind,

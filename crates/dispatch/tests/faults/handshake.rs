@@ -39,7 +39,7 @@ fn a_peer_with_another_secret_is_refused_and_the_next_one_is_served() {
     }
 }
 
-/// Hello of a node, changed.
+/// A node's hello, changed.
 fn changed(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut bytes = hello(Role::Accelerator).encode();
     change(&mut bytes);

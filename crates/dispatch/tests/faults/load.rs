@@ -22,7 +22,7 @@ fn add(listener: &Listener, provider: ProviderKind, front: &mut Front, max_batch
 fn queries_of_a_node_that_leaves_without_a_drain_are_answered_by_another() {
     for provider in providers() {
         let (listener, mut front) = (listen(provider), Front::new(8));
-        // Its batches never fill.
+        // The batches never fill.
         let mut leaving = add(&listener, provider, &mut front, 100);
         for _ in 0..4 {
             front.submit(PATIENCE).unwrap();
@@ -85,7 +85,7 @@ fn memory_of_a_query_returns_with_its_late_answer() {
     for provider in providers() {
         let (listener, mut front) = (listen(provider), Front::new(8));
         let mut node = add(&listener, provider, &mut front, 4);
-        // Three queries wait in the node for a fourth one, and their deadline passes.
+        // Three queries wait in the node for a fourth one, and the deadline passes.
         for _ in 0..3 {
             front.submit(Duration::from_millis(20)).unwrap();
         }

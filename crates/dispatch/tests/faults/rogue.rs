@@ -1,4 +1,4 @@
-//! End of a connection that writes any bytes: it makes the handshake, and then what the test wants.
+//! Connection end that writes any bytes: it makes the handshake, and then what the test wants.
 
 use crate::setup::{PATIENCE, by, hello_of, schema};
 use weft_dispatch::wire::{Header, Layout, checksum};
@@ -7,7 +7,7 @@ use weft_fabric::{
     Communicator, CounterConfig, CounterId, Page, Rank, Region, RegionKey, Requests, clock,
 };
 
-/// Counters of a connection: headers, tensors alone, cancels.
+/// Connection counters: headers, tensors only, cancels.
 pub const HEADERS: usize = 0;
 pub const CANCELS: usize = 2;
 
@@ -15,7 +15,7 @@ pub struct Rogue {
     pair: Communicator,
     peer: Rank,
     counters: Vec<CounterId>,
-    /// Layout of what it writes.
+    /// Layout for what it writes.
     layout: Layout,
     scratch: Region,
     remote: RegionKey,
@@ -57,12 +57,12 @@ impl Rogue {
         Rogue { pair, peer, counters, layout, scratch, remote }
     }
 
-    /// Writes bytes to the begin of a slot, and raises a counter. Without bytes: a signal.
+    /// Writes bytes to a slot's start, and raises a counter. Without bytes: a signal.
     pub fn write(&self, slot: u32, bytes: &[u8], counter: usize) {
         self.raise(slot.into(), slot, bytes, counter);
     }
 
-    /// Writes bytes to the begin of a slot, and raises a round of a counter.
+    /// Writes bytes to a slot's start, and raises a counter round.
     pub fn raise(&self, round: u64, slot: u32, bytes: &[u8], counter: usize) {
         self.scratch.memory().copy_in(0, bytes);
         let page = Page {
@@ -87,7 +87,7 @@ impl Rogue {
         self.pair.engine().poll(clock::now(), &mut Vec::new());
     }
 
-    /// Slot with a correct header, and one tensor of this many zeros.
+    /// Slot with a correct header, and one tensor with this many zeros.
     pub fn slot(&self, turn: u32, word: u32, length: u64) -> Vec<u8> {
         let mut bytes = vec![0; (self.layout.offset(0) + length) as usize];
         let mut header = Header::new(turn, word, [length]);
@@ -96,7 +96,7 @@ impl Rogue {
         bytes
     }
 
-    /// Slot with a part of an answer of this many bytes of tokens so far, of which `new` come with it.
+    /// Slot with an answer part with this many token bytes so far, of which `new` come with it.
     pub fn part(&self, turn: u32, total: u64, new: u64) -> Vec<u8> {
         let mut bytes = vec![0; (self.layout.offset(0) + total.max(new)) as usize];
         let mut header = Header::part(turn, total);

@@ -1,4 +1,4 @@
-//! Ends of connections over real pairs, polled by the tests.
+//! Connection ends over real pairs, polled by the tests.
 
 #[path = "../common/answers.rs"]
 mod answers;
@@ -52,7 +52,7 @@ pub fn hello_of(role: Role, schema: &Schema) -> Hello {
     Hello { role, slots: SLOTS, checksum: true, name: format!("{role:?}"), schema }
 }
 
-/// A pair, of which `there` runs on another thread with the dialer's end.
+/// A pair; `there` runs on another thread with the dialer's end.
 pub fn pair_with<T: Send + 'static>(
     listener: &Listener,
     provider: ProviderKind,
@@ -65,7 +65,7 @@ pub fn pair_with<T: Send + 'static>(
     (listener.accept(by(PATIENCE), &mut || false).unwrap(), dialer)
 }
 
-/// Polls an engine, passes the events to a driver, and submits its requests.
+/// Polls an engine, passes the events to a driver, and submits the driver's requests.
 pub fn poll<T>(
     pair: &Communicator,
     drive: impl FnOnce(Time, &[Event], &mut Requests) -> Result<T>,
@@ -75,7 +75,7 @@ pub fn poll<T>(
     let now = clock::now();
     engine.poll(now, &mut events);
     let result = drive(now, &events, &mut requests);
-    // A poisoned engine refuses; its next poll reports the poison.
+    // A poisoned engine refuses; the next poll reports the poison.
     let _ = engine.submit(&mut requests);
     result
 }
@@ -100,7 +100,7 @@ impl Backend for Sum {
     }
 }
 
-/// Accelerator node, and the pair of each connection.
+/// Accelerator node, and each connection's pair.
 pub struct Node<E = Sum> {
     pub accelerator: Accelerator<E>,
     pub pairs: Vec<(usize, Communicator)>,
@@ -133,7 +133,7 @@ impl<E: Executor> Node<E> {
         index
     }
 
-    /// Polls every connection once; a violation ends its connection and is returned.
+    /// Polls every connection once; a violation ends the connection and is returned.
     pub fn poll(&mut self) -> Result<()> {
         let mut result = Ok(());
         for (index, pair) in &self.pairs {
@@ -151,7 +151,7 @@ impl<E: Executor> Node<E> {
     }
 }
 
-/// Front end, and the pair of each node. Sample `s` holds query `s` modulo their number.
+/// Front end, and each node's pair. Sample `s` holds query `s` modulo the query count.
 pub struct Front {
     pub front_end: FrontEnd,
     pub memory: Arc<Memory>,
@@ -190,7 +190,7 @@ impl Front {
         Ok(query)
     }
 
-    /// Polls every node once. A lost node is removed; a violation is returned, and its node is lost.
+    /// Polls every node once. A lost node is removed; a violation is returned, and the node is lost.
     pub fn poll(&mut self) -> Result<()> {
         let mut result = Ok(());
         let front_end = &mut self.front_end;

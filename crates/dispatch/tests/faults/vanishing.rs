@@ -1,4 +1,4 @@
-//! Front ends as processes that are killed under load: the node frees their slots and serves the other one.
+//! Front ends as processes that are killed under load: the node frees the slots and serves the other one.
 
 use crate::setup::pairs::{provider_named, providers};
 use crate::setup::{Front, Node, PATIENCE, by, config, is_full, listen, pair_with, until};
@@ -10,7 +10,7 @@ use weft_fabric::pair::connect;
 const ADDRESS: &str = "WEFT_TEST_DISPATCH_FRONT_END";
 const PROVIDER: &str = "WEFT_TEST_DISPATCH_PROVIDER";
 
-/// Process of a front end, which submits until it is killed. As a test it returns at once unless the parent sets an
+/// Front end process, which submits until it is killed. As a test it returns at once unless the parent sets an
 /// address.
 #[test]
 fn front_end_process() {

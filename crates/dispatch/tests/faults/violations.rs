@@ -6,7 +6,7 @@ use crate::setup::{Front, Node, PATIENCE, listen, pair_with, until};
 use std::time::Duration;
 use weft_dispatch::Role;
 
-/// Change of a slot's bytes from offset `at`.
+/// Changes a slot's bytes from offset `at`.
 fn patched(mut bytes: Vec<u8>, at: usize, patch: &[u8]) -> Vec<u8> {
     bytes[at..at + patch.len()].copy_from_slice(patch);
     bytes
@@ -101,7 +101,7 @@ const QUERIES: [Violation; 9] = [
         rogue.write(0, &rogue.slot(1, 0, 1000), HEADERS);
         rogue.write(0, &rogue.slot(1, 0, 1000), HEADERS);
     }),
-    // Cancels of slots without a query, and a query that counts cancels which were not sent, have no effect.
+    // Cancels in slots without a query, and a query that counts cancels which were not sent, have no effect.
     ("a query in slot 0, whose query has no answer yet", |rogue| {
         rogue.write(1, &[], CANCELS);
         rogue.write(0, &rogue.slot(1, 1000, 1000), HEADERS);
@@ -114,7 +114,7 @@ fn a_front_end_that_violates_the_protocol_is_named_and_the_other_one_is_served()
         providers().into_iter().flat_map(|provider| QUERIES.map(|violation| (provider, violation)))
     {
         let listener = listen(provider);
-        // The query of a batch of two waits for its window.
+        // A query in a batch for two waits for the window.
         let mut node = Node::new(2, Duration::from_millis(5));
         let (pair, rogue) =
             pair_with(&listener, provider, |pair| Rogue::over(pair, Role::FrontEnd));

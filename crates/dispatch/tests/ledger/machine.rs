@@ -5,12 +5,12 @@ use weft_dispatch::ledger::Send;
 use weft_dispatch::{Failure, Ledger, LedgerConfig, NodeId, Notice, Outcome, QueryId};
 use weft_fabric::Time;
 
-/// One step. An index selects among the present candidates, modulo their number.
+/// One step. An index selects among the present candidates, modulo how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     Submit,
     Send,
-    /// A part of an answer, of one more token.
+    /// An answer part with one more token.
     Stream(usize),
     Answer(usize),
     Refuse(usize),
@@ -26,7 +26,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// All steps of a small case.
+    /// All steps in a small case.
     pub fn all(config: &LedgerConfig) -> Vec<Step> {
         let mut steps = vec![Step::Submit, Step::Send, Step::Expire, Step::Notice, Step::Join];
         for index in 0..config.queries as usize {
@@ -41,7 +41,7 @@ impl Step {
     }
 }
 
-/// Life of a query in the model.
+/// A query's life in the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Life {
     /// Without an end. `sent`: in this slot.
@@ -49,7 +49,7 @@ enum Life {
         sent: Option<(NodeId, u32)>,
         sends: u32,
     },
-    /// Ended; `held`: its memory and slot are borrowed. `reported`: the notice was taken.
+    /// Ended; `held`: memory and slot are borrowed. `reported`: the notice was taken.
     Failed {
         held: Option<(NodeId, u32)>,
         reported: bool,
@@ -59,7 +59,7 @@ enum Life {
         at: (NodeId, u32),
         reported: bool,
     },
-    /// All notices were taken, and its slot released.
+    /// All notices were taken, and the slot released.
     Over,
 }
 
@@ -70,7 +70,7 @@ pub struct Machine {
     now: u64,
     submitted: u64,
     lives: BTreeMap<u64, (QueryId, Life)>,
-    /// Tokens of an open or answered query, and those of them that were reported.
+    /// Tokens in an open or answered query, and how many were reported.
     tokens: BTreeMap<u64, (u32, u32)>,
     nodes: Vec<(NodeId, bool)>,
     steps: Vec<Step>,
@@ -182,7 +182,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Quarantine of each slot in use of a node.
+    /// Quarantine state for each of a node's slots in use.
     fn slots_held(&self, node: NodeId) -> impl Iterator<Item = bool> {
         let of = move |life: &Life| {
             life.slot().filter(|(at, _)| *at == node).map(|_| matches!(life, Life::Failed { .. }))
@@ -190,7 +190,7 @@ impl Machine {
         self.lives.values().filter_map(move |(_, life)| of(life))
     }
 
-    /// Token, node and slot of a query that a node has; `index` selects it.
+    /// Token, node and slot for a query that a node has; `index` selects it.
     fn held(&self, index: usize) -> Option<(u64, (NodeId, u32))> {
         let at = |life: &Life| match life {
             Life::Open { sent: Some(at), .. } | Life::Failed { held: Some(at), .. } => Some(*at),
@@ -201,7 +201,7 @@ impl Machine {
         held.get(index % held.len().max(1)).copied()
     }
 
-    /// A part of an answer arrives: also for a query that has ended meanwhile.
+    /// An answer part arrives: also for a query that has ended meanwhile.
     fn stream(&mut self, index: usize) -> Checked {
         self.now += 1;
         let Some((token, (node, slot))) = self.held(index) else {
@@ -213,7 +213,7 @@ impl Machine {
         };
         let is_open = matches!(self.lives[&token].1, Life::Open { .. });
         let (tokens, _) = self.tokens.entry(token).or_default();
-        // Few counts, so that the number of states is finite.
+        // Few counts, so that the state count is finite.
         if *tokens < 3 {
             *tokens += 1;
             let result = self.ledger.streamed(Time(0), node, slot, *tokens);
@@ -266,7 +266,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Token of a query that is not over; `index` selects it.
+    /// Token for a query that is not over; `index` selects it.
     fn alive(&self, index: usize) -> Option<u64> {
         let alive: Vec<u64> = self
             .lives
@@ -473,7 +473,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Counts of the ledger equal those of the model.
+    /// The ledger's counts equal the model's.
     fn check(&self) -> Checked {
         let (counts, lives) = (self.ledger.counts(), || self.lives.values().map(|(_, life)| life));
         let queued = lives().filter(|life| matches!(life, Life::Open { sent: None, .. })).count();

@@ -9,11 +9,11 @@ use weft_fabric::random::SplitMix64;
 use weft_fabric::{ProviderKind, clock};
 
 const SUBMITTERS: u64 = 3;
-/// Most queries of a submitter.
+/// Maximum queries per submitter.
 const QUERIES: u64 = 50_000;
 const CHANGES: u64 = 6;
 
-/// A query, one in eight with a deadline that may pass before its answer.
+/// A query, one in eight with a deadline that may pass before the answer.
 fn query(token: u64, random: &mut SplitMix64) -> Query {
     let mut query = World::query(token);
     if random.below(8) == 0 {
@@ -22,8 +22,8 @@ fn query(token: u64, random: &mut SplitMix64) -> Query {
     query
 }
 
-/// Submits one by one or in groups until the service stops. `accepted` is the number of queries so far; their tokens
-/// begin at `first`.
+/// Submits one by one or in groups until the service stops. `accepted` counts the queries so far; the tokens begin
+/// at `first`.
 fn submit(handle: &FrontEndHandle, first: u64, accepted: &AtomicU64, random: &mut SplitMix64) {
     let mut token = first;
     while token < first + QUERIES {
@@ -51,7 +51,7 @@ fn submit(handle: &FrontEndHandle, first: u64, accepted: &AtomicU64, random: &mu
     }
 }
 
-/// Cancels queries among the latest of each submitter. Returns those that had not ended.
+/// Cancels queries among each submitter's latest. Returns those that had not ended.
 fn cancel(
     world: &World,
     accepted: &[AtomicU64],
@@ -71,7 +71,7 @@ fn cancel(
     cancelled
 }
 
-/// Returns the number of queries that were cancelled before the stop.
+/// Returns how many queries were cancelled before the stop.
 fn each_accepted_query_ends_once(provider: ProviderKind, seed: u64) -> usize {
     let world = World::new(provider, SUBMITTERS * QUERIES);
     let random = |stream| SplitMix64::stream(seed, stream);
@@ -145,6 +145,6 @@ fn submissions_and_cancels_during_changes_of_nodes_and_a_stop_end_once() {
             cancelled += each_accepted_query_ends_once(provider, seed);
         }
     }
-    // Few in one of them if other processes take the cores.
+    // Few in one run if other processes take the cores.
     assert!(cancelled > 0);
 }

@@ -1,4 +1,4 @@
-//! Limits of memory, lanes and backends.
+//! Limits on memory, lanes and backends.
 
 use super::{PATIENCE, Recorder, SLOTS, Sum, by, hello, pair_config, schema};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Queries in the queue of submissions: deadlines, cancels, stop.
+//! Queries in the submission queue: deadlines, cancels, stop.
 
 use super::{PATIENCE, World, by};
 use std::sync::atomic::Ordering;
@@ -23,14 +23,14 @@ fn queries_behind_a_ledger_full_of_quarantined_ones_expire_and_are_cancelled() {
     handle.submit_all((0..24).map(|token| within(token, 500)), by()).unwrap();
     world.wait_for("24 ends", |ends| ends.ended.load(Ordering::Acquire) == 24);
     assert_eq!(world.front_end.counts().unwrap().quarantined, 24);
-    // Half of them expire in the queue of 8, while the others wait on, also behind them.
+    // Half expire in the queue with 8 places, while the others wait on, also behind them.
     let queued = (24..32).map(|token| within(token, if token % 2 == 0 { 30 } else { 60_000 }));
     handle.submit_all(queued, by()).unwrap();
     world.wait_for("28 ends", |ends| ends.ended.load(Ordering::Acquire) == 28);
     assert!(world.front_end.cancel(29).unwrap() && !world.front_end.cancel(29).unwrap());
     assert!(!world.front_end.cancel(24).unwrap(), "it has expired");
     world.wait_for("the cancel", |ends| ends.ended.load(Ordering::Acquire) == 29);
-    // A place of the queue is free again.
+    // A queue place is free again.
     handle.submit(within(32, 30)).unwrap();
     world.wait_for("30 ends", |ends| ends.ended.load(Ordering::Acquire) == 30);
     assert_eq!(world.front_end.counts().unwrap().failed, 30);

@@ -1,4 +1,4 @@
-//! A front end's service, its nodes, and the ends of its queries.
+//! A front end's service, its nodes, and how its queries end.
 
 use super::answers::answer;
 use super::pairs::pair_config;
@@ -47,7 +47,7 @@ impl Backend for Sum {
     }
 }
 
-/// The backend on the thread of the node, or on one of its own.
+/// The backend on the node's thread, or on a separate one.
 pub enum Runs {
     Inside(Sum),
     Beside(Threaded),
@@ -86,7 +86,7 @@ impl Executor for Runs {
 /// Ends by token.
 #[derive(Default)]
 pub struct Ends {
-    /// Times that each query was answered, that it failed, that its memory returned.
+    /// Number of times that each query was answered, failed, and got its memory back.
     pub counts: Mutex<Vec<[u32; 3]>>,
     pub failures: Mutex<Vec<Failure>>,
     pub ended: AtomicU64,
@@ -140,7 +140,7 @@ impl Handler for Recorder {
 pub struct World {
     pub listener: Listener,
     pub provider: ProviderKind,
-    /// TLS of the nodes.
+    /// TLS on the nodes.
     pub tls: Tls,
     pub front_end: FrontEndService<Recorder>,
     pub ends: Arc<Ends>,
@@ -152,7 +152,7 @@ impl World {
         World::with_tls(provider, Default::default(), queries)
     }
 
-    /// With the TLS of the front end and of the nodes.
+    /// With TLS for the front end and for the nodes.
     pub fn with_tls(provider: ProviderKind, [own, tls]: [Tls; 2], queries: u64) -> World {
         let memory = Arc::new(Memory::shared((BYTES * SAMPLES) as usize).unwrap());
         for sample in 0..SAMPLES as usize {
@@ -215,7 +215,7 @@ impl World {
         Query::new(token, &[input], by())
     }
 
-    /// Submits the queries of these tokens from several threads.
+    /// Submits the queries with these tokens from several threads.
     pub fn submit(&self, tokens: std::ops::Range<u64>, threads: u64) {
         std::thread::scope(|scope| {
             for thread in 0..threads {

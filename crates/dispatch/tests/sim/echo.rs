@@ -1,4 +1,4 @@
-//! Queries with contents that follow from their tokens, and a backend whose answers follow from the queries.
+//! Queries with contents that follow from the tokens, and a backend whose answers follow from the queries.
 
 use std::collections::{BTreeMap, VecDeque};
 use weft_dispatch::accelerator::JobQuery;
@@ -7,10 +7,10 @@ use weft_dispatch::{Backend, Batch, Buckets, Executor, Job, Schema};
 use weft_fabric::Time;
 use weft_fabric::random::SplitMix64;
 
-/// Error code of queries that the backend refuses.
+/// Error code for queries that the backend refuses.
 pub const REFUSED: u32 = 7;
 
-/// Bytes of each tensor of a query. The first one begins with the token.
+/// Query tensor bytes. The first tensor begins with the token.
 pub fn query(token: u64, schema: &Schema) -> Vec<Vec<u8>> {
     let mut random = SplitMix64::new(token ^ 0x51);
     let content = |(index, tensor): (usize, &Tensor)| {
@@ -43,7 +43,7 @@ pub fn is_refused(token: u64) -> bool {
     token % 13 == 5
 }
 
-/// Bytes of each tensor of the answer.
+/// Answer tensor bytes.
 pub fn answer(inputs: &[&[u8]], schema: &Schema) -> Vec<Vec<u8>> {
     let seed = inputs
         .iter()
@@ -65,12 +65,12 @@ pub struct Echo {
     pub buckets: Option<Buckets>,
     pub executed: BTreeMap<u64, u32>,
     pub largest: usize,
-    /// Tokens of answers under way that were appended.
+    /// Tokens that were appended to answers in progress.
     pub appended: BTreeMap<u64, usize>,
 }
 
 impl Echo {
-    /// A batch has queries of one bucket, and its rows are its inputs.
+    /// A batch has queries from one bucket, and its rows are its inputs.
     fn check(&self, batch: &Batch<'_>) {
         for tensor in 0..self.schema.inputs.len() {
             let (queries, longest) = (batch.len(), batch.longest(tensor) as usize);
@@ -91,7 +91,7 @@ impl Echo {
     }
 }
 
-/// Runs of an output are the outputs of the queries, in order.
+/// Output runs are the queries' outputs, in order.
 fn check_output_runs(batch: &mut Batch<'_>, tensor: usize) {
     let mut first = 0;
     while first < batch.len() {
@@ -141,7 +141,7 @@ impl Backend for Echo {
 }
 
 impl Echo {
-    /// Appends some tokens to some answers of a batch that runs.
+    /// Appends some tokens to some answers in a running batch.
     fn append(&mut self, batch: &mut Batch<'_>, random: &mut SplitMix64) {
         let stream = self.schema.outputs.iter().position(Tensor::has_tokens);
         let Some(stream) = stream else { return };
@@ -161,14 +161,14 @@ impl Echo {
     }
 }
 
-/// Executor of an [`Echo`]: at once, or one batch after another with virtual times.
+/// Executor for an [`Echo`]: at once, or one batch after another with virtual times.
 #[derive(Debug)]
 pub struct Device {
     pub echo: Echo,
-    /// Batches that it takes at a time; 0: it runs each at its start.
+    /// Number of batches that it takes at a time; 0: it runs each when it starts.
     pub room: usize,
     pub random: SplitMix64,
-    /// Batches with the times of their begin and end.
+    /// Batches with begin and end times.
     pub jobs: VecDeque<(Job, Time, Time)>,
     now: Time,
 }

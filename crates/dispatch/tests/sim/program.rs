@@ -1,4 +1,4 @@
-//! A front end of a run: what it submits and cancels, and how each query ends.
+//! A front end in a run: what it submits and cancels, and how each query ends.
 
 use crate::echo;
 use std::collections::BTreeMap;
@@ -10,23 +10,23 @@ use weft_dispatch::{
 use weft_fabric::random::SplitMix64;
 use weft_fabric::{Memory, Time};
 
-/// State of a query.
+/// Query state.
 #[derive(Clone, Debug)]
 struct Query {
     id: QueryId,
     sample: usize,
-    /// It may fail by its deadline, or by a cancel.
+    /// It may fail by the deadline, or by a cancel.
     may_expire: bool,
     cancelled: bool,
     ended: bool,
     returned: bool,
-    /// Tokens of its answer that were reported, and the send that they belong to.
+    /// Answer tokens that were reported, and the send that they belong to.
     tokens: Vec<u8>,
     sends: u32,
 }
 
 impl Query {
-    /// Checks tokens: they continue those before, or begin anew after a loss, and are those of the answer.
+    /// Checks tokens: they continue those before, or begin anew after a loss, and belong to the answer.
     fn take_tokens(
         &mut self,
         token: u64,
@@ -56,7 +56,7 @@ impl Query {
     }
 }
 
-/// Front end with its queries.
+/// Front end with queries.
 pub struct Program {
     pub front_end: FrontEnd,
     pub nodes: Vec<Option<NodeId>>,
@@ -74,7 +74,7 @@ pub struct Program {
     cancel_at: Option<Time>,
     random: SplitMix64,
     pub answered: u64,
-    /// Reports of tokens after the first ones, and streams that began anew.
+    /// Token reports after the first tokens, and streams that began anew.
     pub streamed: u64,
     pub restarted: u64,
     /// A node was lost, or may be.
@@ -84,15 +84,15 @@ pub struct Program {
     pub lasting: Time,
 }
 
-/// Probabilities and numbers of a program.
+/// Program probabilities and counts.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub queries: u64,
     pub short_deadlines: f64,
     pub cancels: f64,
-    /// Time of the cancel of the first query.
+    /// Time at which the first query is cancelled.
     pub cancel_at: Option<Time>,
-    /// Deadline of the other queries.
+    /// Deadline for the other queries.
     pub lasting: Time,
 }
 
@@ -255,14 +255,14 @@ impl Program {
             }
         }
         for sample in freed {
-            // A later read of the query would find other bytes.
+            // A later read would find other bytes.
             self.memory.fill(sample * self.sample_bytes, self.sample_bytes, 0xee);
             self.free.push(sample);
         }
         Ok(())
     }
 
-    /// True if all queries have ended and their memory returned.
+    /// True if all queries have ended and all memory returned.
     pub fn is_over(&self) -> bool {
         self.next == self.end && self.queries.values().all(|query| query.returned)
     }

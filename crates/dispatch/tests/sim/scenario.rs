@@ -1,7 +1,6 @@
 //! A seed's world: front ends, nodes, queries, faults, and how it must end.
 
 use crate::echo::{Device, Echo};
-use crate::injected_fault::InjectedFault;
 use crate::program::{Plan, Program};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,14 +12,13 @@ use weft_dispatch::{
 };
 use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig, run_groups};
 use weft_fabric::random::SplitMix64;
-use weft_fabric::{
-    Engine, EngineConfig, Event, LatencyBandwidth, PartRule, PoisonFlag, Rank, RegionKey, Time,
-};
+use weft_fabric::{Engine, EngineConfig, Event, PartRule, PoisonFlag, Rank, RegionKey, Time};
+use weft_scenarios::{InjectedFault, pick, settle, shuffled_ranks, world_config};
 
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub seed: u64,
-    /// Ranks of the world: front ends, then nodes.
+    /// Ranks in the world: front ends, then nodes.
     pub front_ends: u32,
     pub nodes: u32,
     slots: u32,
@@ -28,7 +26,7 @@ pub struct Scenario {
     schema: Schema,
     ledger: LedgerConfig,
     accelerator: AcceleratorConfig,
-    /// Batches of a node at a time; 0: it runs each within a poll.
+    /// Batches on a node at a time; 0: it runs each within a poll.
     room: usize,
     plan: Plan,
     /// Times at which nodes join, and drain; by node.
@@ -41,20 +39,16 @@ pub struct Scenario {
     parts: PartRule,
 }
 
-/// Latest time of a fault, a join or a drain.
+/// Latest time for a fault, a join or a drain.
 const SPAN: u64 = 400_000;
-/// Deadline of queries that must not expire: the end of the run.
+/// Deadline for queries that must not expire: when the run ends.
 const LASTING: Time = Time(100_000_000);
-/// Interval of the steps of a front end with queries, in nanoseconds.
+/// Step interval for a front end with queries, in nanoseconds.
 const TICK: u64 = 5_000;
-/// Bound on the steps of a run: answers of many tokens, each confirmed, take over 100,000.
+/// Step bound for a run: answers with many tokens, each confirmed, take over 100,000.
 const MOST_STEPS: u64 = 1_000_000;
 const LOSS_GRACE: Duration = Duration::from_micros(200);
 const MOST_QUERIES: u64 = if cfg!(miri) { 6 } else { 60 };
-
-fn pick<T: Copy>(random: &mut SplitMix64, list: &[T]) -> T {
-    list[random.below(list.len() as u64) as usize]
-}
 
 fn tensors(random: &mut SplitMix64, least: u64) -> Vec<Tensor> {
     let tensor = |index: u64, random: &mut SplitMix64| {
@@ -166,12 +160,8 @@ impl Scenario {
     fn any(seed: u64, streams: bool) -> Scenario {
         let mut random = SplitMix64::new(seed);
         let mut scenario = Scenario::of(seed, &mut random, streams);
-        let mut ends: Vec<Rank> = (0..scenario.front_ends + scenario.nodes).map(Rank).collect();
-        random.shuffle(&mut ends);
-        let fault = InjectedFault::draw(&mut random, 8, &ends);
-        if matches!(fault, InjectedFault::FailedParts) {
-            scenario.faults.fail = 0.005;
-        }
+        let ends = shuffled_ranks(&mut random, scenario.front_ends + scenario.nodes);
+        let fault = InjectedFault::draw(&mut random, 8, &ends, 0.005);
         let at = Time(random.below(SPAN));
         // The first node stays, so that queries have a node.
         if random.chance(0.1) && ends[1] != Rank(scenario.front_ends) {
@@ -227,10 +217,6 @@ impl Scenario {
         self.departs.is_some_and(|(departing, at)| departing == rank && at <= now)
     }
 
-    fn has_losses(&self) -> bool {
-        !matches!(self.fault, InjectedFault::None | InjectedFault::Paused)
-    }
-
     fn agreement(&self) -> Agreement {
         Agreement {
             slots: self.slots,
@@ -241,7 +227,7 @@ impl Scenario {
     }
 }
 
-/// Connection of a front end to a node: a group of two.
+/// Connection between a front end and a node: a group of two.
 struct Edge {
     front_end: usize,
     node: usize,
@@ -251,7 +237,7 @@ struct Edge {
     pending: Option<(Connection, RegionKey)>,
     /// The front end has removed the node.
     left: bool,
-    /// Flags of both ends, which report departures.
+    /// Both ends' flags, which report departures.
     flags: [Arc<PoisonFlag>; 2],
 }
 
@@ -268,21 +254,6 @@ fn connect(
     ends[0].link(cluster.engine(front), &grants[1], Time::MAX)?;
     ends[1].link(cluster.engine(node), &grants[0], Time::MAX)?;
     Ok(ends)
-}
-
-fn world(scenario: &Scenario) -> World {
-    let mut random = SplitMix64::new(scenario.seed ^ 0x0077_6f72_6c64);
-    let model = LatencyBandwidth::new(Duration::from_micros(2), 1_000_000_000);
-    World::new(WorldConfig {
-        queue_parts: 1 + random.below(20) as u32,
-        queue_bytes: 1 + random.below(2000),
-        parts: scenario.parts,
-        model: Box::new(if random.chance(0.5) { model.serialised() } else { model }),
-        // The answer orders the uses of a slot, in place of a credit.
-        reuse: true,
-        ..WorldConfig::new(scenario.front_ends + scenario.nodes, scenario.seed)
-            .with_faults(scenario.faults.clone())
-    })
 }
 
 struct Run<'a> {
@@ -308,20 +279,23 @@ impl Wakes {
     }
 }
 
-/// Runs a scenario and returns the time of each event, or the failure.
+/// Runs a scenario and returns each event's time, or the failure.
 pub fn run(scenario: &Scenario) -> Result<Vec<Time>, String> {
     run_counted(scenario).map(|(moments, _)| moments)
 }
 
-/// [`run`], with the numbers of further parts of answers, and of streams that began anew.
+/// [`run`], with the number of further answer parts, and of streams that began anew.
 pub fn run_counted(scenario: &Scenario) -> Result<(Vec<Time>, [u64; 2]), String> {
-    let world = world(scenario);
+    let Scenario { seed, front_ends, nodes, parts, .. } = *scenario;
+    let config = world_config(front_ends + nodes, seed, 2000, parts, &scenario.faults);
+    // The answer orders the uses of a slot, in place of a credit.
+    let world = World::new(WorldConfig { reuse: true, ..config });
     let text = |error: weft_dispatch::Error| error.to_string();
     let programs = (0..scenario.front_ends).map(|index| {
         let seed = scenario.seed ^ u64::from(index) << 40;
         let mut program =
             Program::new(index.into(), scenario.ledger, &scenario.schema, scenario.plan, seed);
-        program.has_losses = scenario.has_losses();
+        program.has_losses = scenario.fault.is_loss();
         program.has_departures = scenario.departs.is_some();
         program
     });
@@ -370,20 +344,13 @@ pub fn run_counted(scenario: &Scenario) -> Result<(Vec<Time>, [u64; 2]), String>
     });
     let outcomes = outcomes.map_err(|hang| format!("{hang}\n{}", run.waits_for()))?;
     run.check(&outcomes)?;
-    for group in &mut groups {
-        group.settle().map_err(|hang| hang.to_string())?;
-    }
-    match world.violations().first() {
-        Some(violation) => Err(violation.to_string()),
-        None => {
-            let sum = |of: fn(&Program) -> u64| run.programs.iter().map(of).sum();
-            let counts = [sum(|program| program.streamed), sum(|program| program.restarted)];
-            Ok((run.moments, counts))
-        }
-    }
+    groups.iter_mut().try_for_each(settle)?;
+    let sum = |of: fn(&Program) -> u64| run.programs.iter().map(of).sum();
+    let counts = [sum(|program| program.streamed), sum(|program| program.restarted)];
+    Ok((run.moments, counts))
 }
 
-/// Error of a driver or of the fabric.
+/// Driver or fabric error.
 #[derive(Debug)]
 pub enum Wrong {
     Fabric(weft_fabric::Error),
@@ -465,7 +432,7 @@ impl Run<'_> {
         };
         program.front_end.poll(now, node, events, requests)?;
         let mut is_lost = events.iter().any(|event| matches!(event, Event::Poisoned(_)));
-        // The poll of an engine would report it; here an engine that was poisoned in a step is polled no more.
+        // Polling the engine would report it; here an engine that was poisoned in a step is polled no more.
         if let Some(cause) = edge.flags[0].get().filter(|_| !is_lost) {
             is_lost = true;
             program.front_end.poll(now, node, &[Event::Poisoned(cause.clone())], requests)?;
@@ -479,7 +446,7 @@ impl Run<'_> {
             self.wakes.wake_at(at);
         }
         if !program.is_over() {
-            // Then it waits for the end of a departure's grace period, if for anything.
+            // Then it waits until a departure's grace period ends, if for anything.
             let tick = if now.0 < 4 * SPAN { TICK } else { 200 * TICK };
             self.wakes.wake_at(Time((now.0 / tick + 1) * tick));
         }
@@ -495,11 +462,11 @@ impl Run<'_> {
         self.programs.iter().map(Program::waits_for).collect::<Vec<_>>().join("\n")
     }
 
-    /// Checks outcomes of ranks, ends of queries and leaks of slots.
+    /// Checks rank outcomes, query ends and slot leaks.
     fn check(&mut self, outcomes: &[Vec<Outcome<Wrong>>]) -> Result<(), String> {
         let (fault, front_ends) = (self.scenario.fault, self.scenario.front_ends);
         let mut killed: Vec<Rank> = self.scenario.departs.iter().map(|(rank, _)| *rank).collect();
-        let may_lose = self.scenario.has_losses() || self.scenario.departs.is_some();
+        let may_lose = self.scenario.fault.is_loss() || self.scenario.departs.is_some();
         for (edge, outcomes) in self.edges.iter().zip(outcomes) {
             let hosts = [Rank(edge.front_end as u32), Rank(front_ends + edge.node as u32)];
             for (host, outcome) in hosts.into_iter().zip(outcomes) {
@@ -529,7 +496,7 @@ impl Run<'_> {
             {
                 return Err(format!("a query or a slot is lost: {}", program.waits_for()));
             }
-            if !self.scenario.has_losses() && !program.is_over() {
+            if !self.scenario.fault.is_loss() && !program.is_over() {
                 return Err(format!("queries are left: {}", program.waits_for()));
             }
         }

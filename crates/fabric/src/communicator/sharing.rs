@@ -1,4 +1,4 @@
-//! Sharing between ranks: grants of regions and counters, release of counters, exchange of bytes.
+//! Sharing between ranks: granting regions and counters, releasing counters, exchanging bytes.
 
 use super::{Communicator, attribute_error};
 use crate::clock;
@@ -12,19 +12,19 @@ use std::ops::Range;
 use std::time::Duration;
 use weft_control::{Operation, Rank};
 
-/// Interval of retries for messages of a peer over its link.
+/// Retry interval for messages from a peer over the link.
 const RETRY_POLL: Duration = Duration::from_millis(1);
 
 impl Communicator {
-    /// Grants these ranges of regions to every peer and links these counters. Collective; every rank passes
-    /// equal numbers of both. A counter is linked with the peers that it connects; these pass one at the
-    /// same position that connects this rank. Returns the regions granted to this rank, by peer (empty for
-    /// this rank).
+    /// Grants these region ranges to every peer and links these counters. Collective; every rank passes
+    /// equal numbers of both. A counter is linked with the peers that it connects, which pass one at the
+    /// same position that connects this rank. Returns the regions granted to this rank, by peer (empty
+    /// for this rank).
     ///
     /// # Errors
-    /// Those of [`Engine::grant`], and [`Error::PeerRefused`] at the other ranks: no rank has granted
-    /// anything then. Those of [`Engine::import`]; the control plane's if ranks are lost, leave or time
-    /// out.
+    /// Errors from [`Engine::grant`], and [`Error::PeerRefused`] at the other ranks: no rank has granted
+    /// anything then. Errors from [`Engine::import`]; a control plane error if ranks are lost, leave or
+    /// time out.
     pub fn share(
         &self,
         regions: &[(&Region, Range<u64>)],
@@ -36,7 +36,8 @@ impl Communicator {
             let refusal = Refusal(error.to_string()).encode();
             vec![refusal; self.world_size() as usize]
         };
-        // A rank that rejects its arguments takes part in the exchange, so that no peer waits for it.
+        // A rank that rejects the arguments still takes part in the exchange, so that no peer waits for
+        // it.
         let grants = granted.as_ref().map_or_else(refusal, Vec::clone);
         let traded = self.exchange_as(Operation::Share, &grants, deadline);
         granted?;
@@ -87,13 +88,13 @@ impl Communicator {
         (0..self.world_size()).map(Rank).map(toward).collect()
     }
 
-    /// Runs `work`, which exchanges grants with peers and may have to wait for their links, until
-    /// `deadline`. Where it would wait, its [`WaitLimit`] ends it with an error and it runs again later, so
-    /// that no other thread blocks on the engine. It ends early if the communicator is closed or a peer is
-    /// lost or leaves; the control plane's error on a peer replaces the error of a link to it.
+    /// Runs `work`, which exchanges grants with peers and may have to wait for peers' links, until
+    /// `deadline`. Where it would wait, [`WaitLimit`] ends it with an error and it runs again later, so
+    /// that no other thread blocks on the engine. It ends early if the communicator is closed or a peer
+    /// is lost or leaves; the control plane's error about a peer then replaces the link's error.
     ///
     /// # Errors
-    /// Those of `work`; [`Error::Control`].
+    /// Errors from `work`; [`Error::Control`].
     pub fn retry_until<T>(
         &self,
         deadline: Time,
@@ -116,28 +117,29 @@ impl Communicator {
         }
     }
 
-    /// Check for a wait of the caller's own, such as [`WaitLimit::give_up`], a few times a second.
+    /// Check for a custom wait loop, such as [`WaitLimit::give_up`]; call it a few times a second.
     ///
     /// # Errors
-    /// [`weft_control::Error::Closed`] on a closed communicator; those of [`weft_control::Control::check`].
+    /// [`weft_control::Error::Closed`] on a closed communicator; errors from
+    /// [`weft_control::Control::check`].
     pub fn check_wait(&self) -> Result<()> {
         self.shared.check_open()?;
         Ok(self.control.check()?)
     }
 
-    /// Replaces the error of a link to a lost or departed rank by the control plane's error; other errors
+    /// Replaces a link error toward a lost or departed rank by the control plane's error; other errors
     /// are returned unchanged. Waits for at most 2 s, and not after `deadline`.
     pub fn attribute_error(&self, error: Error, deadline: Time) -> Error {
         attribute_error(|| Ok(self.control.check()?), error, deadline)
     }
 
-    /// Waits until all writes toward a counter have arrived, as [`Communicator::settle`], and releases it.
-    /// Collective, with the counter of the same position, after this rank's requests have drained. A
-    /// counter that was not shared is released at once, by this rank alone.
+    /// Waits until all writes toward a counter have arrived, like [`Communicator::settle`], and releases
+    /// it. Collective, with the counter at the same position, after this rank's requests have drained. A
+    /// counter that was not shared is released at once, only by this rank.
     ///
     /// # Errors
-    /// Those of [`Communicator::settle`]: the counter then stays, and the call may be repeated;
-    /// [`Error::Unknown`] if it was released before. A poisoned group is not waited for.
+    /// Errors from [`Communicator::settle`]: the counter then stays, and the call may be repeated;
+    /// [`Error::Unknown`] if it was released before. The call does not wait in a poisoned group.
     pub fn release_counter(&self, counter: CounterId, options: &mut WaitOptions<'_>) -> Result<()> {
         let (is_shared, is_poisoned) = {
             let engine = self.engine();
@@ -149,8 +151,8 @@ impl Communicator {
         self.engine().release_counter(counter)
     }
 
-    /// All-to-all of bytes over the control plane: sends `to_each[r]` to rank r; returns the bytes from
-    /// each rank.
+    /// Byte all-to-all over the control plane: sends `to_each[r]` to rank r; returns the bytes from each
+    /// rank.
     pub fn exchange(&self, to_each: &[Vec<u8>], deadline: Time) -> Result<Vec<Vec<u8>>> {
         self.exchange_as(Operation::Exchange, to_each, deadline)
     }
@@ -165,8 +167,8 @@ impl Communicator {
         Ok(self.control.exchange_as(operation, to_each, timeout)?)
     }
 
-    /// Waits until all writes of all ranks toward these counters have arrived here. Collective, with the
-    /// same counters, after this rank's requests have drained; no rank writes toward them afterwards.
+    /// Waits until all writes toward these counters from all ranks have arrived here. Collective, with
+    /// the same counters, after this rank's requests have drained; no rank writes toward them afterwards.
     /// Regions that only they count may then be released.
     pub fn settle(&self, counters: &[CounterId], options: &mut WaitOptions<'_>) -> Result<()> {
         let mut engine = self.engine();

@@ -1,6 +1,6 @@
-//! Completion of parts and of their requests.
+//! Completes parts and the requests they belong to.
 
-use super::Engine;
+use super::state::Engine;
 use crate::request::PartEnd;
 use crate::types::RequestId;
 use weft_control::Rank;
@@ -39,7 +39,7 @@ impl Engine {
         }
     }
 
-    /// Closes a request if all of its parts have ended.
+    /// Closes a request if all parts have ended.
     pub(super) fn close_if_drained(&mut self, id: RequestId, report: bool) -> bool {
         let drained = self.requests.get(id).is_none_or(|request| request.left == 0);
         if drained {
@@ -56,7 +56,7 @@ impl Engine {
         if self.released > 0 {
             self.deregister_unread();
         }
-        // A part toward a peer that has left an unpoisoned group is no failure: its sources are free.
+        // A part toward a peer that has left an unpoisoned group is no failure: the source is free.
         let failure = failure
             .filter(|failure| self.poison.get().is_some() || !self.poison.has_left(failure.peer));
         if report && failure.is_none() && tag.is_of_driver() {

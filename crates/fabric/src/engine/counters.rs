@@ -1,66 +1,31 @@
 //! Counters, rounds and credits.
 //!
-//! Ranks link counters by position: raising counter `c` toward a peer raises the peer's own counter at the
-//! same position of the grant. Toward each peer a counter has one data lane for each round that may be open
-//! at a time (its window) and a return lane for credits. Owner and source thus count rounds locally, also
-//! where writes of different rounds overtake each other.
+//! Ranks link counters by position: raising counter `c` toward a peer raises the peer's own counter at
+//! the same position in the grant. Toward each peer a counter has one data lane for each round that may
+//! be open at a time (the window) and a return lane for credits. Owner and source can thus count rounds
+//! locally, even if writes from different rounds overtake each other.
 
 mod ends;
 mod followers;
+mod table;
 
-use super::Engine;
-use super::peer_group::UniqueId;
+use super::state::{Engine, LaneUse};
+use super::unique_id::UniqueId;
 use crate::error::{Error, Result};
 use crate::lane_table::LaneTable;
-use crate::statistics::TrafficTotals;
 use crate::types::{CounterId, Lane, TrafficClass};
-pub(super) use ends::{CounterEnd, RemoteCounter};
 use ends::{CreditRole, lanes_for};
 use followers::no_credits_of_its_own;
+use table::{find, unknown};
 use weft_control::Rank;
 
-/// Shape of a counter.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CounterConfig<'a> {
-    /// Rounds that may be open at a time, from 1 to [`CounterConfig::MAX_WINDOW`]; 0 counts as 1. Round
-    /// `r` may start while it is less than credits + window: a ring of `window` slots is one counter.
-    pub window: u32,
-    /// Peers that it connects; `None`: every peer. The window must be equal at both ends.
-    pub peers: Option<&'a [Rank]>,
-    /// Traffic class of its writes.
-    pub class: TrafficClass,
-}
-
-impl CounterConfig<'_> {
-    /// The widest window.
-    pub const MAX_WINDOW: u32 = 1 << 16;
-}
-
-pub(super) struct Counter {
-    /// By rank; `None` where it connects no peer.
-    pub ends: Vec<Option<CounterEnd>>,
-    pub class: TrafficClass,
-    /// Shared by all ranks, also if it connects no peer.
-    pub shared: bool,
-    /// Counter of a driver, left out of [`Engine::raised`].
-    pub internal: bool,
-    /// Counters credited with this one.
-    followers: Vec<CounterId>,
-}
-
-impl TrafficTotals {
-    /// Adds the writes through one end of a counter.
-    pub(super) fn add_writes(&mut self, end: &Option<CounterEnd>) {
-        if let Some(CounterEnd { remote: Some(remote), .. }) = end {
-            self.bytes += remote.bytes;
-            self.parts += remote.raised + remote.credited;
-        }
-    }
-}
+pub(super) use ends::{CounterEnd, RemoteCounter};
+pub use table::CounterConfig;
+pub(super) use table::{Counter, Counters, get};
 
 impl Engine {
-    /// A counter with a window of one round and lanes for every peer. It counts after an exchange of grants
-    /// ([`Engine::grant`], [`Engine::import`]).
+    /// Makes a counter with a one-round window and lanes for every peer. It counts after an exchange of
+    /// grants ([`Engine::grant`], [`Engine::import`]).
     pub fn counter(&mut self) -> Result<CounterId> {
         self.counter_with(CounterConfig::default())
     }
@@ -137,7 +102,7 @@ impl Engine {
             self.lane_uses.resize(end, None);
         }
         for (offset, usage) in (0..).zip(&mut self.lane_uses[begin..end]) {
-            *usage = Some(super::LaneUse { counter, peer, offset });
+            *usage = Some(LaneUse { counter, peer, offset });
         }
     }
 
@@ -149,10 +114,10 @@ impl Engine {
         }
     }
 
-    /// Releases a counter's lanes and id. They are issued again in a new generation, so a late arrival that
-    /// names them is dropped and counted. All ranks release the counters of one position together, after
-    /// all writes toward them have arrived ([`crate::Communicator::settle`]). A poisoned group issues none
-    /// of them again.
+    /// Releases a counter's lanes and id. They are issued again in a new generation, so a late arrival
+    /// that names them is dropped and counted. All ranks release the counters at one position together,
+    /// after all writes toward them have arrived ([`crate::Communicator::settle`]). A poisoned group
+    /// never issues them again.
     ///
     /// # Errors
     /// [`Error::Unknown`] if it was released before.
@@ -160,7 +125,7 @@ impl Engine {
         self.known_counter(counter)?;
         let Some((id, released)) = self.counters[counter.index()].take() else { return Ok(()) };
         self.raised_lanes.retain(|(listed, _)| *listed != counter);
-        // Its waits end.
+        // Waits on the counter end.
         self.epoch += 1;
         self.flush();
         for (peer, end) in self.peers.iter_mut().zip(&released.ends) {
@@ -181,7 +146,7 @@ impl Engine {
         }
     }
 
-    /// The traffic class of a counter.
+    /// Traffic class that a counter uses.
     #[inline(always)]
     pub(super) fn class_of(&mut self, counter: CounterId) -> TrafficClass {
         get(&mut self.counters, counter).map_or(TrafficClass::default(), |known| known.class)
@@ -196,7 +161,7 @@ impl Engine {
         self.end(counter, peer)?.remote.as_mut().ok_or(Error::NotLinked { counter })
     }
 
-    /// Raises by `peer` in the oldest round without a credit. All bytes of these parts are visible.
+    /// Raises by `peer` in the oldest round without a credit. All bytes in these parts are visible.
     pub fn count(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
         let count = self.lanes.value(end.oldest()) - end.base;
@@ -207,7 +172,7 @@ impl Engine {
         Ok(count)
     }
 
-    /// Raises by `peer` in an open round: the oldest without a credit or a later one of its window.
+    /// Raises by `peer` in an open round: the oldest without a credit or a later one in the window.
     ///
     /// # Errors
     /// [`Error::OldRound`] if the round was credited; [`Error::NoCredit`] if it is beyond the window.
@@ -222,19 +187,19 @@ impl Engine {
         Ok(end.count_at(round, self.lanes.value(end.data_of(round))))
     }
 
-    /// The oldest round of `peer` that has no credit yet.
+    /// Oldest round from `peer` that has no credit yet.
     pub fn open_round(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         Ok(self.end(counter, peer)?.given)
     }
 
-    /// Credits of `peer` on this counter; round r may start while r is less than these plus the window.
+    /// Credits from `peer` on this counter. Round r may start while r is less than credits plus window.
     pub fn credits(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
         end.credits = self.lanes.value(end.credit.id());
         Ok(end.credits)
     }
 
-    /// Credits of `peer` that `round` needs: none while it is less than the window.
+    /// Credits from `peer` that `round` needs: none while it is less than the window.
     pub(crate) fn credits_for(
         &mut self,
         counter: CounterId,
@@ -244,7 +209,7 @@ impl Engine {
         Ok((round + 1).saturating_sub(self.end(counter, peer)?.window.into()))
     }
 
-    /// Those of `counters` that connect `peer`, in their order.
+    /// Subset of `counters` that connects `peer`, in the same order.
     ///
     /// # Errors
     /// [`Error::Unknown`] if one was released.
@@ -285,18 +250,18 @@ impl Engine {
         Ok(round < end.credits + window || round < self.credits(counter, peer)? + window)
     }
 
-    /// Our raises of `peer`'s end of `counter` since it was linked.
+    /// Raises that this rank sent to `peer`'s end of `counter` since it was linked.
     pub(crate) fn raised_in_all(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         Ok(self.remote(counter, peer)?.raised)
     }
 
-    /// Raises of our end of `counter` by `peer` since it was linked.
+    /// Raises that `peer` sent to our end of `counter` since it was linked.
     pub(crate) fn count_in_all(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
         Ok((0..u64::from(end.window)).map(|slot| self.lanes.value(end.data_of(slot))).sum())
     }
 
-    /// Error of a round that may not be written, by the known credits.
+    /// Error for a round that may not be written, according to the known credits.
     pub(super) fn check_round(&mut self, peer: Rank, counter: CounterId, round: u64) -> Result<()> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
         if end.remote.is_none() {
@@ -312,7 +277,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Releases the oldest open round of `peer`: its bytes may be written again and one more round may
+    /// Releases the oldest open round from `peer`: the bytes may be written again and one more round may
     /// start. Call it once per round, after the round is complete.
     ///
     /// A credit leaves with the next submission, wait or poll. Call [`Engine::flush`] if none follows soon.
@@ -333,6 +298,10 @@ impl Engine {
         empty: bool,
     ) -> Result<()> {
         self.check()?;
+        let has_watches = self.has_watches();
+        if has_watches {
+            self.renew_watches();
+        }
         let (end, _) = find(&mut self.counters, counter, peer)?;
         let (value, role) = (self.lanes.value(end.oldest()), end.role);
         if role == CreditRole::Follower {
@@ -353,10 +322,13 @@ impl Engine {
         if window > 1 {
             self.note_next_round(peer, counter)?;
         }
+        if has_watches {
+            self.renew_watches();
+        }
         Ok(())
     }
 
-    /// After a closed round: reports earlier raises of the round that is now the oldest.
+    /// After a round has closed, reports earlier raises in the round that is now the oldest.
     fn note_next_round(&mut self, peer: Rank, counter: CounterId) -> Result<()> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
         let is_listed = end.listed;
@@ -374,7 +346,7 @@ impl Engine {
         Ok(self.remote(counter, peer)?.started)
     }
 
-    /// Sets the counter of [`Engine::barrier`]; it must be linked with every peer.
+    /// Sets the counter for [`Engine::barrier`]; it must be linked with every peer.
     pub fn use_for_barriers(&mut self, counter: CounterId) {
         self.barrier = Some(counter);
     }
@@ -387,41 +359,4 @@ impl Engine {
     pub fn flush(&mut self) {
         self.flush_all();
     }
-}
-
-#[cold]
-#[inline(never)]
-fn unknown(counter: CounterId) -> Error {
-    Error::Unknown { what: "counter", number: counter.number().into() }
-}
-
-/// The counters of an engine, by index.
-pub(super) type Counters = Vec<Option<(CounterId, Counter)>>;
-
-/// A counter, unless it was released.
-#[inline(always)]
-pub(super) fn get(counters: &mut Counters, counter: CounterId) -> Option<&mut Counter> {
-    match counters.get_mut(counter.index()) {
-        Some(Some((id, known))) if *id == counter => Some(known),
-        _ => None,
-    }
-}
-
-#[inline(always)]
-fn find(
-    counters: &mut Counters,
-    counter: CounterId,
-    peer: Rank,
-) -> Result<(&mut CounterEnd, TrafficClass)> {
-    let Some(known) = get(counters, counter) else { return Err(unknown(counter)) };
-    match known.ends.get_mut(peer.index()) {
-        Some(Some(end)) => Ok((end, known.class)),
-        _ => Err(unknown_rank(peer)),
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn unknown_rank(peer: Rank) -> Error {
-    Error::Unknown { what: "rank", number: peer.0.into() }
 }

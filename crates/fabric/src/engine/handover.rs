@@ -1,13 +1,14 @@
 //! Handover: requests whose bytes a link has copied but not sent.
 //!
-//! A small write over tcp is copied and written to its socket at once, and its request completes inside the
-//! submit. If the socket accepted only part of it, the rest would stay in this process until its next call,
-//! and the peer would wait while the program computes. Such a request stays in flight until the kernel has
-//! the rest. The path of a write that leaves at once reads one flag only ([`Sink::held`]).
+//! A small write over tcp is copied and written to the socket at once, and the request completes inside
+//! the submit. If the socket accepted only part of it, the rest would stay in this process until the next
+//! call, and the peer would wait while the program computes. Such a request stays in flight until the
+//! kernel has the rest. For a write that leaves at once, the path reads only one flag ([`Sink::held`]).
 //!
 //! [`Sink::held`]: crate::link::Sink::held
 
-use super::{Engine, EnginePeer};
+use super::route::EnginePeer;
+use super::state::Engine;
 use crate::driver::{DriverRequest, Requests};
 use crate::error::Result;
 use crate::link::ScatterPart;
@@ -20,7 +21,7 @@ impl Engine {
     /// [`Engine::credit`], sent at once. The request completes when the kernel has the credit.
     ///
     /// # Errors
-    /// As [`Engine::credit`].
+    /// Same as [`Engine::credit`].
     pub fn credit_now(&mut self, peer: Rank, counter: CounterId) -> Result<RequestId> {
         self.credit(peer, counter)?;
         let credit = self.pending_credits.pop_if(|credit| credit.peer == peer);
@@ -43,7 +44,7 @@ impl Engine {
         Ok(if self.sink.held { self.hold_write(id, peer) } else { id })
     }
 
-    /// Reopens the request of a write to one peer after a flush that left bytes with the link.
+    /// Reopens a request that wrote to one peer, after a flush that left bytes with the link.
     #[cold]
     #[inline(never)]
     pub(super) fn hold_write(&mut self, id: RequestId, peer: Rank) -> RequestId {
@@ -51,7 +52,7 @@ impl Engine {
         if id == RequestId::DONE { self.hold_copied(peer, RequestTag::CALLER) } else { id }
     }
 
-    /// As [`Engine::hold_write`], for a scatter, whose request is still open.
+    /// Same as [`Engine::hold_write`], for a scatter, whose request is still open.
     #[cold]
     #[inline(never)]
     pub(super) fn hold_scatter(&mut self, id: RequestId, parts: &[ScatterPart]) {
@@ -64,8 +65,8 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::hold_write`], for a driver's requests. `ended` are the tags, in order of submission, of
-    /// the writes that completed inside the submit.
+    /// Same as [`Engine::hold_write`], for a driver's requests. `ended` holds the tags, in submission
+    /// order, of writes that completed inside the submit.
     #[cold]
     #[inline(never)]
     pub(super) fn hold_entries(&mut self, requests: &Requests, ended: Range<usize>) {

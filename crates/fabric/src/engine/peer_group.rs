@@ -1,23 +1,24 @@
 //! Peer groups: scatters to peers resolved once.
 //!
-//! A scatter over a peer group patches offsets and lengths; routes, keys and lengths of regions are
-//! resolved when the group is made, and again after the engine has released a region or a counter. Each
-//! scatter validates each member's round.
+//! A scatter over a peer group patches offsets and lengths; routes, keys and region lengths are resolved
+//! when the group is made, and again after the engine has released a region or a counter. Each scatter
+//! validates each member's round.
 
 use super::counters::{self, Counter};
-use super::regions::{Region, RemoteRegion, WeakRegion, is_inside};
-use super::{Engine, PostPath};
+use super::region::{Region, RemoteRegion, WeakRegion, is_inside};
+use super::route::PostPath;
+use super::state::Engine;
+use super::unique_id::UniqueId;
 use crate::error::{Error, Result};
 use crate::link::ScatterPart;
 use crate::request::{CompletionCallback, Request, RequestTag};
 use crate::types::{CounterId, Page, RequestId};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One write of a scatter over a peer group: a slice of the group's source and its destination in the
-/// member's region.
+/// One write of a peer group scatter: a slice of the group's source and a destination in the member's
+/// region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemberWrite {
-    /// Index of the member in the group.
+    /// Member index in the group.
     pub member: u32,
     /// First byte read.
     pub source_offset: u64,
@@ -27,18 +28,19 @@ pub struct MemberWrite {
     pub length: u64,
 }
 
-/// A counter, a source region and a region of each of several peers ([`Engine::peer_group`]).
+/// A counter, a source region and a region at each of several peers ([`Engine::peer_group`]), for example
+/// at all other ranks of an MoE dispatch.
 #[derive(Debug)]
 pub struct PeerGroup {
     counter: CounterId,
     source: WeakRegion,
     source_length: u64,
     members: Vec<ResolvedMember>,
-    /// Parts of the scatter in submission.
+    /// Parts of the scatter being submitted.
     parts: Vec<ScatterPart>,
     /// The engine that it belongs to.
     engine: UniqueId,
-    /// The engine's version at the last resolution of the members.
+    /// Engine version when the members were last resolved.
     stamp: UniqueId,
 }
 
@@ -51,20 +53,9 @@ struct ResolvedMember {
 }
 
 impl PeerGroup {
-    /// Members, in order: a peer and its region.
+    /// Members, in order: a peer and the region there.
     pub fn members(&self) -> impl ExactSizeIterator<Item = RemoteRegion> {
         self.members.iter().map(|member| member.destination)
-    }
-}
-
-/// Process-wide unique number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct UniqueId(u64);
-
-impl UniqueId {
-    pub fn new() -> UniqueId {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        UniqueId(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 
@@ -124,8 +115,8 @@ impl Engine {
     /// [`Engine::scatter`] over a peer group: several members' writes under one request, in one round.
     ///
     /// # Errors
-    /// As [`Engine::scatter`]; [`Error::Unknown`] for a member that the group lacks, and for a group of
-    /// another engine. No member was written to then.
+    /// Same as [`Engine::scatter`]; [`Error::Unknown`] for a member that the group lacks, and for a group
+    /// from another engine. No member was written to then.
     pub fn scatter_group(
         &mut self,
         group: &mut PeerGroup,
@@ -140,7 +131,7 @@ impl Engine {
     /// writes to one peer belong to one round.
     ///
     /// # Errors
-    /// As [`Engine::scatter_group`].
+    /// Same as [`Engine::scatter_group`].
     pub fn scatter_group_next(
         &mut self,
         group: &mut PeerGroup,
@@ -177,7 +168,7 @@ impl Engine {
         Ok(self.post_admitted(id, *counter, round_of, &mut parts[..writes.len()], &[]))
     }
 
-    /// Validates every write of a scatter, and fills the group's parts.
+    /// Validates every write in a scatter, and fills the group's parts.
     #[inline(never)]
     fn admit_members(
         &mut self,
@@ -215,7 +206,7 @@ impl Engine {
         true
     }
 
-    /// Error of a rejected scatter.
+    /// Error for a rejected scatter.
     #[cold]
     #[inline(never)]
     fn refused_member(

@@ -1,21 +1,22 @@
-//! Posts of parts to links. `queue.rs` keeps parts that found a full queue.
+//! Posts parts to links. `queue.rs` keeps parts that found a full queue.
 //!
-//! A part that completes inside its post (shm) needs no request; parts in flight after submit belong to a
+//! A part that completes inside the post (shm) needs no request; parts in flight after submit belong to a
 //! [`crate::request::Request`].
 
 use super::counters::{self, Counter, CounterEnd};
+use super::route::{EnginePeer, PostPath};
+use super::state::Engine;
 use super::submit::{PeerWrite, record};
 use super::target::WriteTarget;
-use super::{Engine, EnginePeer, PostPath};
 use crate::link::{PostStatus, Scatter, ScatterPart, WorkRequest};
 use crate::request::{LaneTarget, PartToken, RequestTag};
 use crate::types::{CounterId, Lane, Page, RegionKey, RequestId, TrafficClass};
 use weft_control::{Cause, Poison, Rank};
 
-/// Parts of a request in flight, counted during its submit.
+/// A request's parts in flight, counted during submit.
 struct InFlightParts {
     parts: u32,
-    /// The source region of the last of them.
+    /// Source region of the last part.
     source: RegionKey,
 }
 
@@ -50,7 +51,7 @@ impl Engine {
         posted.map(|_| ())
     }
 
-    /// Posts a write of one part toward a peer without queued writes; the caller flushes the link. A part
+    /// Posts a one-part write toward a peer without queued writes; the caller flushes the link. A part
     /// that completes at once leaves no request. A piggybacked credit that was not posted becomes pending
     /// again.
     #[inline(always)]
@@ -90,7 +91,7 @@ impl Engine {
         }
     }
 
-    /// A request whose only part its link did not accept.
+    /// Makes a request whose only part the link did not accept.
     #[cold]
     #[inline(never)]
     fn request_refused(
@@ -106,7 +107,7 @@ impl Engine {
         self.end_submit(id)
     }
 
-    /// A request of several parts, or of one behind queued writes.
+    /// Makes a request with several parts, or one behind queued writes.
     #[inline(never)]
     pub(super) fn request_parts(
         &mut self,
@@ -131,7 +132,7 @@ impl Engine {
         }
     }
 
-    /// Ends the submit of a request whose parts are counted. [`RequestId::DONE`] if all have completed
+    /// Ends the submit for a request whose parts are counted. [`RequestId::DONE`] if all have completed
     /// without an error.
     pub(super) fn end_submit(&mut self, id: RequestId) -> RequestId {
         if let Some(request) = self.requests.get(id) {
@@ -141,8 +142,8 @@ impl Engine {
         if is_done { RequestId::DONE } else { id }
     }
 
-    /// Enters one validated write of a scatter into its round, and posts it as far as its link accepts; the
-    /// rest waits in the peer's queue.
+    /// Enters one validated scatter write into its round, and posts it as far as the link
+    /// accepts; the rest waits in the peer's queue.
     fn start(
         &mut self,
         id: RequestId,
@@ -169,7 +170,8 @@ impl Engine {
         self.start_parts(id, destination, class, entry.is_single, pages, in_flight);
     }
 
-    /// Posts one peer's write of a request as far as its link accepts; the rest waits in the peer's queue.
+    /// Posts a request's write to one peer as far as the link accepts; the rest waits in the peer's
+    /// queue.
     #[inline(always)]
     fn start_parts(
         &mut self,
@@ -209,8 +211,8 @@ impl Engine {
         }
     }
 
-    /// Enters and posts the validated writes of a scatter: runs over one link as a batch, others one by
-    /// one. `writes` holds the pages of writes of several pages; if empty, each write is one page of the
+    /// Enters and posts a scatter's validated writes: runs over one link as a batch, others one by one.
+    /// `writes` holds the pages for writes with several pages; if empty, each write is one page from the
     /// same source.
     #[inline(always)]
     pub(super) fn post_admitted(
@@ -248,8 +250,8 @@ impl Engine {
         self.end_submit(id)
     }
 
-    /// Enters the leading writes of one part each over one link. Returns their number: zero with queued
-    /// writes or a trace.
+    /// Enters the leading one-part writes that use one link. Returns how many: zero with queued writes or
+    /// a trace.
     #[inline(never)]
     fn enter_run(
         &mut self,
@@ -281,7 +283,7 @@ impl Engine {
         run
     }
 
-    /// Posts a batch of parts of a request over one link. Returns the number of leading parts accepted if
+    /// Posts a batch of a request's parts over one link. Returns how many leading parts were accepted if
     /// some are in flight, else zero.
     #[inline(always)]
     fn post_batch(
@@ -313,7 +315,7 @@ impl Engine {
         }
     }
 
-    /// Posts the rest of a batch whose first part the link did not accept.
+    /// Posts the rest of a batch after the link did not accept the first part.
     #[cold]
     #[inline(never)]
     fn post_rest(
@@ -334,7 +336,7 @@ impl Engine {
         }
     }
 
-    /// Borrows the source of a part in flight, unless it is the source of the previous part.
+    /// Borrows the source for a part in flight, unless the previous part has the same source.
     #[inline(always)]
     fn borrow_in_flight(
         &mut self,
@@ -348,7 +350,7 @@ impl Engine {
         }
     }
 
-    /// Records the outcome of a part that is not in flight.
+    /// Records the outcome for a part that is not in flight.
     #[inline(never)]
     fn note_posted(
         &mut self,

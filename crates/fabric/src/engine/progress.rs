@@ -1,12 +1,12 @@
 //! Polls: arrivals, completions, losses.
 
-use super::{Engine, PendingLoss};
+use super::state::{Engine, LaneUse, PendingLoss};
 use crate::driver::Event;
 use crate::trace::ArrivalRecord;
 use crate::types::{CounterId, LaneId, Time};
 use weft_control::{Cause, Poison, Rank};
 
-/// Raised lane of a counter.
+/// Raised counter lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RaisedCounter {
     /// Our counter.
@@ -17,13 +17,13 @@ pub struct RaisedCounter {
     pub count: u64,
 }
 
-/// Offset of the credit lane from an end's first lane.
+/// Offset from an end's first lane to the credit lane.
 const CREDIT: u32 = 1;
 
 impl Engine {
     /// Makes progress and appends the events since the last poll. Never blocks.
     ///
-    /// [`Event::Raised`] carries the total count of the lane's round, so a driver may receive one raise
+    /// [`Event::Raised`] carries the lane's total count in the round, so a driver may receive one raise
     /// twice.
     pub fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
         let before = events.len();
@@ -48,13 +48,20 @@ impl Engine {
             }
             self.completed_tags.clear();
         }
-        if self.poison.is_set() && !self.poison_reported {
-            self.report_poison(events);
-        }
-        self.renew_timer();
         if events.len() > before {
             self.epoch += 1;
         }
+        if self.has_watches() {
+            self.check_watches();
+            if self.poison.any_has_left() {
+                self.check_departures(now);
+            }
+        }
+        if self.poison.is_set() && !self.poison_reported {
+            self.report_poison(events);
+            self.epoch += 1;
+        }
+        self.renew_timer();
     }
 
     #[cold]
@@ -63,24 +70,34 @@ impl Engine {
         self.poison_reported = true;
         self.fence_all();
         events.push(Event::Poisoned(cause));
+        if self.has_watches() {
+            self.fail_watches();
+        }
     }
 
-    /// Number of events that may end a wait: polls with events, completions, opened rounds.
+    /// Ends all connections if the group is poisoned. The next poll reports the poison.
+    pub(crate) fn fence_if_poisoned(&mut self) {
+        if self.poison.is_set() {
+            self.fence_all();
+        }
+    }
+
+    /// Count of events that may end a wait: polls with events, completions, opened rounds.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Number of polls.
+    /// Polls so far.
     pub(crate) fn polls(&self) -> u64 {
         self.polls
     }
 
-    /// Wakes the waits of other threads, as a poll with events does.
+    /// Wakes waits in other threads, as a poll with events does.
     pub(crate) fn renew_waits(&mut self) {
         self.epoch += 1;
     }
 
-    /// Keeps the completions of a poll for a driver that could not be polled.
+    /// Keeps a poll's completions for a driver that could not be polled.
     pub(crate) fn keep_completions(&mut self, events: &[Event]) {
         for event in events {
             if let Event::Completed { tag } = event {
@@ -89,7 +106,7 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::poll`], for the driver of this namespace (0: none): completions that belong to
+    /// Same as [`Engine::poll`], for the driver in this namespace (0: none): completions that belong to
     /// other drivers are kept for them.
     pub(crate) fn poll_for(&mut self, namespace: u16, now: Time, events: &mut Vec<Event>) {
         self.poll(now, events);
@@ -109,8 +126,8 @@ impl Engine {
         });
     }
 
-    /// Polls for callers without a driver: completions of drivers are kept for them, and [`Engine::raised`]
-    /// returns the raised lanes.
+    /// Polls for callers without a driver: driver completions are kept, and [`Engine::raised`] returns
+    /// the raised lanes.
     pub fn progress(&mut self) {
         self.progress_at(crate::clock::now());
     }
@@ -125,7 +142,7 @@ impl Engine {
     }
 
     /// Counters raised since the last call, each once, with the raises in the oldest round without a
-    /// credit. Leaves out lanes whose wait has returned since, and counters of drivers and barriers.
+    /// credit. Leaves out lanes whose wait has returned since, and counters used by drivers and barriers.
     pub fn raised(&mut self) -> Vec<RaisedCounter> {
         self.progress();
         self.unreported = false;
@@ -148,7 +165,7 @@ impl Engine {
         raised
     }
 
-    /// Removes an entry of [`Engine::raised`] after a wait has returned it.
+    /// Removes an [`Engine::raised`] entry after a wait has returned it.
     pub(crate) fn unlist(&mut self, counter: CounterId, peer: Rank) {
         if !self.raised_lanes.is_empty()
             && let Ok(end) = self.end(counter, peer)
@@ -191,8 +208,7 @@ impl Engine {
         Some(counter) == self.barrier || known.is_some_and(|(_, known)| known.internal)
     }
 
-    /// Events that a driver missed between its polls: the state of its counters, and completions kept for
-    /// it.
+    /// Events that a driver missed between two polls: counter state, and the completions kept for it.
     pub(crate) fn catch_up(
         &mut self,
         namespace: u16,
@@ -229,7 +245,7 @@ impl Engine {
         });
     }
 
-    /// Takes the reports of links outside of a poll, since the next poll may be far off.
+    /// Takes link reports outside a poll, since the next poll may be far off.
     #[cold]
     pub(super) fn take_flushed(&mut self) {
         self.take_completions();
@@ -283,7 +299,7 @@ impl Engine {
         let had_unreported = self.has_unreported();
         let mut raised = std::mem::take(&mut self.sink.raised);
         if self.lanes.has_dirty() {
-            // A message is no event of the engine: the waits look for it.
+            // A message is not an engine event: the waits look for it.
             self.epoch += u64::from(self.lanes.take_message());
             self.lanes.take_dirty(|number| {
                 if let Some(lane) = LaneId::new(number as u32) {
@@ -314,7 +330,7 @@ impl Engine {
             ..
         } = self;
         let Some(Some(usage)) = lane_uses.get(lane.get() as usize).copied() else { return };
-        let super::LaneUse { counter, peer, offset } = usage;
+        let LaneUse { counter, peer, offset } = usage;
         let Some(Some((_, known))) = counters.get_mut(counter.index()) else { return };
         let internal = known.internal || *barrier == Some(counter);
         let Some(end) = known.ends[peer.index()].as_mut() else { return };
@@ -349,7 +365,7 @@ impl Engine {
         self.take_completions();
     }
 
-    /// Ends all connections, once, after the group is poisoned.
+    /// Ends all connections after the group is poisoned.
     fn fence_all(&mut self) {
         for rank in 0..self.peers.len() {
             self.fence(Rank(rank as u32), "the group is poisoned");

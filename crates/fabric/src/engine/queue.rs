@@ -1,66 +1,22 @@
-//! Queues of writes that found a full link, one for each peer and traffic class.
+//! Write queues for full links, one for each peer and traffic class.
 //!
-//! A full queue toward one peer delays no other peer. Within a peer and class, writes leave in the order of
-//! submission.
+//! A full queue toward one peer delays no other peer. Within a peer and class, writes leave in submission
+//! order.
 
-use super::Engine;
+use super::peer_queue::{PeerQueue, QueuedWrite};
+use super::state::Engine;
 use crate::error::MissingPeer;
 use crate::link::{PostStatus, WorkRequest};
-use crate::parts::{PartRule, Parts};
+use crate::parts::PartRule;
 use crate::request::{LaneTarget, PartToken};
 use crate::types::{Page, RequestId, TrafficClass};
-use std::collections::VecDeque;
 use weft_control::Rank;
-
-/// Queued writes of one peer, by class.
-#[derive(Default)]
-pub(super) struct PeerQueue {
-    latency: VecDeque<QueuedWrite>,
-    bulk: VecDeque<QueuedWrite>,
-    /// Listed in [`Engine`]'s `queued`.
-    listed: bool,
-}
-
-/// Write to one peer with parts that its link has not accepted.
-struct QueuedWrite {
-    request: RequestId,
-    destination: LaneTarget,
-    parts: Parts,
-    next: usize,
-}
 
 /// Page lists kept for reuse.
 const SPARE_PARTS: usize = 64;
 
-impl PeerQueue {
-    fn of(&mut self, class: TrafficClass) -> &mut VecDeque<QueuedWrite> {
-        match class {
-            TrafficClass::Latency => &mut self.latency,
-            TrafficClass::Bulk => &mut self.bulk,
-        }
-    }
-
-    /// True if a new write of this class has to queue.
-    pub fn is_waiting(&self, class: TrafficClass) -> bool {
-        match class {
-            TrafficClass::Latency => !self.latency.is_empty(),
-            TrafficClass::Bulk => !self.bulk.is_empty(),
-        }
-    }
-
-    /// True if writes may be queued.
-    #[inline(always)]
-    pub fn is_listed(&self) -> bool {
-        self.listed
-    }
-
-    fn is_empty(&self) -> bool {
-        self.latency.is_empty() && self.bulk.is_empty()
-    }
-}
-
 impl Engine {
-    /// Appends one peer's write of a request to its queue.
+    /// Appends a request's write to the peer's queue.
     pub(super) fn enqueue(
         &mut self,
         request: RequestId,
@@ -84,7 +40,7 @@ impl Engine {
         }
     }
 
-    /// Posts queued writes, to each peer as far as its link accepts.
+    /// Posts queued writes, to each peer as far as the link accepts.
     pub(super) fn post_waiting(&mut self) {
         if self.queued.is_empty() {
             return;
@@ -101,14 +57,14 @@ impl Engine {
         self.flush_all();
     }
 
-    /// Posts the queued writes of one peer, latency-critical parts first.
+    /// Posts one peer's queued writes, latency-critical parts first.
     pub(super) fn post_queued(&mut self, peer: Rank) {
         for class in [TrafficClass::Latency, TrafficClass::Bulk] {
             while self.post_front(peer, class) {}
         }
     }
 
-    /// Posts the oldest write of a class; returns true if all of it was accepted.
+    /// Posts the oldest write in a class; returns true if all of it was accepted.
     fn post_front(&mut self, peer: Rank, class: TrafficClass) -> bool {
         let Engine { links, peers, sink, requests, unflushed, .. } = self;
         let state = &mut peers[peer.index()];
@@ -164,8 +120,8 @@ impl Engine {
         self.close_if_drained(waiting.request, true);
     }
 
-    /// Peers that a request waits for: its one peer, or those whose queues hold writes of a scatter. Peers
-    /// that have left are omitted, since their requests drain.
+    /// Peers that a request waits for: one peer, or all peers whose queues hold writes from a scatter.
+    /// Peers that have left are omitted, since requests to them drain.
     #[cold]
     pub(crate) fn missing_of(&mut self, request: RequestId) -> Vec<MissingPeer> {
         let known = self.requests.get(request).map(|known| (known.peer(), known.left));
@@ -200,7 +156,7 @@ impl Engine {
         !self.queued.is_empty()
     }
 
-    /// Fails the queued writes of a peer.
+    /// Fails a peer's queued writes.
     pub(super) fn abandon_queued(&mut self, peer: Rank, why: &str) {
         for class in [TrafficClass::Latency, TrafficClass::Bulk] {
             while let Some(waiting) = self.peers[peer.index()].queue.of(class).pop_front() {

@@ -1,156 +1,23 @@
 //! Regions: memory registered with links, granted to peers, borrowed by requests.
 
 use super::counters::RemoteCounter;
-use super::peer_group::UniqueId;
-use super::{Engine, Route};
+use super::region::{LocalRegion, Region, RemoteRegion, WeakRegion, is_inside};
+use super::route::Route;
+use super::state::Engine;
+use super::unique_id::UniqueId;
 use crate::descriptor::{CounterGrant, Grant, RegionGrant};
 use crate::error::{Error, Result};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
-use crate::types::{CounterId, Page, ProviderKind, RegionKey, Time};
+use crate::types::{CounterId, Page, RegionKey, Time};
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use weft_control::Rank;
-
-/// Memory registered with this engine's links. Clones are the same region.
-///
-/// It stays registered until [`Engine::release`]; its memory lives until then and until the last clone is
-/// dropped.
-#[derive(Clone, Debug)]
-pub struct Region {
-    key: RegionKey,
-    /// Serial number that distinguishes successive regions with this key.
-    serial: u64,
-    memory: Arc<Memory>,
-}
-
-impl Region {
-    /// Its key.
-    pub fn key(&self) -> RegionKey {
-        self.key
-    }
-
-    /// Its memory.
-    pub fn memory(&self) -> &Arc<Memory> {
-        &self.memory
-    }
-
-    /// A weak reference to the region.
-    pub fn downgrade(&self) -> WeakRegion {
-        WeakRegion { key: self.key, serial: self.serial, memory: Arc::downgrade(&self.memory) }
-    }
-}
-
-/// Weak reference to a [`Region`].
-#[derive(Clone, Debug)]
-pub struct WeakRegion {
-    key: RegionKey,
-    serial: u64,
-    memory: Weak<Memory>,
-}
-
-impl WeakRegion {
-    /// Its key.
-    pub(super) fn key(&self) -> RegionKey {
-        self.key
-    }
-
-    /// The region, if its memory is alive.
-    pub fn upgrade(&self) -> Option<Region> {
-        Some(Region { key: self.key, serial: self.serial, memory: self.memory.upgrade()? })
-    }
-}
-
-/// A peer's region that this engine may write to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoteRegion {
-    /// The owner.
-    pub peer: Rank,
-    /// The owner's key.
-    pub key: RegionKey,
-    /// Its length in bytes.
-    pub length: u64,
-}
-
-pub(super) struct LocalRegion {
-    serial: u64,
-    /// Kept until deregistration.
-    _memory: Arc<Memory>,
-    length: u64,
-    /// Links that cannot use it, a bit each; [`LocalRegion::RELEASED`] after its release. A released region
-    /// is deregistered when no request in flight reads it.
-    unusable: u32,
-    /// Reasons of those links, by index.
-    refusals: Vec<(u16, String)>,
-}
-
-impl LocalRegion {
-    const RELEASED: u32 = u32::MAX;
-
-    /// True if the link with this index may read this slice.
-    #[inline(always)]
-    pub fn may_read(&self, link: u16, offset: u64, length: u64) -> bool {
-        self.unusable >> (link % 32) & 1 == 0 && is_inside(offset, length, self.length)
-    }
-
-    /// Checks that the link with this index can use it; `provider` is that link's.
-    fn check_usable(
-        &self,
-        link: u16,
-        key: RegionKey,
-        provider: impl FnOnce() -> ProviderKind,
-    ) -> Result<()> {
-        if self.unusable & (1 << link) == 0 {
-            return Ok(());
-        }
-        let refusal = self.refusals.iter().find(|(refused, _)| *refused == link);
-        let why = refusal.map_or("memory of a device", |(_, why)| why);
-        let detail = format!("{why}; or use copy for this peer (WEFT_PROVIDERS)");
-        Err(Error::Unusable { provider: provider(), key, detail })
-    }
-}
-
-/// Lengths of a peer's regions.
-#[derive(Default)]
-pub(super) struct RemoteLengths {
-    /// In the order of keys.
-    regions: Vec<(RegionKey, u64)>,
-    /// Index of the last lookup.
-    recent: usize,
-}
-
-impl RemoteLengths {
-    /// Length of the peer's region of this key.
-    #[inline(always)]
-    pub fn length_of(&mut self, key: RegionKey) -> Option<u64> {
-        match self.regions.get(self.recent) {
-            Some((recent, length)) if *recent == key => Some(*length),
-            _ => self.find(key),
-        }
-    }
-
-    #[inline(never)]
-    fn find(&mut self, key: RegionKey) -> Option<u64> {
-        self.recent = self.regions.binary_search_by_key(&key, |(key, _)| *key).ok()?;
-        Some(self.regions[self.recent].1)
-    }
-
-    fn insert(&mut self, key: RegionKey, length: u64) {
-        match self.regions.binary_search_by_key(&key, |(key, _)| *key) {
-            Ok(index) => self.regions[index].1 = length,
-            Err(index) => self.regions.insert(index, (key, length)),
-        }
-    }
-
-    fn remove(&mut self, key: RegionKey) {
-        self.regions.retain(|(known, _)| *known != key);
-    }
-}
 
 impl Engine {
     /// Registers memory with every link: a source at once, a destination after a grant. Device memory is
-    /// registered with the providers that can use it, and can be written or granted over their routes only.
-    /// Memory may be several regions.
+    /// registered with the providers that can use it, and can be written or granted only over routes of
+    /// these providers. The same memory may be several regions.
     ///
     /// # Errors
     /// [`Error::Unusable`] if no provider can use it.
@@ -172,7 +39,8 @@ impl Engine {
         Ok(Region { key, serial, memory })
     }
 
-    /// Registers memory with every link that can use it; returns the others by index, and their reasons.
+    /// Registers memory with every link that can use it; returns the other links by index, and why they
+    /// cannot.
     fn register_with_links(
         &mut self,
         key: RegionKey,
@@ -205,11 +73,11 @@ impl Engine {
         }
     }
 
-    /// Releases a region. Requests in flight keep it until they drain. A granted region stays writable by
-    /// its peers until then, so release it after their last write.
+    /// Releases a region. Requests in flight keep it until they drain. Peers can still write to a granted
+    /// region until then, so release it after the last write by a peer.
     pub fn release(&mut self, region: &Region) {
         if let Some(Some(local)) = self.regions.get_mut(region.key.0 as usize) {
-            // Its key may belong to another region by now.
+            // The key may belong to another region by now.
             if local.serial == region.serial {
                 let before = std::mem::replace(&mut local.unusable, LocalRegion::RELEASED);
                 self.stamp = UniqueId::new();
@@ -245,7 +113,7 @@ impl Engine {
         }
     }
 
-    /// Error of a page that cannot be written to a peer.
+    /// Error for a page that cannot be written to a peer.
     pub(super) fn check_page(&mut self, peer: Rank, page: &Page) -> Result<()> {
         let key = page.source;
         let local = self.regions.get(key.0 as usize).and_then(Option::as_ref);
@@ -263,8 +131,8 @@ impl Engine {
         in_range("remote", key, page.destination_offset, page.length, known)
     }
 
-    /// Grant for `peer` to write to these ranges of these regions and to raise these counters. The encoded
-    /// grant goes to that peer's [`Engine::import`].
+    /// Makes a grant that lets `peer` write to these ranges in these regions and raise these counters.
+    /// Pass the encoded grant to that peer's [`Engine::import`].
     pub fn grant(
         &mut self,
         peer: Rank,
@@ -298,8 +166,8 @@ impl Engine {
         Ok(grant)
     }
 
-    /// Imports a grant of `peer`. Its counters are linked with `counters` by position; its regions are
-    /// returned in order.
+    /// Imports a grant from `peer`. The granted counters are linked with `counters` by position; the
+    /// regions are returned in order.
     pub fn import(
         &mut self,
         peer: Rank,
@@ -315,7 +183,7 @@ impl Engine {
     /// a repeated call continues: imported regions stay, and counters are linked last.
     ///
     /// # Errors
-    /// As [`Engine::import`]; that of [`WaitLimit::give_up`].
+    /// Same as [`Engine::import`]; also the error from [`WaitLimit::give_up`].
     pub fn import_within(
         &mut self,
         peer: Rank,
@@ -360,12 +228,6 @@ impl Engine {
         }
         Ok(remotes)
     }
-}
-
-/// True if a slice is inside a region of this length.
-#[inline(always)]
-pub(super) fn is_inside(offset: u64, wanted: u64, length: u64) -> bool {
-    offset.checked_add(wanted).is_some_and(|end| end <= length)
 }
 
 fn in_range(

@@ -1,11 +1,12 @@
 //! Submission: validation, rounds, and the calls that write.
 //!
-//! Validation precedes all posts, so a rejected request has no effect. `post.rs` posts the parts to links,
-//! `complete.rs` takes their completions.
+//! Validation precedes all posts, so a rejected request has no effect. `post.rs` posts the parts to
+//! links, `complete.rs` takes the completions.
 
 use super::counters;
+use super::route::EnginePeer;
+use super::state::Engine;
 use super::target::WriteTarget;
-use super::{Engine, EnginePeer};
 use crate::clock;
 use crate::driver::{DriverRequest, Requests};
 use crate::error::{Error, Result};
@@ -17,7 +18,7 @@ use crate::types::{CounterId, Lane, Page, RequestId, TrafficClass, bytes_of};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weft_control::Rank;
 
-/// One write of a scatter: a peer and its pages.
+/// One write of a scatter: a peer and the pages for it.
 #[derive(Clone, Debug)]
 pub struct PeerWrite<'a> {
     /// The peer written to.
@@ -27,7 +28,7 @@ pub struct PeerWrite<'a> {
 }
 
 impl Engine {
-    /// Writes `pages` to `peer` and raises its `counter` by the parts of that write, in `round`.
+    /// Writes `pages` to `peer` and raises `counter` there by the write's part count, in `round`.
     ///
     /// One page is a plain write, several are a paged write, none is a signal. Returns before
     /// the bytes have arrived; the sources stay borrowed until [`Engine::is_drained`].
@@ -59,7 +60,7 @@ impl Engine {
     /// [`Engine::scatter_group`] costs less for repeated writes to the same peers.
     ///
     /// # Errors
-    /// As [`Engine::write`], for the first write that is rejected. No byte was written then.
+    /// Same as [`Engine::write`], for the first write that is rejected. No byte was written then.
     pub fn scatter(
         &mut self,
         writes: &[PeerWrite<'_>],
@@ -74,7 +75,7 @@ impl Engine {
     /// one peer belong to one round.
     ///
     /// # Errors
-    /// As [`Engine::scatter`].
+    /// Same as [`Engine::scatter`].
     pub fn scatter_next(
         &mut self,
         writes: &[PeerWrite<'_>],
@@ -151,8 +152,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Submits a descriptor as [`Engine::write`] or [`Engine::credit`] does, and delivers its outcome at
-    /// its completion or rejection.
+    /// Submits a descriptor as [`Engine::write`] or [`Engine::credit`] does, and delivers the outcome on
+    /// completion or rejection.
     pub(crate) fn submit_one(
         &mut self,
         descriptor: &SubmissionDescriptor,
@@ -172,7 +173,7 @@ impl Engine {
             self.slices = pages;
             return outcome.deliver(Err(error.to_string()));
         }
-        // A rejected write drops its callback, which leaves the outcome here.
+        // A rejected write drops the callback, which leaves the outcome here.
         let outcome = Arc::new(Mutex::new(outcome));
         let ends = outcome.clone();
         let done: CompletionCallback = Box::new(move |result| locked(&ends).deliver(result));
@@ -190,7 +191,7 @@ impl Engine {
         self.requests.get(request).is_none()
     }
 
-    /// True if the request ended with an error, such as poison: the outcome of its write is unknown.
+    /// True if the request ended with an error, such as poison: the write's outcome is unknown.
     pub(crate) fn has_failed(&self, request: RequestId) -> bool {
         self.requests.has_failed(request)
     }
@@ -207,8 +208,8 @@ impl Engine {
         Error::Limit { what: "requests in flight", wanted, limit }
     }
 
-    /// Writes to one peer. [`RequestId::DONE`] if the write has completed. With `FLUSH`, a write of one
-    /// part flushes its link; otherwise the caller does, also after a write over an inline route.
+    /// Writes to one peer. [`RequestId::DONE`] if the write has completed. With `FLUSH`, a one-part write
+    /// flushes the link; otherwise the caller does, also after a write over an inline route.
     #[inline(always)]
     fn write_tagged<const FLUSH: bool>(
         &mut self,
@@ -267,7 +268,7 @@ impl Engine {
         Ok(self.request_parts(destination, class, entry.is_single, pages, tag))
     }
 
-    /// A write of one part that carries the newest pending credit, if it is for the same peer.
+    /// Makes a one-part write that carries the newest pending credit, if it is for the same peer.
     #[inline(never)]
     fn request_with_credit(
         &mut self,
@@ -284,7 +285,8 @@ impl Engine {
         self.request(link, destination, class, piggyback, pages, tag)
     }
 
-    /// Validates every write of a scatter. Fills the first of `parts`; those of one part carry their link.
+    /// Validates every write of a scatter. Fills the first entries in `parts`; one-part writes name the
+    /// link.
     #[inline(never)]
     fn admit_all(
         &mut self,
@@ -315,7 +317,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Error of a rejected write.
+    /// Error for a rejected write.
     #[cold]
     #[inline(never)]
     pub(super) fn refused(

@@ -1,14 +1,14 @@
-//! Target of a write: validation, and entry into a round.
+//! Write target: validation, and entry into a round.
 
 use super::counters::{Counter, CounterEnd, RemoteCounter};
-use super::queue::PeerQueue;
-use super::regions::{LocalRegion, RemoteLengths, is_inside};
-use super::{EnginePeer, PostPath, Route};
+use super::peer_queue::PeerQueue;
+use super::region::{LocalRegion, RemoteLengths, is_inside};
+use super::route::{EnginePeer, PostPath, Route};
 use crate::lane_table::LaneTable;
 use crate::types::{Lane, Page, TrafficClass, bytes_of};
 use weft_control::Rank;
 
-/// Peer and counter end of a validated write.
+/// Peer and counter end for a validated write.
 pub(super) struct WriteTarget<'a> {
     pub path: &'a PostPath,
     pub queue: &'a PeerQueue,
@@ -16,17 +16,17 @@ pub(super) struct WriteTarget<'a> {
     route: &'a Option<Route>,
     remote: &'a mut RemoteCounter,
     window: u32,
-    /// Bytes of the write.
+    /// Bytes in the write.
     bytes: u64,
 }
 
-/// Write that has entered its round, before its post.
+/// Write that has entered a round, before it is posted.
 pub(super) struct RoundEntry {
     /// The peer's lane that it raises.
     pub lane: Lane,
-    /// True for one part without division. A write with many empty pages may need a pass of division.
+    /// True for one part without division. A write with many empty pages may need a division pass.
     pub is_single: bool,
-    /// Total raises of the peer's data lanes, including this write's.
+    /// Total raises on the peer's data lanes, including this write's.
     pub value: u64,
 }
 
@@ -60,7 +60,7 @@ impl<'a> WriteTarget<'a> {
         Some(WriteTarget { path, queue, class: *class, route, remote, window, bytes })
     }
 
-    /// The target of a validated write.
+    /// Target for a validated write.
     #[inline(always)]
     pub fn of(
         peers: &'a mut [EnginePeer],
@@ -93,7 +93,7 @@ impl<'a> WriteTarget<'a> {
     }
 }
 
-/// Validates one page; returns its length.
+/// Validates one page; returns the page length.
 #[inline(always)]
 fn admit_page(
     path: &PostPath,
@@ -107,7 +107,7 @@ fn admit_page(
     (inside && local.may_read(path.link, page.source_offset, page.length)).then_some(page.length)
 }
 
-/// Parts of a write, by the rule of its route.
+/// Part count of a write, by the route's rule.
 #[cold]
 #[inline(never)]
 pub(super) fn count_parts(route: &Option<Route>, pages: &[Page]) -> u64 {

@@ -1,13 +1,16 @@
-//! Descriptor exchange: one descriptor of this rank to every peer of its host, and one from each.
+//! Descriptor exchange: one descriptor from this rank to every peer on the host, and one from each.
 //!
-//! For memory shared by descriptor outside of a provider, such as the GPU heap. The rendezvous is that of a
-//! provider: each end is authenticated by a token from the control plane; unproven connections and
-//! processes of other users are dropped.
+//! For memory shared by descriptor outside a provider, such as the GPU heap. The rendezvous works as in a
+//! provider: a token from the control plane authenticates each end; unproven connections and other users'
+//! processes are dropped.
 
-use super::{
-    ConnectedPeer, LocalAddress, LocalMessage, Rendezvous, RendezvousEnd, WaitLimit, connect_error,
-    socket,
-};
+use super::address::LocalAddress;
+use super::descriptor_socket::LocalMessage;
+use super::errors::connect_error;
+use super::outbox::Hello;
+use super::pending_peer::RendezvousEnd;
+use super::rendezvous::{ConnectedPeer, Rendezvous};
+use super::{WaitLimit, socket};
 use crate::error::Result;
 use crate::types::{Generation, ProviderKind, RegionKey};
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -16,7 +19,7 @@ use weft_control::Rank;
 /// Provider named in errors.
 const KIND: ProviderKind = ProviderKind::Shm;
 
-/// One rank's end of an exchange. It listens from its opening on, so peers can dial in any order.
+/// One rank's end in an exchange. It listens as soon as it is open, so peers can dial in any order.
 #[derive(Debug)]
 pub struct DescriptorExchange {
     address: LocalAddress,
@@ -24,7 +27,7 @@ pub struct DescriptorExchange {
 }
 
 impl DescriptorExchange {
-    /// Opens an end and listens. `host_id` names this host; ranks of different names do not connect.
+    /// Opens an end and listens. `host_id` names this host; ranks with different names do not connect.
     ///
     /// # Errors
     /// [`crate::Error::System`] if the socket cannot be opened.
@@ -34,18 +37,18 @@ impl DescriptorExchange {
         Ok(DescriptorExchange { address, listener })
     }
 
-    /// Address for the peers' [`DescriptorExchange::swap`]; a secret of the group.
+    /// Address for the peers' [`DescriptorExchange::swap`]; a group secret.
     pub fn address(&self) -> Vec<u8> {
         self.address.encode()
     }
 
-    /// Sends `descriptor` to each of `peers` (rank and [`DescriptorExchange::address`]) and returns the
-    /// descriptor of each, in the order of `peers`. Collective.
+    /// Sends `descriptor` to each of `peers` (rank and [`DescriptorExchange::address`]) and returns each
+    /// peer's descriptor, in `peers` order. Collective.
     ///
     /// # Errors
     /// [`crate::Error::Malformed`] for malformed addresses; [`crate::Error::Connect`], which names the
     /// first peer that is unreachable, violates the protocol or has not connected before the deadline; an
-    /// error of [`WaitLimit::give_up`].
+    /// error from [`WaitLimit::give_up`].
     pub fn swap(
         self,
         rank: Rank,
@@ -59,9 +62,7 @@ impl DescriptorExchange {
         };
         let own = RendezvousEnd {
             kind: KIND,
-            rank,
-            generation: Generation(0),
-            token: self.address.token,
+            hello: Hello { from: rank, generation: Generation(0), token: self.address.token },
             listener: &self.listener,
             introduction: &introduction,
         };
@@ -69,6 +70,6 @@ impl DescriptorExchange {
             LocalMessage::Region { memory, .. } => Ok(memory),
             _ => Err(connect_error(KIND, rank, "it sent another message in place of a descriptor")),
         };
-        Rendezvous::new(own, peers)?.run(limit)?.into_iter().map(descriptor).collect()
+        Rendezvous::new(own, peers)?.run(limit)?.peers.into_iter().map(descriptor).collect()
     }
 }

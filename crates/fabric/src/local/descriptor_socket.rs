@@ -1,42 +1,43 @@
 //! Descriptor socket: a Unix socket to one peer with small messages that carry descriptors.
 //!
-//! Neither end blocks on it. Messages that the socket does not accept at once wait in a queue, which every
-//! import, grant and poll flushes, so two ranks that both fill their sockets cannot deadlock.
+//! Neither end blocks on it. Messages that the socket does not accept at once wait in a queue, which
+//! every import, grant and poll flushes, so two ranks that both fill the socket cannot deadlock.
 
+use super::address::ProofToken;
+use super::credentials::PeerCredentials;
 use crate::bytes::Reader;
-use crate::peer_memory::peer_process;
 use crate::types::{Generation, RegionKey};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
 };
-use rustix::process::Pid;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use weft_control::Rank;
 
-use super::ProofToken;
-
 /// A message from one end to the other.
 #[derive(Debug)]
 pub(super) enum LocalMessage {
-    /// First message in both directions: the sender's rank, authenticated by the token of its address.
+    /// First message in both directions: the sender's rank, authenticated by the token in the address.
     Hello { from: Rank, generation: Generation, token: ProofToken },
-    /// The sender's lane table and wake-up descriptor. Sent to a peer that has proved its rank.
-    Table { capacity: u32, memory: OwnedFd, wake: OwnedFd },
+    /// The sender's lane table. Sent to a peer that has proved to be that rank.
+    Table { capacity: u32, memory: OwnedFd },
     /// Granted memory. The serial separates it from earlier regions with the same key.
     Region { key: RegionKey, serial: u64, memory: OwnedFd },
+    /// Event descriptor that wakes the sender. It is sent before the sender first sleeps on a descriptor.
+    Wake { wake: OwnedFd },
 }
 
 const HELLO: u8 = 1;
 const TABLE: u8 = 2;
 const REGION: u8 = 3;
+const WAKE: u8 = 4;
 const MAX_BYTES: usize = 64;
-const MAX_DESCRIPTORS: usize = 2;
+const MAX_DESCRIPTORS: usize = 1;
 
 impl LocalMessage {
     fn encode(&self) -> Vec<u8> {
@@ -57,6 +58,7 @@ impl LocalMessage {
                 out.extend_from_slice(&key.0.to_le_bytes());
                 out.extend_from_slice(&serial.to_le_bytes());
             }
+            LocalMessage::Wake { .. } => out.push(WAKE),
         }
         out
     }
@@ -64,9 +66,16 @@ impl LocalMessage {
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         match self {
             LocalMessage::Hello { .. } => vec![],
-            LocalMessage::Table { memory, wake, .. } => vec![memory.as_fd(), wake.as_fd()],
-            LocalMessage::Region { memory, .. } => vec![memory.as_fd()],
+            LocalMessage::Table { memory, .. } | LocalMessage::Region { memory, .. } => {
+                vec![memory.as_fd()]
+            }
+            LocalMessage::Wake { wake } => vec![wake.as_fd()],
         }
+    }
+
+    /// True for the first message on a connection.
+    pub fn is_hello(&self) -> bool {
+        matches!(self, LocalMessage::Hello { .. })
     }
 
     fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Option<LocalMessage> {
@@ -78,23 +87,20 @@ impl LocalMessage {
                 generation: Generation(reader.u8()?),
                 token: reader.bytes(size_of::<ProofToken>())?.try_into().ok()?,
             },
-            TABLE => LocalMessage::Table {
-                capacity: reader.u32()?,
-                memory: descriptors.next()?,
-                wake: descriptors.next()?,
-            },
+            TABLE => LocalMessage::Table { capacity: reader.u32()?, memory: descriptors.next()? },
             REGION => LocalMessage::Region {
                 key: RegionKey(reader.u32()?),
                 serial: reader.u64()?,
                 memory: descriptors.next()?,
             },
+            WAKE => LocalMessage::Wake { wake: descriptors.next()? },
             _ => return None,
         };
         (reader.is_at_end() && descriptors.next().is_none()).then_some(message)
     }
 }
 
-/// One end of the socket.
+/// One socket end.
 #[derive(Debug)]
 pub(super) struct DescriptorSocket {
     socket: OwnedFd,
@@ -107,15 +113,31 @@ impl DescriptorSocket {
         DescriptorSocket { socket, unsent: VecDeque::new() }
     }
 
-    /// The process at the other end, by its number here.
-    pub fn process(&self) -> io::Result<Pid> {
-        peer_process(&self.socket)
+    /// The process at the other end.
+    pub fn process(&self) -> io::Result<PeerCredentials> {
+        PeerCredentials::of(&self.socket)
     }
 
     /// Sends now if the socket has room, otherwise at a later [`DescriptorSocket::flush`].
     pub fn send(&mut self, message: LocalMessage) -> io::Result<()> {
-        self.unsent.push_back(message);
+        self.queue(message);
         self.flush()
+    }
+
+    /// Sends at a later [`DescriptorSocket::flush`].
+    pub fn queue(&mut self, message: LocalMessage) {
+        self.unsent.push_back(message);
+    }
+
+    /// Closes the connection; returns the queued messages.
+    pub fn into_unsent(self) -> VecDeque<LocalMessage> {
+        self.unsent
+    }
+
+    /// Further messages fail at the sender; messages already sent stay readable.
+    pub fn refuse_more(&self) {
+        // Fails if the other end has closed, which ends the messages too.
+        let _ = shutdown(&self.socket, Shutdown::Read);
     }
 
     /// Sends queued messages, as many as the socket accepts.
@@ -134,7 +156,7 @@ impl DescriptorSocket {
             {
                 Ok(_) => drop(self.unsent.pop_front()),
                 Err(Errno::INTR) => {}
-                // `TOOMANYREFS`: too many descriptors of this user are inside sockets.
+                // `TOOMANYREFS`: too many of this user's descriptors are inside sockets.
                 Err(Errno::AGAIN | Errno::TOOMANYREFS) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
@@ -171,9 +193,8 @@ impl DescriptorSocket {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed its connection"));
         }
         if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(io::Error::other(
-                "a descriptor was lost: this process may open no more files (raise `ulimit -n`)",
-            ));
+            // A descriptor was lost: this process may open no more.
+            return Err(Errno::MFILE.into());
         }
         match LocalMessage::decode(&bytes[..received.bytes], descriptors) {
             Some(message) if !received.flags.contains(ReturnFlags::TRUNC) => Ok(Some(message)),
@@ -190,7 +211,7 @@ impl DescriptorSocket {
     }
 }
 
-/// Error of a message that this state of the protocol excludes.
+/// Error for a message that this protocol state excludes.
 pub(super) fn wrong_order() -> io::Error {
     io::Error::other("it sent messages in the wrong order")
 }

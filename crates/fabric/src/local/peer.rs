@@ -1,36 +1,50 @@
-//! Peer of this host: its mapped regions and lanes.
+//! Peer on this host: mapped regions and lanes.
 
-use super::descriptor_socket::wrong_order;
-use super::{DescriptorSocket, LocalMessage, MAX_REGIONS};
+use super::address::ProofToken;
+use super::credentials::PeerCredentials;
+use super::descriptor_socket::{LocalMessage, wrong_order};
+use super::outbox::{Hello, Outbox};
+use super::rendezvous::ConnectedPeer;
 use crate::id_map::RegionMap;
 use crate::lane_table::{LaneWords, wake};
 use crate::lanes::Wake;
 use crate::link::MappedPeer;
 use crate::memory::Memory;
 use crate::types::{Lane, Page, RegionKey};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-/// A peer's mapped memory, and the socket that carries its descriptors.
+/// A peer's mapped memory, and the descriptors to it and from it.
 #[derive(Debug)]
 pub(crate) struct LocalPeer {
     /// By the peer's keys.
     regions: RegionMap<MappedRegion>,
     words: Arc<LaneWords>,
-    /// Lanes of the peer that this rank has raised; this rank is their only agent.
+    /// Peer lanes that this rank, the only agent on them, has raised.
     raised: Vec<RaisedLane>,
     unmarked: UnmarkedLanes,
-    /// Leaf of the last lanes marked of a batch.
+    /// Leaf that the last marked lanes in a batch belong to.
     last_leaf: usize,
-    wake: Arc<OwnedFd>,
-    pub(super) link: DescriptorSocket,
-    /// Received descriptors before their import, by key and serial.
+    /// Wakes the peer's sleeps on descriptors; empty before it announces the first.
+    wake: Arc<OnceLock<OwnedFd>>,
+    /// A raise found it asleep on a descriptor that this rank does not have yet.
+    pub(super) owes_wake: bool,
+    /// Token in the peer's hello.
+    pub(super) token: ProofToken,
+    /// Peer process when it connected.
+    pub(super) process: PeerCredentials,
+    pub(super) outbox: Outbox,
+    /// It was sent this rank's event descriptor.
+    pub(super) has_wake: bool,
+    /// Received descriptors before they are imported, by key and serial.
     pub(super) arrived: HashMap<(RegionKey, u64), OwnedFd>,
+    /// Error on the last connection.
+    pub(super) failure: Option<io::Error>,
 }
 
-/// Lane of a peer and the value to which this rank has raised it.
+/// Peer lane and the value to which this rank has raised it.
 #[derive(Clone, Copy, Debug)]
 struct RaisedLane {
     lane: Lane,
@@ -42,14 +56,14 @@ impl RaisedLane {
     const NONE: RaisedLane = RaisedLane { lane: Lane::from_immediate(0), value: 0 };
 }
 
-/// Lanes raised in a batch without their dirty bits.
+/// Lanes raised in a batch without dirty bits.
 #[derive(Debug, Default)]
 struct UnmarkedLanes {
-    /// Leaves with the bits of raised lanes.
+    /// Leaves with the raised lanes' bits.
     leaves: [(u32, u64); UnmarkedLanes::LEAVES],
     count: usize,
     raises: u32,
-    /// Bytes of their writes.
+    /// Bytes in these writes.
     bytes: u64,
 }
 
@@ -87,30 +101,42 @@ pub(super) struct MappedRegion {
 }
 
 impl LocalPeer {
-    /// A peer from its introduction, the lane table.
-    pub(super) fn new(link: DescriptorSocket, introduction: LocalMessage) -> io::Result<LocalPeer> {
-        let LocalMessage::Table { capacity, memory, wake } = introduction else {
+    /// Makes a peer from the introduction, a lane table.
+    pub(super) fn new(peer: ConnectedPeer, hello: Hello) -> io::Result<LocalPeer> {
+        let ConnectedPeer { address, process, introduction, .. } = peer;
+        let LocalMessage::Table { capacity, memory } = introduction else {
             return Err(wrong_order());
         };
         let length = LaneWords::bytes_for(capacity as usize);
         let memory = Memory::map(memory, length).map_err(io::Error::other)?;
         let words = LaneWords::new(memory.into(), capacity as usize);
         let words = words.ok_or_else(|| io::Error::other("its lane table is malformed"))?;
-        let (raised, regions, arrived) = (Vec::new(), RegionMap::default(), HashMap::new());
-        let (words, wake) = (Arc::new(words), Arc::new(wake));
-        let unmarked = UnmarkedLanes::default();
-        Ok(LocalPeer { regions, words, raised, unmarked, last_leaf: 0, wake, link, arrived })
+        Ok(LocalPeer {
+            regions: RegionMap::default(),
+            words: Arc::new(words),
+            raised: Vec::new(),
+            unmarked: UnmarkedLanes::default(),
+            last_leaf: 0,
+            wake: Arc::default(),
+            owes_wake: false,
+            token: address.token,
+            process,
+            outbox: Outbox::new(address.name, process, hello),
+            has_wake: false,
+            arrived: HashMap::new(),
+            failure: None,
+        })
     }
 
-    /// Copies a page with the CPU; `None` if it is outside of a region, or if a region is not host memory.
+    /// Copies a page with the CPU; `None` if it is outside a region, or if a region is not host memory.
     #[inline]
     pub fn copy(&self, page: &Page, from: &Memory) -> Option<()> {
         let to = &self.region(page.destination)?.memory;
         from.try_copy_to(page.source_offset, to, page.destination_offset, page.length)
     }
 
-    /// Raises a lane by one, and that of a piggybacked credit; `None` if the peer has no such lane. Earlier
-    /// stores of this process are visible to a reader of the new value (release store).
+    /// Raises a lane by one, and a piggybacked credit's lane; `None` if the peer has no such lane. This
+    /// process's earlier stores are visible to a reader that sees the new value (release store).
     #[inline]
     pub fn raise(&mut self, lane: Lane, piggyback: Option<Lane>) -> Option<()> {
         let (number, value) = self.next(lane)?;
@@ -137,7 +163,8 @@ impl LocalPeer {
         self.words.prefetch_leaf(self.last_leaf);
     }
 
-    /// [`LocalPeer::raise`] in a batch, of a write of `bytes` bytes. [`LocalPeer::mark_raised`] follows the last one.
+    /// [`LocalPeer::raise`] in a batch, for a write with `bytes` bytes. [`LocalPeer::mark_raised`]
+    /// follows the last one.
     #[inline]
     pub fn raise_in_batch(&mut self, lane: Lane, bytes: u64) -> Option<()> {
         let (number, value) = self.next(lane)?;
@@ -148,7 +175,7 @@ impl LocalPeer {
         Some(())
     }
 
-    /// Sets the dirty bits of the lanes raised in a batch, and wakes the peer.
+    /// Sets dirty bits for the lanes raised in a batch, and wakes the peer.
     pub fn mark_raised(&mut self) {
         let UnmarkedLanes { leaves, count, .. } = std::mem::take(&mut self.unmarked);
         if count > 0 {
@@ -158,7 +185,7 @@ impl LocalPeer {
         }
     }
 
-    /// Number of a lane and its next value.
+    /// Lane number and next value.
     #[inline]
     fn next(&mut self, lane: Lane) -> Option<(usize, u64)> {
         let number = lane.id().get() as usize;
@@ -170,7 +197,7 @@ impl LocalPeer {
         Some((number, raised.value))
     }
 
-    /// Entry of a lane at its first raise since its issue, at value zero.
+    /// Entry for a lane raised for the first time since it was issued, at value zero.
     #[cold]
     fn begin(&mut self, lane: Lane) -> Option<&mut RaisedLane> {
         let number = lane.id().get() as usize;
@@ -186,23 +213,34 @@ impl LocalPeer {
     }
 
     #[inline]
-    fn wake(&self, asleep: Wake) {
-        wake(self.words.lanes(), asleep, self.wake.as_fd());
+    fn wake(&mut self, asleep: Wake) {
+        if asleep != Wake::No {
+            self.owes_wake |= !wake(self.words.lanes(), asleep, self.wake.get());
+        }
     }
 
-    /// A mapped region of host memory.
+    /// Sets the peer's event descriptor, and does the wake-up that was owed.
+    pub(super) fn set_wake(&mut self, descriptor: OwnedFd) {
+        // A second one is the first.
+        let _ = self.wake.set(descriptor);
+        if std::mem::take(&mut self.owes_wake) {
+            wake(self.words.lanes(), Wake::Descriptor, self.wake.get());
+        }
+    }
+
+    /// Mapped host memory region.
     #[inline]
     pub(super) fn region(&self, key: RegionKey) -> Option<&MappedRegion> {
         self.regions.get(key)
     }
 
-    /// A mapped region of host memory, with the doorbell.
+    /// Mapped host memory region, with the doorbell.
     pub(super) fn mapped(&self, key: RegionKey) -> Option<MappedPeer> {
         let memory = self.region(key)?.memory.clone();
         Some(MappedPeer { memory, words: self.words.clone(), wake: self.wake.clone() })
     }
 
-    /// Every mapped region of host memory.
+    /// Every mapped host memory region.
     pub(super) fn regions(&self) -> impl Iterator<Item = &MappedRegion> {
         self.regions.values()
     }
@@ -213,20 +251,5 @@ impl LocalPeer {
 
     pub(super) fn unmap(&mut self, key: RegionKey) {
         self.regions.remove(key);
-    }
-
-    /// Receives descriptors; an error ends the connection.
-    pub(super) fn receive_descriptors(&mut self) -> io::Result<()> {
-        while let Some(message) = self.link.receive()? {
-            match message {
-                LocalMessage::Region { key, serial, memory }
-                    if self.arrived.len() < MAX_REGIONS =>
-                {
-                    self.arrived.insert((key, serial), memory);
-                }
-                _ => return Err(wrong_order()),
-            }
-        }
-        Ok(())
     }
 }

@@ -1,10 +1,14 @@
-//! Regions of this rank, and the connected peers of its host.
+//! This rank's regions, and the connected peers on the host.
 
-use super::peer::MappedRegion;
-use super::{
-    ConnectedPeer, LocalAddress, LocalMessage, LocalPeer, MAX_REGIONS, Rendezvous, RendezvousEnd,
-    WaitLimit, connect_error, socket, wait,
-};
+use super::address::LocalAddress;
+use super::arrivals::{Arrivals, MAX_REGIONS};
+use super::descriptor_socket::LocalMessage;
+use super::errors::{connect_error, io_error};
+use super::outbox::Hello;
+use super::peer::{LocalPeer, MappedRegion};
+use super::pending_peer::RendezvousEnd;
+use super::rendezvous::{Connected, Rendezvous};
+use super::{WaitLimit, socket, wait};
 use crate::bytes::Reader;
 use crate::error::{Error, Result};
 use crate::id_map::{PeerMap, RegionMap};
@@ -18,10 +22,10 @@ use std::io;
 use std::sync::Arc;
 use weft_control::Rank;
 
-/// Bytes of a grant's entry: the serial of the region.
+/// Bytes in a grant entry: the region serial.
 pub(crate) const ENTRY_BYTES: usize = size_of::<u64>();
 
-/// Regions and peers of a provider for ranks of this host.
+/// A provider's regions and peers, for ranks on this host.
 #[derive(Debug)]
 pub(crate) struct LocalPeers {
     /// Provider named in errors.
@@ -29,28 +33,32 @@ pub(crate) struct LocalPeers {
     address: LocalAddress,
     /// Present until the peers are connected.
     listener: Option<OwnedFd>,
-    /// Peers of which this provider has the route.
+    /// Descriptors from connected peers; `None` without peers.
+    arrivals: Option<Arrivals>,
+    /// Peers that are routed over this provider.
     peers: PeerMap<LocalPeer>,
     /// By key.
     regions: RegionMap<OwnedRegion>,
     next_serial: u64,
-    /// True if a socket has unsent messages.
+    /// True if an outbox has unsent messages, or a peer is owed a wake-up.
     has_unsent: bool,
+    /// Every peer has this rank's event descriptor.
+    is_wake_shared: bool,
     /// Peer with lanes raised in a batch and not marked.
     unmarked: Option<Rank>,
 }
 
-/// A region of this rank.
+/// Region that this rank owns.
 #[derive(Debug)]
 struct OwnedRegion {
     memory: Arc<Memory>,
     serial: u64,
-    /// Peers that have its descriptor.
+    /// Peers that have the region's descriptor.
     sent_to: Vec<Rank>,
 }
 
 impl LocalPeers {
-    /// Listens for peers. Ranks of equal `host_id` and `flavour` reach each other.
+    /// Listens for peers. Ranks with equal `host_id` and `flavour` reach each other.
     pub fn open(kind: ProviderKind, host_id: &str, flavour: &[u8]) -> Result<LocalPeers> {
         let mut address = LocalAddress::new(host_id)?;
         address.domain.extend_from_slice(flavour);
@@ -60,10 +68,12 @@ impl LocalPeers {
             kind,
             address,
             listener,
+            arrivals: None,
             peers,
             regions,
             next_serial: 0,
             has_unsent: false,
+            is_wake_shared: false,
             unmarked: None,
         })
     }
@@ -75,7 +85,7 @@ impl LocalPeers {
 
     /// True if the process with this address is reachable.
     pub fn reaches(&self, address: &[u8]) -> bool {
-        LocalAddress::decode(address).is_some_and(|address| address.domain == self.address.domain)
+        LocalAddress::decode(address).is_some_and(|address| self.address.reaches(&address))
     }
 
     /// Connects these peers, or returns an error that names the first missing one.
@@ -90,32 +100,61 @@ impl LocalPeers {
             provider: kind,
             detail: "it was connected before; make a new one for each group".into(),
         })?;
-        let own = RendezvousEnd {
-            kind,
-            rank: group.rank,
-            generation,
-            token: self.address.token,
-            listener: &listener,
-            introduction: &|| table(&group.lanes),
-        };
+        if peers.is_empty() {
+            return Ok(());
+        }
+        let hello = Hello { from: group.rank, generation, token: self.address.token };
+        let introduction = || table(&group.lanes);
+        let own = RendezvousEnd { kind, hello, listener: &listener, introduction: &introduction };
         let peers: Vec<_> = peers.iter().map(|peer| (peer.peer, peer.address)).collect();
-        let met = Rendezvous::new(own, &peers)?.run(limit)?;
-        for ConnectedPeer { rank, link, introduction } in met {
-            let peer = LocalPeer::new(link, introduction);
-            let peer = peer.map_err(|error| connect_error(kind, rank, error))?;
+        let Connected { peers, early, unproven } = Rendezvous::new(own, &peers)?.run(limit)?;
+        for peer in peers {
+            let rank = peer.rank;
+            let peer = LocalPeer::new(peer, hello);
+            let peer = peer.map_err(|error| io_error(kind, rank, error))?;
             self.peers.insert(rank, peer);
         }
+        self.arrivals = Some(Arrivals::new(listener, generation, unproven, early));
         Ok(())
     }
 
-    /// The process of a connected peer, by its number here.
-    pub fn process(&mut self, peer: Rank) -> Result<Pid> {
-        let kind = self.kind;
-        let process = self.peer_mut(peer)?.link.process();
-        process.map_err(|error| connect_error(kind, peer, error))
+    /// A connected peer's process, by pid here; `None` if this PID namespace does not show it.
+    pub fn process(&self, peer: Rank) -> Option<Pid> {
+        self.peers.get(peer)?.process.process
     }
 
-    /// Registers `memory` of any kind under `key`.
+    /// Sends this rank's event descriptor to the peers, before the first sleep on it is announced. False if a peer may
+    /// lack it.
+    pub fn share_wake(&mut self, lanes: &LaneTable) -> bool {
+        self.is_wake_shared || self.send_wake(lanes)
+    }
+
+    #[cold]
+    fn send_wake(&mut self, lanes: &LaneTable) -> bool {
+        // Descriptors under way count against a user's limit: ranks take each other's.
+        if let Err(error) = self.receive_arrivals() {
+            log::debug!("a peer's event descriptor: {error}");
+        }
+        self.flush_links();
+        let mut is_shared = true;
+        for (rank, peer) in self.peers.iter_mut() {
+            if !peer.has_wake {
+                let wake = lanes.descriptor().try_clone_to_owned();
+                peer.has_wake = wake.is_ok();
+                // It stays in the outbox, unless the peer's socket is closed: that is gone.
+                let sent = wake.and_then(|wake| peer.outbox.send(LocalMessage::Wake { wake }));
+                if let Err(error) = sent {
+                    log::debug!("event descriptor for {rank}: {error}");
+                }
+            }
+            is_shared &= peer.has_wake && !peer.outbox.has_unsent();
+        }
+        self.is_wake_shared = is_shared && self.arrivals.is_some();
+        self.has_unsent |= !is_shared;
+        is_shared
+    }
+
+    /// Registers any kind of `memory` under `key`.
     pub fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
         let index = key.0 as usize;
         if index >= MAX_REGIONS {
@@ -144,14 +183,18 @@ impl LocalPeers {
                 .try_clone_to_owned()
                 .map_err(|e| Error::system("cannot share a region", e))?;
             let message = LocalMessage::Region { key, serial: own.serial, memory };
-            to.link.send(message).map_err(|e| connect_error(self.kind, peer, e))?;
-            self.has_unsent |= to.link.has_unsent();
-            own.sent_to.push(peer);
+            let sent = to.outbox.send(message);
+            self.has_unsent |= to.outbox.has_unsent();
+            // With too few descriptors it stays in the outbox; other errors empty that.
+            if sent.is_ok() || to.outbox.has_unsent() {
+                own.sent_to.push(peer);
+            }
+            sent.map_err(|e| io_error(self.kind, peer, e))?;
         }
         Ok(own.serial.to_le_bytes())
     }
 
-    /// Maps a peer's region of host memory, once per entry.
+    /// Maps a peer's host memory region, once per entry.
     pub fn import(
         &mut self,
         peer: Rank,
@@ -175,7 +218,7 @@ impl LocalPeers {
         Ok(())
     }
 
-    /// Receives the descriptor of a granted region from its owner.
+    /// Receives a granted region's descriptor from the owner.
     pub fn receive(
         &mut self,
         peer: Rank,
@@ -186,24 +229,25 @@ impl LocalPeers {
         let kind = self.kind;
         loop {
             self.flush_links();
+            let received = self.receive_arrivals();
             let from = self.peer_mut(peer)?;
-            let received = from.receive_descriptors();
             if let Some(descriptor) = from.arrived.remove(&(key, serial)) {
                 return Ok(descriptor);
             }
-            received.map_err(|error| connect_error(kind, peer, error))?;
+            let received = from.failure.take().map_or(received, Err);
+            received.map_err(|error| io_error(kind, peer, error))?;
             let Some(timeout) = limit.park()? else {
                 let detail = format!("region {} has not arrived before the deadline", key.0);
                 return Err(connect_error(kind, peer, detail));
             };
-            let links = self.peers.iter();
-            let mut polled: Vec<_> =
-                links.map(|(rank, other)| other.link.interest(rank == peer)).collect();
+            let unsent = self.peers.values().filter_map(|peer| peer.outbox.interest());
+            let arriving = self.arrivals.iter().flat_map(Arrivals::interest);
+            let mut polled: Vec<_> = arriving.chain(unsent).collect();
             wait::sleep(&mut polled, timeout);
         }
     }
 
-    /// Removes a region of this rank.
+    /// Removes one of this rank's regions.
     pub fn deregister(&mut self, key: RegionKey) {
         self.regions.remove(key);
     }
@@ -215,12 +259,17 @@ impl LocalPeers {
         }
     }
 
-    /// Closes the connection to a peer and unmaps its memory.
+    fn receive_arrivals(&mut self) -> io::Result<()> {
+        let LocalPeers { arrivals, peers, .. } = self;
+        arrivals.as_mut().map_or(Ok(()), |arrivals| arrivals.receive(peers))
+    }
+
+    /// Ends messages to a peer and unmaps the peer's memory.
     pub fn disconnect(&mut self, peer: Rank) {
         self.peers.remove(peer);
     }
 
-    /// Sends queued messages.
+    /// Sends queued messages, and wakes peers that are owed it.
     pub fn flush(&mut self) {
         if self.has_unsent {
             self.flush_links();
@@ -228,14 +277,29 @@ impl LocalPeers {
     }
 
     fn flush_links(&mut self) {
+        if self.peers.values().any(|peer| peer.owes_wake) {
+            self.pay_wakes();
+        }
         self.has_unsent = false;
-        for link in self.peers.values_mut().map(|peer| &mut peer.link) {
+        for peer in self.peers.values_mut() {
             // A broken socket stops descriptors only: stores need none.
-            self.has_unsent |= link.flush().is_ok() && link.has_unsent();
+            let _ = peer.outbox.flush();
+            self.has_unsent |= peer.outbox.has_unsent() || peer.owes_wake;
         }
     }
 
-    /// Writes one part: copies its pages and raises its lane. An error means that the peer is unreachable.
+    /// Wakes peers asleep on descriptors that have arrived since: each was sent before the sleep was announced.
+    #[cold]
+    #[inline(never)]
+    fn pay_wakes(&mut self) {
+        if let Err(error) = self.receive_arrivals() {
+            log::debug!("a peer's event descriptor: {error}");
+        }
+        self.has_unsent |= self.peers.values().any(|peer| peer.owes_wake);
+    }
+
+    /// Writes one part: copies the pages and raises the lane. An error means that the peer is
+    /// unreachable.
     #[inline]
     pub fn write(&mut self, work: &WorkRequest<'_>) -> Result<(), &'static str> {
         let peer = self.peers.get_mut(work.peer);
@@ -244,10 +308,20 @@ impl LocalPeers {
             let from = self.regions.get(page.source);
             from.and_then(|from| peer.copy(page, &from.memory)).ok_or("a page is out of bounds")?;
         }
-        peer.raise(work.lane, work.piggyback).ok_or("it has no such lane")
+        peer.raise(work.lane, work.piggyback).ok_or("it has no such lane")?;
+        if peer.owes_wake {
+            self.pay_wakes();
+            let failed = |peer: &LocalPeer| peer.owes_wake && peer.failure.is_some();
+            if self.peers.get(work.peer).is_some_and(failed) {
+                return Err(
+                    "it sleeps, and its event descriptor was lost: see the limit of descriptors",
+                );
+            }
+        }
+        Ok(())
     }
 
-    /// As [`LocalPeers::write`], for one of several writes: the lane is marked at the latest by
+    /// Same as [`LocalPeers::write`], for one of several writes: the lane is marked at the latest by
     /// [`LocalPeers::mark_raised`].
     #[inline]
     pub fn write_in_batch(&mut self, work: &WorkRequest<'_>) -> Result<(), &'static str> {
@@ -266,7 +340,11 @@ impl LocalPeers {
             bytes += page.length;
         }
         self.unmarked = Some(work.peer);
-        peer.raise_in_batch(work.lane, bytes).ok_or("it has no such lane")
+        peer.raise_in_batch(work.lane, bytes).ok_or("it has no such lane")?;
+        if peer.owes_wake {
+            self.pay_wakes();
+        }
+        Ok(())
     }
 
     /// Prefetches for a write to a peer.
@@ -284,6 +362,9 @@ impl LocalPeers {
             && let Some(peer) = self.peers.get_mut(rank)
         {
             peer.mark_raised();
+            if peer.owes_wake {
+                self.pay_wakes();
+            }
         }
     }
 
@@ -293,22 +374,27 @@ impl LocalPeers {
         self.peers.get(to)?.copy(page, from)
     }
 
-    /// Raises a lane of a peer, as [`LocalPeer::raise`] does.
+    /// Raises a peer's lane, as [`LocalPeer::raise`] does.
     pub fn raise(&mut self, peer: Rank, lane: Lane) -> Option<()> {
-        self.peers.get_mut(peer)?.raise(lane, None)
+        let to = self.peers.get_mut(peer)?;
+        to.raise(lane, None)?;
+        if to.owes_wake {
+            self.pay_wakes();
+        }
+        Some(())
     }
 
-    /// The memory of a region of this rank.
+    /// Memory in one of this rank's regions.
     pub fn memory(&self, key: RegionKey) -> Option<&Arc<Memory>> {
         Some(&self.regions.get(key)?.memory)
     }
 
-    /// The memory of every region of this rank.
+    /// Memory in all of this rank's regions.
     pub fn memories(&self) -> impl Iterator<Item = &Arc<Memory>> {
         self.regions.values().map(|own| &own.memory)
     }
 
-    /// A peer's mapped region of host memory.
+    /// A peer's mapped host memory region.
     pub fn mapped(&self, peer: Rank, key: RegionKey) -> Option<&Arc<Memory>> {
         Some(&self.peers.get(peer)?.region(key)?.memory)
     }
@@ -318,13 +404,13 @@ impl LocalPeers {
         self.peers.get(peer)?.mapped(key)
     }
 
-    /// Every mapped region of host memory of a peer.
+    /// All of a peer's mapped host memory regions.
     pub fn mapped_of(&self, peer: Rank) -> impl Iterator<Item = &Arc<Memory>> {
         let peer = self.peers.get(peer);
         peer.into_iter().flat_map(LocalPeer::regions).map(|region| &region.memory)
     }
 
-    /// True if a peer's region of host memory is mapped with this entry.
+    /// True if a peer's host memory region is mapped with this entry.
     pub fn is_mapped(&self, peer: Rank, key: RegionKey, entry: &[u8]) -> bool {
         let peer = self.peers.get(peer);
         let region = peer.and_then(|peer| peer.region(key));
@@ -341,13 +427,12 @@ fn unknown(rank: Rank) -> Error {
     Error::Unknown { what: "rank", number: rank.0.into() }
 }
 
-/// Introduction of a provider: its lane table and wake-up descriptor.
+/// A provider's introduction: the lane table.
 fn table(lanes: &LaneTable) -> io::Result<LocalMessage> {
     let memory = lanes.words().memory().descriptor();
     let memory = memory.ok_or_else(|| io::Error::other("the lane table cannot be shared"))?;
     Ok(LocalMessage::Table {
         capacity: lanes.words().capacity() as u32,
         memory: memory.try_clone_to_owned()?,
-        wake: lanes.descriptor().try_clone_to_owned()?,
     })
 }

@@ -1,9 +1,11 @@
-//! Pending peer of a rendezvous: dialled or accepted, authenticated, introduced.
+//! Pending rendezvous peer: dialled or accepted, authenticated, introduced.
 
-use super::descriptor_socket::wrong_order;
-use super::{DescriptorSocket, LocalAddress, LocalMessage, ProofToken, socket};
+use super::address::LocalAddress;
+use super::descriptor_socket::{DescriptorSocket, LocalMessage, wrong_order};
+use super::outbox::Hello;
+use super::socket;
 use crate::error::{Error, Result};
-use crate::types::{Generation, ProviderKind, Time};
+use crate::types::{ProviderKind, Time};
 use rustix::fd::OwnedFd;
 use std::io;
 use std::time::Duration;
@@ -11,37 +13,35 @@ use weft_control::Rank;
 
 /// Pause before redialling a peer with a full backlog, which has no event for room.
 const BACKLOG_FULL: Duration = Duration::from_millis(1);
-/// Pause before redialling a peer that closed the connection before its hello.
+/// Pause before redialling a peer that closed the connection before the hello.
 const REDIAL: Duration = Duration::from_millis(50);
 
-/// This rank's end of the rendezvous.
+/// This rank's end in the rendezvous.
 pub(super) struct RendezvousEnd<'a> {
     /// Provider named in errors.
     pub kind: ProviderKind,
-    pub rank: Rank,
-    pub generation: Generation,
-    pub token: ProofToken,
+    pub hello: Hello,
     pub listener: &'a OwnedFd,
-    /// Makes the message for each peer that has proved its rank.
+    /// Makes the message for each peer that has proved to be that rank.
     pub introduction: &'a dyn Fn() -> io::Result<LocalMessage>,
 }
 
 /// Pending connection to a peer.
 pub(super) struct PendingPeer {
     pub rank: Rank,
-    address: LocalAddress,
+    pub address: LocalAddress,
     pub link: Option<DescriptorSocket>,
     is_proved: bool,
     pub introduction: Option<LocalMessage>,
-    /// Time of the next dial.
+    /// Next dial time.
     pub dial_at: Time,
-    /// Error of the previous attempt.
+    /// Error from the previous attempt.
     pub failure: Option<io::Error>,
 }
 
 impl RendezvousEnd<'_> {
-    fn hello(&self) -> LocalMessage {
-        LocalMessage::Hello { from: self.rank, generation: self.generation, token: self.token }
+    pub fn rank(&self) -> Rank {
+        self.hello.from
     }
 }
 
@@ -64,15 +64,15 @@ impl PendingPeer {
         })
     }
 
-    /// True if a hello authenticates its sender as this peer.
+    /// True if a hello authenticates the sender as this peer.
     pub fn is_proved_by(&self, own: &RendezvousEnd<'_>, hello: &LocalMessage) -> bool {
-        let expected = (self.rank, own.generation, self.address.token);
+        let expected = (self.rank, own.hello.generation, self.address.token);
         matches!(hello, &LocalMessage::Hello { from, generation, token }
             if (from, generation, token) == expected)
     }
 
     pub fn is_dialled_by(&self, own: &RendezvousEnd<'_>) -> bool {
-        own.rank < self.rank
+        own.rank() < self.rank
     }
 
     pub fn is_connected(&self) -> bool {
@@ -87,14 +87,14 @@ impl PendingPeer {
                 return Ok(());
             };
             self.link = Some(DescriptorSocket::new(socket));
-            let sent = self.link.as_mut().map_or(Ok(()), |link| link.send(own.hello()));
+            let sent = self.link.as_mut().map_or(Ok(()), |link| link.send(own.hello.into()));
             return self.dial_again_if_closed(sent, own, now);
         }
         let received = self.receive_all(own);
         self.dial_again_if_closed(received, own, now)
     }
 
-    /// Redials a peer that evicted this connection among its unproven ones.
+    /// Redials a peer that evicted this connection among unproven ones.
     fn dial_again_if_closed(
         &mut self,
         result: io::Result<()>,
@@ -130,7 +130,7 @@ impl PendingPeer {
     }
 
     fn receive(&mut self, own: &RendezvousEnd<'_>, message: LocalMessage) -> io::Result<()> {
-        let is_hello = matches!(message, LocalMessage::Hello { .. });
+        let is_hello = message.is_hello();
         if is_hello == self.is_proved {
             return Err(wrong_order());
         }
@@ -149,7 +149,7 @@ impl PendingPeer {
 
     /// Takes over an accepted connection that has proved to be this peer's.
     pub fn adopt(&mut self, own: &RendezvousEnd<'_>, mut link: DescriptorSocket) -> io::Result<()> {
-        link.send(own.hello())?;
+        link.send(own.hello.into())?;
         link.send((own.introduction)()?)?;
         (self.link, self.is_proved) = (Some(link), true);
         Ok(())

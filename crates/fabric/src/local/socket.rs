@@ -1,13 +1,14 @@
-//! Abstract Unix sockets between processes of one user: listen, dial, accept.
+//! Abstract Unix sockets between one user's processes: listen, dial, accept.
 
+use super::credentials::PeerCredentials;
 use crate::error::{Error, Result};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
-/// Length of the accept queue.
+/// Accept queue length.
 const BACKLOG: i32 = 4096;
 
 /// A listening socket with this name.
@@ -20,13 +21,11 @@ pub(super) fn listen(name: &[u8]) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A connection to the socket with this name; `None` if its backlog is full.
+/// Connects to the socket with this name; `None` if the socket's backlog is full.
 pub(super) fn dial(name: &[u8]) -> io::Result<Option<OwnedFd>> {
-    let address = SocketAddrUnix::new_abstract_name(name)?;
-    let socket = new_socket()?;
-    match net::connect(&socket, &address) {
-        Ok(()) if is_of_this_user(&socket) => Ok(Some(socket)),
-        Ok(()) => Err(io::Error::other("its socket belongs to another user")),
+    match connect(name) {
+        Ok(socket) if is_of_this_user(&socket) => Ok(Some(socket)),
+        Ok(_) => Err(io::Error::other("its socket belongs to another user")),
         Err(Errno::AGAIN | Errno::INTR) => Ok(None),
         Err(Errno::CONNREFUSED) => Err(io::Error::other(
             "its socket is closed: the process is gone, or it runs in another network namespace \
@@ -36,14 +35,27 @@ pub(super) fn dial(name: &[u8]) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// The next connection of a listening socket.
+/// True if the socket with this name belongs to another user, as far as the kernel can prove it.
+pub(super) fn is_of_another_user(name: &[u8]) -> bool {
+    connect(name).is_ok_and(|socket| !is_of_this_user(&socket))
+}
+
+fn connect(name: &[u8]) -> rustix::io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new_abstract_name(name)?;
+    let socket = new_socket()?;
+    net::connect(&socket, &address)?;
+    Ok(socket)
+}
+
+/// Accepts the next connection on a listening socket.
 pub(super) fn accept(listener: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     net::accept_with(listener, FLAGS)
 }
 
-/// True if the other end is a process of the same user.
+/// True if the other end is a process run by the same user.
 pub(super) fn is_of_this_user(socket: impl AsFd) -> bool {
-    sockopt::socket_peercred(socket).is_ok_and(|cred| cred.uid == rustix::process::geteuid())
+    let user = rustix::process::geteuid().as_raw();
+    PeerCredentials::of(socket).is_ok_and(|peer| peer.user == user)
 }
 
 /// A non-blocking socket that keeps message boundaries.

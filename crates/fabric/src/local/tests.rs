@@ -1,4 +1,4 @@
-//! Tests of waits that are not reachable from outside of the crate.
+//! Tests for waits that are not reachable from outside the crate.
 
 use super::{LocalPeers, WaitLimit};
 use crate::clock;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Rank 0's peers and those of a rank 1 without grants, connected.
+/// Rank 0's peers and a grantless rank 1's peers, connected.
 fn connected() -> [LocalPeers; 2] {
     let open = || LocalPeers::open(ProviderKind::Shm, "this", &[]).unwrap();
     let mut ends = [open(), open()];

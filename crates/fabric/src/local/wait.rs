@@ -6,14 +6,14 @@ use crate::types::Time;
 use rustix::event::{PollFd, Timespec, poll};
 use std::time::Duration;
 
-/// Longest sleep between two checks of a [`WaitLimit`].
+/// Longest sleep between two [`WaitLimit`] checks.
 pub(super) const MAX_PARK: Duration = Duration::from_millis(50);
 
-/// Bounds of a wait: its deadline, and a check for other reasons to stop.
+/// Bounds on a wait: a deadline, and a check for other reasons to stop.
 pub struct WaitLimit<'a> {
-    /// Deadline of the wait; its error names the missing peer.
+    /// Wait deadline; the error names the missing peer.
     pub deadline: Time,
-    /// Check, called at least every 50 ms. Its error ends the wait.
+    /// Check, called at least every 50 ms. An error from it ends the wait.
     pub give_up: &'a mut dyn FnMut() -> Result<()>,
 }
 

@@ -1,16 +1,16 @@
-//! Mailbox area: the memory through which one peer sends messages to a rank, and the state of both ends.
+//! Mailbox area: the memory through which one peer sends messages to a rank, and the state at both ends.
 //!
-//! A message lies in a slot of one or more cache lines. Its sender copies the payload, then stores the head: the number
-//! of the message, in the first word of the slot. A message of up to 56 bytes is thus one cache line, with no other
-//! word to read or to raise. The owner polls the head of the next slot alone.
+//! A message lies in a slot with one or more cache lines. The sender copies the payload, then stores the
+//! head: the message number, in the slot's first word. A message up to 56 bytes long is thus one cache
+//! line, with no other word to read or to raise. The owner polls only the next slot's head.
 //!
-//! The owner of an area takes the messages in their order. A slot is free once the owner has taken its message; the
-//! sender takes it from the heads of the owner's own messages, which carry the number of the last message taken, or,
-//! if the owner sends none, from a word in the sender's memory.
+//! An area's owner takes the messages in order. A slot is free once the owner has taken the message in
+//! it; the sender learns this from the heads in the owner's own messages, which carry the number of the
+//! last message taken, or, if the owner sends none, from a word in the sender's memory.
 //!
-//! Payloads are no atomics. The sender writes one only in a free slot, and the owner reads it only between the arrival
-//! of its head and the report that frees the slot. Heads and reports are stored by release and loaded by acquire, so
-//! that writes and reads of a payload are ordered.
+//! Payloads are no atomics. The sender writes one only in a free slot, and the owner reads it only after
+//! the head arrives and before the report that frees the slot. Heads and reports are stored by release
+//! and loaded by acquire, so that payload writes and reads are ordered.
 
 use crate::atomics::{CacheLine, Word64};
 
@@ -19,31 +19,31 @@ pub const SLOTS: u64 = 8;
 /// Messages taken after which the owner reports them by the word, unless a message has carried the number.
 const REPORT_INTERVAL: u64 = SLOTS / 2;
 
-/// Memory of one rank, for one peer. Only that peer stores there.
+/// One rank's memory, for one peer. Only that peer stores there.
 pub trait MailboxArea {
-    /// Its words.
+    /// Word type.
     type Word: Word64;
     /// Number of the owner's messages that the peer has taken.
     fn taken(&self) -> &CacheLine<Self::Word>;
-    /// Head of a slot, below [`SLOTS`].
+    /// Head in a slot, below [`SLOTS`].
     fn head(&self, slot: usize) -> &Self::Word;
 }
 
-/// State of one rank toward one peer. Messages are counted from 1.
+/// One rank's state toward one peer. Messages are counted from 1.
 #[derive(Debug, Default)]
 pub struct MailboxEnd {
     /// Messages sent.
     sent: u64,
-    /// Those of them that the peer has taken, as far as it has reported.
+    /// Sent messages that the peer has taken, as far as it has reported.
     taken: u64,
-    /// Messages of the peer that were taken.
+    /// Messages taken from the peer.
     received: u64,
-    /// Those of them that were reported to the peer.
+    /// Taken messages that were reported to the peer.
     reported: u64,
 }
 
 impl MailboxEnd {
-    /// True if a slot of the peer is free.
+    /// True if the peer has a free slot.
     #[inline]
     pub fn has_room(&self, own: &impl MailboxArea) -> bool {
         let has_room = |taken| self.sent - taken < SLOTS;
@@ -52,8 +52,9 @@ impl MailboxEnd {
             || has_room(self.taken_by_arrived(own))
     }
 
-    /// Messages that the peer has taken, as far as its messages report that have arrived and are not yet taken. The
-    /// peer may have reported by these alone, and this rank may need room before it can take them.
+    /// Messages that the peer has taken, according to messages from it that have arrived and are not yet
+    /// taken. The peer may have reported only by these, and this rank may need room before it can take
+    /// them.
     #[cold]
     fn taken_by_arrived(&self, own: &impl MailboxArea) -> u64 {
         (self.received + 1..=self.received + SLOTS)
@@ -64,7 +65,7 @@ impl MailboxEnd {
             .unwrap_or(self.taken)
     }
 
-    /// Sends a message in a free slot of the peer. `write` writes its payload there.
+    /// Sends a message in one of the peer's free slots. `write` writes the payload there.
     #[inline]
     pub fn send(&mut self, peer: &impl MailboxArea, write: impl FnOnce(usize)) {
         let slot = slot_of(self.sent + 1);
@@ -74,7 +75,8 @@ impl MailboxEnd {
         self.reported = self.received;
     }
 
-    /// Slot of the next message of the peer, if it has arrived. Its payload may be read until [`MailboxEnd::free`].
+    /// Slot with the next message from the peer, if it has arrived. The payload may be read until
+    /// [`MailboxEnd::free`].
     #[inline]
     pub fn ready(&self, own: &impl MailboxArea) -> Option<usize> {
         let next = self.received + 1;
@@ -82,8 +84,8 @@ impl MailboxEnd {
         (own.head(slot).load() as u32 == next as u32).then_some(slot)
     }
 
-    /// Frees the slot of the next message, whose payload was read. Returns true if this stored the number of messages
-    /// taken in the memory of the peer, which may wait for it.
+    /// Frees the next message's slot, after the payload was read. Returns true if this stored the count
+    /// of messages taken in the peer's memory, which the peer may wait for.
     #[inline]
     pub fn free<A: MailboxArea>(&mut self, own: &A, peer: &A) -> bool {
         self.received += 1;
@@ -96,13 +98,14 @@ impl MailboxEnd {
         true
     }
 
-    /// Messages of the peer that were taken.
+    /// Messages taken from the peer.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Messages that the peer has taken, from the low bits of the number in the head of one of its messages. A head
-    /// lacks the high bits: this rank sends fewer than 2^32 messages before it takes a message that was sent to it.
+    /// Messages that the peer has taken, from the low bits in a message head from the peer. A head lacks
+    /// the high bits: this rank sends fewer than 2^32 messages before it takes a message that was sent to
+    /// it.
     #[inline]
     fn taken_of(&self, reported: u32) -> u64 {
         let outstanding = (self.sent as u32).wrapping_sub(reported);
@@ -111,12 +114,12 @@ impl MailboxEnd {
     }
 }
 
-/// Slot of message `number`.
+/// Slot for message `number`.
 fn slot_of(number: u64) -> usize {
     (number % SLOTS) as usize
 }
 
-/// Head of message `number`: its low bits, and above them those of the number of messages taken.
+/// Head for message `number`: the low bits of the number, and above them the low bits of the taken count.
 fn head(number: u64, taken: u64) -> u64 {
     taken << 32 | number & u64::from(u32::MAX)
 }
@@ -135,7 +138,8 @@ mod tests {
         slots: [(AtomicU64, UnsafeCell<Payload>); SLOTS as usize],
     }
 
-    // SAFETY: payloads are accessed under the protocol of `MailboxEnd`, which miri and ThreadSanitizer check here.
+    // SAFETY: payloads are accessed under the `MailboxEnd` protocol, which miri and ThreadSanitizer check
+    // here.
     unsafe impl Sync for Area {}
 
     impl MailboxArea for Area {
@@ -151,13 +155,13 @@ mod tests {
     }
 
     fn send(end: &mut MailboxEnd, peer: &Area, value: u64) {
-        // SAFETY: the slot is free: only the sender accesses its payload until the head is stored.
+        // SAFETY: the slot is free: only the sender accesses the payload until the head is stored.
         end.send(peer, |slot| unsafe { *peer.slots[slot].1.get() = [value; 15] });
     }
 
     fn take(end: &mut MailboxEnd, own: &Area, peer: &Area) -> Payload {
         let slot = end.ready(own).expect("a message");
-        // SAFETY: the message has arrived, and its slot is not free yet.
+        // SAFETY: the message has arrived, and the slot is not free yet.
         let payload = unsafe { *own.slots[slot].1.get() };
         end.free(own, peer);
         payload
@@ -182,14 +186,14 @@ mod tests {
         }
         assert!(sender.has_room(&here));
         assert_eq!(take(&mut owner, &there, &here), [REPORT_INTERVAL + 1; 15]);
-        // The head of a message reports the rest.
+        // The message head reports the rest.
         send(&mut owner, &here, 0);
         take(&mut sender, &here, &there);
         assert_eq!(sender.taken, REPORT_INTERVAL + 1);
     }
 
-    /// Reports by messages that the sender cannot take before it has sent its own next one, as ranks that start calls
-    /// ahead do.
+    /// Reports by messages that the sender cannot take before it has sent its own next one, as ranks that
+    /// start calls ahead do.
     #[test]
     fn messages_that_have_arrived_report_before_they_are_taken() {
         let (here, there) = (Area::default(), Area::default());
@@ -201,7 +205,7 @@ mod tests {
             send(&mut sender, &there, number);
             take(&mut sender, &here, &there);
         }
-        // Each of the owner's further messages reports three, and no word does.
+        // Each further message from the owner reports three, and no word does.
         for number in [3, 6] {
             for _ in 0..3 {
                 take(&mut owner, &there, &here);
@@ -225,7 +229,7 @@ mod tests {
     #[test]
     fn numbers_beyond_32_bits_are_told_apart() {
         let (here, there) = (Area::default(), Area::default());
-        // Before the low bits of a number are 0, as those of fresh memory, all slots have been used.
+        // Before a number's low bits are 0, as in fresh memory, all slots have been used.
         let near = (1 << 32) - 2 * SLOTS;
         let end = || MailboxEnd { sent: near, taken: near, received: near, reported: near };
         let (mut sender, mut owner) = (end(), end());
@@ -239,7 +243,7 @@ mod tests {
         assert_eq!(owner.received(), near + 3 * SLOTS);
     }
 
-    /// Messages alone report as long as both ranks exchange them, and the word keeps its number.
+    /// Only messages report as long as both ranks exchange them, and the word keeps an old number.
     #[test]
     fn a_word_that_is_2_to_the_32_messages_old_reports_no_room() {
         let (here, there) = (Area::default(), Area::default());
@@ -252,8 +256,8 @@ mod tests {
         assert!(!sender.has_room(&here));
     }
 
-    /// Both directions between two threads at the same addresses, so that miri and ThreadSanitizer can track the
-    /// order of the payloads.
+    /// Both directions between two threads at the same addresses, so that miri and ThreadSanitizer can
+    /// track the payload order.
     #[test]
     fn messages_arrive_whole_and_in_order() {
         let messages = if cfg!(miri) { 40 } else { 20_000 };

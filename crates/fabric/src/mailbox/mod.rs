@@ -1,12 +1,13 @@
-//! Mailboxes: short messages between ranks that map each other's memory, in order and by plain copies.
+//! Mailboxes: short messages, such as small all-reduces, between ranks that map each other's memory, in
+//! order and by plain copies.
 //!
-//! Each rank allocates one region with an area for each peer (`area.rs`). A message needs no post, no lane and no
-//! credit: it is stored with its number into the next slot of its sender, and its receiver polls that slot. A rank
-//! that may sleep announces this in a word of its region ([`MailboxWaits`]); a peer that finds the word set rings the
-//! doorbell of the rank.
+//! Each rank allocates one region with an area for each peer (`area.rs`). A message needs no post, no
+//! lane and no credit: it is stored with a number into the sender's next slot, and the receiver polls
+//! that slot. A rank that may sleep announces this in a word of the region ([`MailboxWaits`]); a peer
+//! that finds the word set rings the rank's doorbell.
 //!
-//! Mailboxes exist on routes that are [`crate::Route::mapped`]. As all memory of a group, they are not used again
-//! once the group is poisoned.
+//! Mailboxes exist on routes that are [`crate::Route::mapped`]. Like all group memory, they are not used
+//! again once the group is poisoned.
 
 mod area;
 mod table;
@@ -25,7 +26,7 @@ use std::sync::atomic::AtomicU64;
 use table::AreaTable;
 use weft_control::Rank;
 
-/// Mailboxes of a rank, one for each peer.
+/// A rank's mailboxes, one for each peer.
 pub struct Mailboxes {
     rank: Rank,
     region: Region,
@@ -46,10 +47,10 @@ struct MailboxPeer {
 }
 
 impl Mailboxes {
-    /// Allocates the region of this rank, for messages of up to `message_bytes` bytes, equal on all ranks.
+    /// Allocates this rank's region, for messages up to `message_bytes` bytes long, equal on all ranks.
     ///
     /// # Errors
-    /// Those of [`Engine::alloc`].
+    /// Same as [`Engine::alloc`].
     pub fn allocate(engine: &mut Engine, message_bytes: usize) -> Result<Mailboxes> {
         let (rank, size) = (engine.rank(), engine.size());
         let region = engine.alloc(AreaTable::bytes_for(size, message_bytes))?;
@@ -68,12 +69,12 @@ impl Mailboxes {
         &self.region
     }
 
-    /// Announcements of this rank's waits.
+    /// Announces this rank's waits.
     pub fn waits(&self) -> &Arc<MailboxWaits> {
         &self.waits
     }
 
-    /// Connects a peer by its granted region.
+    /// Connects a peer by the region that it granted.
     ///
     /// # Errors
     /// [`Error::Malformed`] if the region has another length or is not mapped.
@@ -95,7 +96,7 @@ impl Mailboxes {
         Ok(())
     }
 
-    /// The error of a poisoned group.
+    /// Error from a poisoned group.
     ///
     /// # Errors
     /// [`Error::Poisoned`].
@@ -114,8 +115,8 @@ impl Mailboxes {
         to.is_some_and(|to| to.end.has_room(&self.own.area(peer)))
     }
 
-    /// Sends a message of `length` bytes, at most as many as allocated, to a peer with room. `write` writes all of
-    /// them. [`Mailboxes::flush`] wakes the peer.
+    /// Sends a message with `length` bytes, at most as many as allocated, to a peer with room. `write`
+    /// writes all bytes. [`Mailboxes::flush`] wakes the peer.
     ///
     /// # Panics
     /// If messages are not as long, or the peer has no room.
@@ -125,21 +126,22 @@ impl Mailboxes {
         assert!(length <= self.own.message_bytes() && to.end.has_room(&self.own.area(peer)));
         let area = to.table.area(self.rank);
         to.end.send(&area, |slot| {
-            // SAFETY: the slot has as many bytes, and is free: the peer reads it after the store of its head.
+            // SAFETY: the slot has as many bytes, and is free: the peer reads it after the head is
+            // stored.
             write(unsafe { std::slice::from_raw_parts_mut(area.payload(slot), length) });
         });
         (to.is_unflushed, self.has_unflushed) = (true, true);
     }
 
-    /// True if the next message of a peer has arrived.
+    /// True if the next message from a peer has arrived.
     #[inline]
     pub fn is_ready(&self, peer: Rank) -> bool {
         let from = self.peers.get(peer.index()).and_then(Option::as_ref);
         from.is_some_and(|from| from.end.ready(&self.own.area(peer)).is_some())
     }
 
-    /// Next message of a peer, if it has arrived: `length` bytes, at most as many as allocated, in the memory of the
-    /// mailbox.
+    /// Next message from a peer, if it has arrived: `length` bytes, at most as many as allocated, in
+    /// mailbox memory.
     ///
     /// # Panics
     /// If messages are not as long.
@@ -148,11 +150,12 @@ impl Mailboxes {
         assert!(length <= self.own.message_bytes());
         let (from, area) = (self.peers.get(peer.index())?.as_ref()?, self.own.area(peer));
         let payload = area.payload(from.end.ready(&area)?);
-        // SAFETY: the slot has as many bytes; its peer stores there again after `free`, which the borrow excludes.
+        // SAFETY: the slot has as many bytes; the peer stores there again after `free`, which the borrow
+        // excludes.
         Some(unsafe { std::slice::from_raw_parts(payload, length) })
     }
 
-    /// Frees the memory of the next message of a peer, which has arrived and was read.
+    /// Frees the slot that holds the next message from a peer, which has arrived and was read.
     #[inline]
     pub fn free(&mut self, peer: Rank) {
         let Some(Some(from)) = self.peers.get_mut(peer.index()) else { return };
@@ -162,7 +165,7 @@ impl Mailboxes {
         }
     }
 
-    /// Number of messages of a peer that were taken.
+    /// Messages taken from a peer.
     pub fn received(&self, peer: Rank) -> u64 {
         let from = self.peers.get(peer.index()).and_then(Option::as_ref);
         from.map_or(0, |from| from.end.received())

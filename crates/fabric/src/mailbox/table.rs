@@ -1,4 +1,4 @@
-//! Area table: the mailbox region of one rank, its own or a mapped one, as words and payloads.
+//! Area table: one rank's mailbox region, own or mapped, as words and payloads.
 
 use super::area::{MailboxArea, SLOTS};
 use crate::atomics::{CacheLine, Word64};
@@ -12,7 +12,7 @@ use weft_control::Rank;
 const LINE: usize = size_of::<CacheLine<AtomicU64>>();
 const HEAD: usize = size_of::<AtomicU64>();
 
-/// A line with the announcement of waits, then an area for each rank: a line with the number of messages taken, and
+/// A line that announces waits, then an area for each rank: a line with the count of messages taken, and
 /// the slots.
 #[derive(Clone, Debug)]
 pub(super) struct AreaTable {
@@ -23,7 +23,7 @@ pub(super) struct AreaTable {
     message_bytes: usize,
 }
 
-/// Area of one rank in the table.
+/// One rank's area in the table.
 #[derive(Debug)]
 pub(super) struct TableArea<'a> {
     base: NonNull<u8>,
@@ -38,12 +38,12 @@ unsafe impl Send for AreaTable {}
 unsafe impl Sync for AreaTable {}
 
 impl AreaTable {
-    /// Bytes of a table for this many ranks and messages of this length.
+    /// Byte size of a table for this many ranks and this message length.
     pub fn bytes_for(ranks: u32, message_bytes: usize) -> usize {
         LINE + ranks as usize * area_bytes(message_bytes)
     }
 
-    /// View of `memory`; `None` if it is too small, misaligned or of a device.
+    /// Views `memory` as a table; `None` if it is too small, misaligned or device memory.
     pub fn new(memory: Arc<Memory>, ranks: u32, message_bytes: usize) -> Option<AreaTable> {
         let base = memory.host()?;
         let aligned = base.as_ptr().addr().is_multiple_of(align_of::<CacheLine<AtomicU64>>());
@@ -52,15 +52,15 @@ impl AreaTable {
         (aligned && fits).then_some(table)
     }
 
-    /// Bytes of the longest message.
+    /// Bytes in the longest message.
     pub fn message_bytes(&self) -> usize {
         self.message_bytes
     }
 
-    /// Area for the messages of a rank.
+    /// Area for messages from a rank.
     ///
     /// # Panics
-    /// If the rank is outside of the table.
+    /// If the rank is outside the table.
     #[inline]
     pub fn area(&self, rank: Rank) -> TableArea<'_> {
         assert!(rank.0 < self.ranks);
@@ -89,7 +89,7 @@ impl AreaTable {
 }
 
 impl TableArea<'_> {
-    /// Payload of a slot, for as many bytes as messages have.
+    /// Slot payload, as many bytes as messages have.
     #[inline]
     pub fn payload(&self, slot: usize) -> *mut u8 {
         // SAFETY: a slot is a head and as many bytes.
@@ -99,7 +99,7 @@ impl TableArea<'_> {
     #[inline]
     fn slot(&self, slot: usize) -> *mut u8 {
         assert!(slot < SLOTS as usize);
-        // SAFETY: `AreaTable::new` checked the size: an area is a line and its slots.
+        // SAFETY: `AreaTable::new` checked the size: an area is a line and all slots.
         unsafe { self.base.as_ptr().add(LINE + slot * self.slot_bytes) }
     }
 }
@@ -121,12 +121,12 @@ impl MailboxArea for TableArea<'_> {
     }
 }
 
-/// Bytes of an area: the line of messages taken, and the slots.
+/// Bytes in an area: the line that counts messages taken, and the slots.
 const fn area_bytes(message_bytes: usize) -> usize {
     LINE + SLOTS as usize * slot_bytes(message_bytes)
 }
 
-/// Bytes of a slot: the head of a message, and its bytes, in whole lines.
+/// Bytes in a slot: the message head and the message, in whole lines.
 const fn slot_bytes(message_bytes: usize) -> usize {
     (HEAD + message_bytes).next_multiple_of(LINE)
 }

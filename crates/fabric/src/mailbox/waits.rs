@@ -1,19 +1,19 @@
-//! Announcement of waits that may sleep.
+//! Announces waits that may sleep.
 
 use super::table::AreaTable;
 use crate::atomics::Word64;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Waits of a rank that need its doorbell for messages.
+/// A rank's waits that need the doorbell for messages.
 ///
-/// A thread announces its wait, then looks for messages, then sleeps by a wait of the engine. A peer stores a message,
-/// then reads the announcement. Each puts a fence between the two, so that the thread finds the message or the peer
-/// rings the doorbell.
+/// A thread announces a wait, then looks for messages, then sleeps in an engine wait. A peer stores a
+/// message, then reads the announcement. Each puts a fence between the two, so that the thread finds the
+/// message or the peer rings the doorbell.
 #[derive(Debug)]
 pub struct MailboxWaits {
     own: AreaTable,
-    /// Announced waits of all threads.
+    /// Waits that all threads have announced.
     count: Mutex<u32>,
 }
 

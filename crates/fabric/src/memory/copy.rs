@@ -1,11 +1,12 @@
-//! Copies of bytes that take the same time at all distances of target and source.
+//! Byte copies that take the same time at every distance between target and source.
 //!
-//! The C library and the kernel copy long ranges by `rep movsb`. On AMD Zen 3 this is many times slower if the
-//! target lies 1 to 31 bytes behind the source, both as offsets in a page. Vectors of whole pages that `malloc` returns
-//! one after another are 16 bytes apart in this sense, and so are a page and a long vector of `malloc`. (For
-//! Zen 4 see glibc bug 30994.)
+//! The C library and the kernel copy long ranges by `rep movsb`. On AMD Zen 3 this is many times slower
+//! if the target lies 1 to 31 bytes behind the source, both as page offsets. Whole-page vectors that
+//! `malloc` returns one after another are 16 bytes apart in this sense, and so are a page and a long
+//! `malloc` vector. (For Zen 4 see [glibc bug
+//! 30994](https://sourceware.org/bugzilla/show_bug.cgi?id=30994).)
 
-/// Bytes of a page.
+/// Page size in bytes.
 const PAGE: usize = 4096;
 /// Smallest distance in a page at which `rep movsb` is fast.
 const FAST_DISTANCE: usize = 32;
@@ -33,7 +34,7 @@ pub unsafe fn copy_bytes(source: *const u8, target: *mut u8, length: usize) {
     }
     for start in (0..length).step_by(PIECE) {
         let piece = PIECE.min(length - start);
-        // SAFETY: the caller's, for a part of both ranges, which do not overlap.
+        // SAFETY: the caller's, for a segment in both ranges, which do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(source.add(start), target.add(start), piece) };
     }
 }

@@ -1,4 +1,4 @@
-//! Huge pages of 2 MiB, reserved by the system (hugetlb).
+//! Huge pages (2 MiB) reserved by the system (hugetlb).
 
 use crate::error::Error;
 use rustix::io::Errno;
@@ -8,13 +8,13 @@ use std::io;
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// Bytes of a huge page.
+/// Huge page size in bytes.
 pub(super) const PAGE: usize = 2 << 20;
 
 const FOLDER: &str = "hugepages/hugepages-2048kB";
 
-/// Allocates the pages of a mapping now, by its policy. At the first access a lack of pages would raise
-/// SIGBUS: a reservation covers the system, but neither a node nor a control group.
+/// Allocates a mapping's pages now, by the mapping's policy. At the first access a lack of pages would
+/// raise SIGBUS: a reservation covers the system, but neither a node nor a control group.
 pub(super) fn populate(address: NonNull<u8>, length: usize) -> io::Result<()> {
     // SAFETY: the mapping was made by the caller and holds no bytes yet; the call only fills it.
     match unsafe { madvise(address.as_ptr().cast(), length, Advice::LinuxPopulateWrite) } {
@@ -26,7 +26,7 @@ pub(super) fn populate(address: NonNull<u8>, length: usize) -> io::Result<()> {
     }
 }
 
-/// Error of huge pages that the system refused.
+/// Error for huge pages that the system refused.
 pub(super) fn refused(length: usize, node: Option<u32>, source: io::Error) -> Error {
     let folder = match node {
         Some(node) => format!("/sys/devices/system/node/node{node}/{FOLDER}"),
@@ -36,7 +36,7 @@ pub(super) fn refused(length: usize, node: Option<u32>, source: io::Error) -> Er
     Error::HugePages { length, detail, source }
 }
 
-/// Counts of huge pages, system-wide or of a node.
+/// Huge page counts, system-wide or for a node.
 struct HugePageCounts {
     all: u64,
     free: u64,
@@ -47,7 +47,7 @@ impl HugePageCounts {
     fn of(folder: &Path) -> Option<HugePageCounts> {
         let number = |name: &str| read_to_string(folder.join(name)).ok()?.trim().parse().ok();
         let free: u64 = number("free_hugepages")?;
-        // Nodes have no count of reserved pages, which may come from any of them.
+        // Nodes have no count for reserved pages, which may come from any node.
         let reserved = number("resv_hugepages").unwrap_or(0);
         Some(HugePageCounts { all: number("nr_hugepages")?, free: free.saturating_sub(reserved) })
     }
@@ -63,7 +63,7 @@ fn explain(
         return "this kernel has none; leave huge_pages out".into();
     };
     let needed = length.max(1).div_ceil(PAGE) as u64;
-    // Enough pages are free, so another limit applies, such as that of a control group.
+    // Enough pages are free, so another limit applies, such as a control group's.
     if pages.free >= needed {
         return format!(
             "{source}, with {needed} pages needed and {} free; leave huge_pages out",

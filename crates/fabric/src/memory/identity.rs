@@ -1,10 +1,10 @@
-//! Identity of a memory, and callbacks before its drop.
+//! Memory identity, and callbacks before a memory is dropped.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Identity of a [`Memory`](super::Memory): unique in this process and never reused, unlike its address.
+/// Identifies a [`Memory`](super::Memory): unique in this process and never reused, unlike the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryId(u64);
 
@@ -16,13 +16,13 @@ impl MemoryId {
     }
 }
 
-/// Callback at the drop of a memory, while its bytes and its owner are valid.
+/// Callback when a memory is dropped, while bytes and owner are still valid.
 pub trait MemoryWatcher: Send + Sync {
     /// The memory with this id is being dropped, on this thread.
     fn memory_dropped(&self, memory: MemoryId);
 }
 
-/// The watchers of a memory.
+/// A memory's watchers.
 #[derive(Default)]
 pub(super) struct Watchers(Mutex<Vec<Weak<dyn MemoryWatcher>>>);
 
@@ -33,7 +33,7 @@ impl Watchers {
         let same = |known: &Weak<dyn MemoryWatcher>| {
             known.as_ptr().cast::<()>() == Arc::as_ptr(watcher).cast::<()>()
         };
-        // A weak reference reserves its address, so equal addresses belong to one watcher.
+        // A weak reference reserves the address, so equal addresses belong to one watcher.
         if watchers.iter().any(same) {
             return;
         }

@@ -1,20 +1,21 @@
-//! Memory of a region: shared pages of Weft, device memory, or a user buffer.
+//! Region memory: shared pages that Weft allocates, device memory, or a user buffer.
 //!
 //! A region may be memory that the CPU cannot read: code that accesses bytes calls [`Memory::host`] and
-//! handles its absence. All access goes through raw copies, never through references, because a peer may
-//! concurrently write other bytes of the same memory.
+//! handles `None`. All access goes through raw copies, never through references, because a peer may
+//! concurrently write other bytes in the same memory.
 
 mod copy;
 mod huge;
 mod identity;
 mod numa;
+mod placement;
 pub(crate) mod prefetch;
 mod shared;
 
 pub use copy::copy_bytes;
 pub(crate) use copy::is_slow;
 pub use identity::{MemoryId, MemoryWatcher};
-pub use shared::Placement;
+pub use placement::Placement;
 
 use crate::error::{Error, Result};
 use identity::Watchers;
@@ -23,8 +24,9 @@ use rustix::mm::munmap;
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
-pub use weft_cuda::DmaBuf;
 use weft_cuda::{Context, RelaxedCapture};
+
+pub use weft_cuda::{DmaBuf, Reader};
 
 /// Contiguous memory with an owner that keeps it alive.
 pub struct Memory {
@@ -32,17 +34,18 @@ pub struct Memory {
     address: NonNull<u8>,
     length: usize,
     kind: MemoryKind,
+    reader: Reader,
     watchers: Watchers,
-    // Held for its Drop only.
+    // Held only to be dropped.
     owner: MemoryOwner,
 }
 
-/// Kind of memory: host or device.
+/// Memory kind: host or device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
     /// Memory that the CPU may load and store.
     Host,
-    /// Memory of the device with this ordinal; the address is the device's.
+    /// Memory on the device with this ordinal; the address is the device's.
     Device(u32),
 }
 
@@ -52,16 +55,25 @@ enum MemoryOwner {
     User { _owner: Box<dyn Any + Send + Sync> },
 }
 
-// SAFETY: `Memory` hands out no references to its bytes, only raw copies and the raw address; the
-// owner that keeps the bytes alive is Send + Sync itself.
+// SAFETY: `Memory` hands out no references to the bytes, only raw copies and the raw address; the owner
+// that keeps the bytes alive is Send + Sync itself.
 unsafe impl Send for Memory {}
 // SAFETY: as above; concurrent raw copies are governed by the counted-write protocol.
 unsafe impl Sync for Memory {}
 
 impl Memory {
     fn new(address: NonNull<u8>, length: usize, kind: MemoryKind, owner: MemoryOwner) -> Memory {
-        let (id, watchers) = (MemoryId::next(), Watchers::default());
-        Memory { id, address, length, kind, watchers, owner }
+        let (id, reader, watchers) = (MemoryId::next(), Reader::default(), Watchers::default());
+        Memory { id, address, length, kind, reader, watchers, owner }
+    }
+
+    /// The same memory for this reader of what peers write into it ([`Reader::All`] unless stated). Device
+    /// memory for [`Reader::Owner`] needs fewer flushes, and a lane then says nothing to other devices or
+    /// the CPU. It has no effect on host memory.
+    #[must_use]
+    pub fn read_by(mut self, reader: Reader) -> Memory {
+        self.reader = reader;
+        self
     }
 
     /// User buffer: bytes that `owner` keeps at this address until it is dropped.
@@ -79,11 +91,11 @@ impl Memory {
         Memory::new(address, length, kind, MemoryOwner::User { _owner: owner })
     }
 
-    /// Memory of device `ordinal` that `owner` keeps alive, and the descriptor by which other processes can
-    /// map it: without one it is never a destination.
+    /// Memory on device `ordinal` that `owner` keeps alive, and the descriptor by which other processes
+    /// can map it: without one it is never a destination.
     ///
     /// # Safety
-    /// As for [`Memory::user_buffer`], with `address` in the address space of that device.
+    /// Same as [`Memory::user_buffer`], with `address` in that device's address space.
     pub unsafe fn on_device(
         address: NonNull<u8>,
         length: usize,
@@ -95,7 +107,7 @@ impl Memory {
         Memory::new(address, length, MemoryKind::Device(ordinal), owner)
     }
 
-    /// Copy of `bytes` in private memory, as a source.
+    /// Private memory with a copy of `bytes`, as a source.
     pub fn from_bytes(bytes: impl Into<Box<[u8]>>) -> Memory {
         let bytes = BoxedBytes(NonNull::from(Box::leak(bytes.into())));
         let (address, length) = (bytes.0.cast(), bytes.0.len());
@@ -104,7 +116,7 @@ impl Memory {
         unsafe { Memory::user_buffer(address, length, MemoryKind::Host, Box::new(bytes)) }
     }
 
-    /// Its identity, unique in this process and never reused.
+    /// Memory identity, unique in this process and never reused.
     pub fn id(&self) -> MemoryId {
         self.id
     }
@@ -129,12 +141,17 @@ impl Memory {
         self.kind
     }
 
-    /// Address of the first byte, if the CPU may load and store it.
+    /// Reader of what peers write into it.
+    pub fn reader(&self) -> Reader {
+        self.reader
+    }
+
+    /// First byte's address, if the CPU may load and store it.
     pub fn host(&self) -> Option<NonNull<u8>> {
         (self.kind == MemoryKind::Host).then_some(self.address)
     }
 
-    /// The address in the address space of [`Memory::kind`].
+    /// Address in the [`Memory::kind`] address space.
     pub fn address(&self) -> u64 {
         self.address.as_ptr() as u64
     }
@@ -149,8 +166,8 @@ impl Memory {
         }
     }
 
-    /// The dma-buf by which a NIC accesses device memory: a new descriptor, and the offset of this memory
-    /// in it. `None` for host memory, which NICs register by address.
+    /// Dma-buf by which a NIC accesses device memory: a new descriptor, and this memory's offset in it.
+    /// `None` for host memory, which NICs register by address.
     ///
     /// # Errors
     /// [`Error::DmaBuf`], such as for a driver before CUDA 11.7.
@@ -166,7 +183,7 @@ impl Memory {
         export().map(Some).map_err(|error| Error::DmaBuf { device, source: Box::new(error) })
     }
 
-    /// The address of `length` bytes at `offset`.
+    /// Address of `length` bytes at `offset`.
     ///
     /// # Panics
     /// If the range is outside or not on the host; callers validate external ranges before.
@@ -216,7 +233,8 @@ impl Memory {
         Some(())
     }
 
-    /// Prefetches the cache lines of a range of host memory, as far as it is inside; a hint without other effect.
+    /// Prefetches the cache lines in a host memory range, as far as it is inside; a hint without other
+    /// effect.
     #[inline]
     pub fn prefetch(&self, offset: u64, length: u64) {
         let end = offset.saturating_add(length).min(self.length as u64);
@@ -232,7 +250,7 @@ impl Memory {
         unsafe { std::ptr::write_bytes(to, value, length) };
     }
 
-    /// Bytes of a range that the protocol keeps stable: counted and not yet credited, or never granted.
+    /// Bytes in a range that the protocol keeps stable: counted and not yet credited, or never granted.
     ///
     /// # Safety
     /// These bytes are not written while the slice lives.
@@ -242,7 +260,7 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(from, length) }
     }
 
-    /// As [`Memory::bytes`], to write.
+    /// Same as [`Memory::bytes`], to write.
     ///
     /// # Safety
     /// These bytes are accessed through the slice only while it lives.
@@ -254,12 +272,12 @@ impl Memory {
     }
 }
 
-/// Bytes of a leaked box, by address: moving the box itself would assert exclusive access to its bytes.
+/// Leaked box, by address: moving the box itself would assert exclusive access to the bytes.
 struct BoxedBytes(NonNull<[u8]>);
 
 impl Drop for BoxedBytes {
     fn drop(&mut self) {
-        // SAFETY: they came from a box, and `Memory`, their only user, is being dropped.
+        // SAFETY: they came from a box, and `Memory`, the only user, is being dropped.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -310,13 +328,13 @@ mod tests {
     #[cfg_attr(miri, ignore = "miri loads no libraries")]
     fn a_dma_buf_that_the_driver_cannot_export_is_an_error_that_names_the_device() {
         let address = NonNull::dangling();
-        // SAFETY: its bytes are never used; the driver rejects an address that it did not allocate.
+        // SAFETY: the bytes are never used; the driver rejects an address that it did not allocate.
         let memory = unsafe { Memory::on_device(address, 16, 7, None, Box::new(())) };
         let error = memory.dma_buf().expect_err("no device has memory there").to_string();
         assert!(error.starts_with("memory of device 7 as a dma-buf: "), "{error}");
     }
 
-    /// Miri checks that the address is valid after a move of the memory.
+    /// Miri checks that the address is valid after the memory has moved.
     #[test]
     fn boxed_bytes_are_written_in_place() {
         let moved = Box::new(Memory::from_bytes([1, 2, 3]));

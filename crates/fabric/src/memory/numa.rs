@@ -1,4 +1,4 @@
-//! NUMA nodes of this machine, and the binding of pages to a node.
+//! NUMA nodes in this machine, and binding pages to a node.
 
 use crate::error::{Error, Result};
 use std::fs::read_to_string;
@@ -7,14 +7,14 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 const FOLDER: &str = "/sys/devices/system/node";
-/// Limit of node numbers, above that of any kernel.
+/// Limit for node numbers, above any kernel's limit.
 const MAX_NODES: u32 = 1 << 12;
 
-/// A node of this machine that has memory.
+/// Node in this machine that has memory.
 #[derive(Debug)]
 pub(super) struct NumaNode {
     number: u32,
-    /// True for the only node of the machine.
+    /// True for the machine's only node.
     only: bool,
 }
 
@@ -31,8 +31,8 @@ pub(super) fn find(number: u32) -> Result<NumaNode> {
 }
 
 impl NumaNode {
-    /// Binds the pages of a mapping strictly to this node. The pages must be untouched: existing pages do
-    /// not move. The pages of a memory file are bound for all processes that map it.
+    /// Binds a mapping's pages strictly to this node. The pages must be untouched: existing pages do not
+    /// move. Pages in a memory file are bound for all processes that map it.
     ///
     /// # Errors
     /// [`Error::NumaBind`].
@@ -55,7 +55,7 @@ impl NumaNode {
     }
 }
 
-/// True if the call is forbidden or absent, independent of its arguments.
+/// True if the call is forbidden or absent, whatever the arguments.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS))
 }
@@ -65,8 +65,8 @@ fn bind(address: NonNull<u8>, length: usize, node: u32) -> io::Result<()> {
     mask[node as usize / BITS] = 1 << (node as usize % BITS);
     // The kernel reads one bit less than the count passed.
     let bits = mask.len() * BITS + 1;
-    // SAFETY: it changes the policy of pages that the caller has mapped, and reads the mask, which
-    // has as many bits and lives through the call.
+    // SAFETY: it changes the policy for pages that the caller has mapped, and reads the mask, which has
+    // as many bits and lives through the call.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -89,7 +89,7 @@ fn nodes(folder: &Path) -> Vec<u32> {
     read("has_memory").or_else(|| read("online")).unwrap_or_else(|| vec![0])
 }
 
-/// Numbers of a list such as `0-3,8`; `None` for other text.
+/// Numbers in a list such as `0-3,8`; `None` for other text.
 fn parse(list: &str) -> Option<Vec<u32>> {
     let mut nodes = Vec::new();
     for range in list.split(',') {
@@ -124,14 +124,13 @@ mod tests {
         assert_eq!(nodes(Path::new("/nonexistent")), [0]);
     }
 
-    /// Mode and first nodes of the policy of the page at an address; `None` if the system forbids the
-    /// query.
+    /// Policy mode and first nodes for the page at an address; `None` if the system forbids the query.
     #[cfg(not(miri))]
     fn policy(memory: &Memory) -> Option<(libc::c_int, libc::c_ulong)> {
         const MPOL_F_ADDR: u32 = 2;
         let mut mode: libc::c_int = -1;
         let mut mask = vec![0 as libc::c_ulong; MAX_NODES as usize / BITS];
-        // SAFETY: it writes a mode and a mask of as many bits, of an address that is mapped.
+        // SAFETY: it writes a mode and a mask with as many bits, for an address that is mapped.
         let answer = unsafe {
             libc::syscall(
                 libc::SYS_get_mempolicy,

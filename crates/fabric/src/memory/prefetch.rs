@@ -1,9 +1,9 @@
-//! Prefetches of cache lines: hints that hide the time of a transfer behind other work, without other effect.
+//! Cache line prefetches: hints that hide transfer time behind other work, without other effect.
 
-/// Bytes of a cache line.
+/// Cache line size in bytes.
 const LINE: usize = 64;
 
-/// Prefetches the lines of a range for loads. The first may begin before the range.
+/// Prefetches a range's lines for loads. The first may begin before the range.
 #[inline]
 pub fn lines_for_load(address: *const u8, bytes: usize) {
     let within = address.addr() % LINE;
@@ -12,11 +12,11 @@ pub fn lines_for_load(address: *const u8, bytes: usize) {
     }
 }
 
-/// Prefetches the line of an address for loads.
+/// Prefetches an address's line for loads.
 #[inline(always)]
 pub fn for_load(address: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: SSE is in the baseline of x86-64; a prefetch of any address has no architectural effect.
+    // SAFETY: SSE is in the x86-64 baseline; prefetching any address has no architectural effect.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(address.cast());
@@ -25,12 +25,12 @@ pub fn for_load(address: *const u8) {
     let _ = address;
 }
 
-/// Prefetches the line of an address for stores, exclusively.
+/// Prefetches an address's line for stores, exclusively.
 #[inline(always)]
 pub fn for_store(address: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch of any address has no architectural effect; processors without PREFETCHW decode it as no
-    // operation.
+    // SAFETY: prefetching any address has no architectural effect; processors without PREFETCHW decode it
+    // as no operation.
     unsafe {
         std::arch::asm!(
             "prefetchw [{address}]",

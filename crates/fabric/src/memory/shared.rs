@@ -1,6 +1,7 @@
-//! Shareable memory: pages of a sealed memory file, with NUMA and huge page placement, and mappings of
+//! Shareable memory: pages in a sealed memory file, with NUMA and huge page placement, and mappings of
 //! peers' memory.
 
+use super::placement::Placement;
 use super::{Memory, MemoryKind, MemoryOwner, huge, numa};
 use crate::error::{Error, Result};
 use rustix::fd::AsFd;
@@ -9,17 +10,6 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use std::io;
 use std::ptr::NonNull;
 
-/// Placement of the pages of shareable memory: their NUMA node and their size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Placement {
-    /// The NUMA node of every page. The binding is strict (`MPOL_BIND`): no page comes from another
-    /// node, whichever process touches it first. `None` leaves the node to the kernel.
-    pub numa_node: Option<u32>,
-    /// Huge pages of 2 MiB that the system has reserved (hugetlb). All of them are allocated at once,
-    /// so that a lack of them is an error here rather than a signal at the first access.
-    pub huge_pages: bool,
-}
-
 impl Memory {
     /// Anonymous zeroed pages, shareable by descriptor. The system frees them with the last process that
     /// maps them.
@@ -27,8 +17,8 @@ impl Memory {
         Memory::shared_with(length, Placement::default())
     }
 
-    /// As [`Memory::shared`], with pages placed as `placement` demands. Huge pages round the mapping up to
-    /// a multiple of 2 MiB; the memory keeps the requested length.
+    /// Same as [`Memory::shared`], with pages placed as `placement` demands. Huge pages round the mapping
+    /// up to a multiple of 2 MiB; the memory keeps the requested length.
     ///
     /// # Errors
     /// [`Error::Allocate`]; [`Error::NoNumaNode`] and [`Error::NumaBind`] for a node;
@@ -72,12 +62,12 @@ impl Memory {
 
     /// Maps pages that a peer shared by descriptor, also huge pages. They must be sealed as by
     /// [`Memory::shared`]: an access to shrunk memory would kill this process. The mapping outlives the
-    /// descriptor, so that many regions of many peers do not exhaust the process's descriptors.
+    /// descriptor, so many peers' regions do not exhaust the process's descriptors.
     pub fn map(descriptor: impl AsFd, length: usize) -> Result<Memory> {
         map(descriptor, length).map_err(|source| Error::Allocate { length, source })
     }
 
-    /// Bytes of its mapping: the length, rounded up to whole pages of the file.
+    /// Mapped bytes: the length, rounded up to whole file pages.
     fn mapped(&self) -> usize {
         match &self.owner {
             MemoryOwner::Mapping { length, .. } => *length,
@@ -141,7 +131,7 @@ mod tests {
 
     const HUGE: Placement = Placement { numa_node: None, huge_pages: true };
 
-    /// Memory of huge pages; `None` without any, after a check of the error.
+    /// Memory in huge pages; `None` without any, after checking the error.
     fn huge(length: usize, placement: Placement) -> Option<Memory> {
         match Memory::shared_with(length, placement) {
             Ok(memory) => Some(memory),

@@ -1,14 +1,14 @@
 //! Connecting end of a pair.
 
-use super::PairConfig;
+use super::config::PairConfig;
 use super::pending_pair::{
     PairIntroduction, PendingPair, decode_offer, left, name_descriptors, providers_of,
 };
-use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::providers::NicAddress;
 use crate::types::{ProviderKind, Time};
+use crate::{clock, registry};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 use weft_control::Operation;
@@ -21,9 +21,10 @@ use weft_control::pair::{CONNECTOR, LISTENER, PairControl, dial, dial_stream};
 /// an address off loopback without a secret; no descriptor left. [`Error::NoRoute`] and [`Error::Connect`]
 /// if no provider reaches the listener.
 pub fn connect(config: &PairConfig, deadline: Time) -> Result<Communicator> {
+    registry::check_variables(&config.ofi, &None)?;
     loop {
         match attempt(config, deadline).map_err(name_descriptors) {
-            // The listener evicted this connection among its unproven ones.
+            // The listener evicted this connection among unproven ones.
             Err(error) if is_closed(&error) && clock::now().after(PAUSE) < deadline => {
                 log::debug!("connecting again to {}: {error}", config.settings.address);
                 std::thread::sleep(PAUSE);
@@ -52,7 +53,7 @@ fn attempt(config: &PairConfig, deadline: Time) -> Result<Communicator> {
     match reply(&mut pending, &control, config, deadline) {
         Ok(offer) => pending.finish(&offer, control, config, left(deadline)),
         Err(error) => {
-            // The listener detects the end of the connection.
+            // The listener detects that the connection has ended.
             control.abandon();
             Err(error)
         }
@@ -87,7 +88,7 @@ fn reply(
         pending.adoption().put(stream);
     }
     control.begin(Operation::Introductions, &introduction.encode())?;
-    // The offer is the listener's half of the exchange and has arrived.
+    // The offer is the listener's half in the exchange and has arrived.
     control.finish()?;
     Ok(theirs.to_vec())
 }

@@ -1,22 +1,21 @@
-//! Listening end of pairs: one port for all pairs of a process.
+//! Listening end for pairs: one port for all pairs in a process.
 //!
-//! Every connection counts as unproven until its pair is formed. Unproven connections are bounded in number
-//! and time ([`crate::unproven`]), so a stalled dialler, or bytes of another protocol, cost a descriptor
-//! for 2 s. Each connection advances as its bytes arrive; no other waits for it. The time in which the
-//! listener itself opens or closes devices or connects a pair counts for no connection, but each ends at the
-//! latest 30 s after it was accepted.
+//! Every connection counts as unproven until the pair is formed. Unproven connections are bounded in
+//! number and time ([`crate::unproven`]), so a stalled dialler, or bytes from another protocol, cost a
+//! descriptor for 2 s. Each connection advances as bytes arrive on it; no other waits for it. The time in
+//! which the listener itself opens or closes devices or connects a pair counts for no connection, but
+//! each ends at the latest 30 s after it was accepted.
 
-use super::PairConfig;
+use super::config::PairConfig;
 use super::pending_pair::{
     PairIntroduction, PendingPair, encode_offer, name_descriptors, providers_of, verbs_address,
 };
-use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::providers::NicAddress;
-use crate::registry;
 use crate::types::Time;
 use crate::unproven::UnprovenConnections;
+use crate::{clock, registry};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::io::ErrorKind;
@@ -31,13 +30,13 @@ use weft_control::pair::{
     nonblocking_listener,
 };
 
-/// The event of the listening socket.
+/// Event for the listening socket.
 const LISTENING: u64 = u64::MAX;
 /// Longest sleep between two checks for close, interrupt and expired connections.
 const MAX_PARK: Duration = Duration::from_millis(50);
 /// Connections accepted in one call.
 const ACCEPTED_AT_ONCE: usize = 16;
-/// Time for the last step of formation, in which both ends connect at once.
+/// Time for the last formation step, in which both ends connect at once.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
 
 /// Port on which a process accepts pairs. Any thread may call.
@@ -58,18 +57,18 @@ struct ListenerState {
 
 /// Connection on its way to a pair.
 enum PairAttempt {
-    /// Before the proof of the secret.
+    /// Before the dialler has proved the secret.
     Incoming(Box<IncomingConnection>),
     /// After the proof; the offer was sent.
     Offered(Box<OfferedPair>),
-    /// Between two states, or part of an accepted offer.
+    /// Between two states, or already in an accepted offer.
     Done,
 }
 
 struct OfferedPair {
     pending: PendingPair,
     control: PairControl,
-    /// Token of the expected data connection; `None` if none is expected.
+    /// Token for the expected data connection; `None` if none is expected.
     token: Option<StreamToken>,
     /// The dialler's introduction, once received.
     reply: Option<Vec<u8>>,
@@ -79,12 +78,13 @@ impl Listener {
     /// Listens at the configuration's address; port 0 is any free port ([`Listener::address`]).
     ///
     /// # Errors
-    /// [`Error::Control`]: no address, no address of this host, a port in use; an address off loopback
-    /// without a secret. [`Error::Provider`] for verbs or ofi without library or NIC, and for these alone with TLS
-    /// of payloads; [`Error::Control`] for TLS of payloads without a certificate.
+    /// [`Error::Control`]: no address, no address on this host, a port in use; an address off loopback
+    /// without a secret. [`Error::Provider`] for verbs or ofi without library or NIC, and for only these
+    /// with payload TLS; [`Error::Control`] for payload TLS without a certificate.
     pub fn bind(config: PairConfig) -> Result<Listener> {
         let (host, port) = config.settings.endpoint()?;
         config.settings.check_listener_tls()?;
+        registry::check_variables(&config.ofi, &None)?;
         for provider in providers_of(&config)? {
             registry::check(provider, &config.ofi, &None)?;
         }
@@ -115,7 +115,7 @@ impl Listener {
     /// The next pair; this end is rank 0.
     ///
     /// # Errors
-    /// [`Error::Timeout`] after the deadline; [`Error::Interrupted`]; as [`Listener::try_accept`].
+    /// [`Error::NoDialer`] after the deadline; [`Error::Interrupted`]; as [`Listener::try_accept`].
     pub fn accept(
         &self,
         deadline: Time,
@@ -128,7 +128,8 @@ impl Listener {
             }
             let now = clock::now();
             if now >= deadline {
-                return Err(Error::timeout("accept", since, now, Vec::new()));
+                let (address, waited) = (self.address, now.since(since));
+                return Err(Error::NoDialer { address, waited });
             }
             if interrupted() {
                 return Err(Error::Interrupted);
@@ -141,19 +142,20 @@ impl Listener {
         }
     }
 
-    /// The next pair, if the received bytes complete one. Advances every connection; a peer that stops in
-    /// the last step of formation blocks it for at most 2 s.
+    /// Next pair, if the received bytes complete one. Advances every connection; a peer that stops in the
+    /// last formation step blocks it for at most 2 s.
     ///
     /// # Errors
-    /// [`weft_control::Error::Closed`]; [`weft_control::Error::Forked`];
-    /// [`weft_control::Error::Descriptors`] if this process has no descriptor left: the dialler's
-    /// connection waits, and a later call accepts it. Errors of a dialler end its connection only.
+    /// [`Error::ListenerClosed`]; [`weft_control::Error::Forked`]; [`weft_control::Error::Descriptors`]
+    /// if this process has no descriptor left: the dialler's connection waits, and a later call accepts
+    /// it. Dialler errors end only that connection.
     pub fn try_accept(&self) -> Result<Option<Communicator>> {
         if self.forks != fork_guard::forks() {
             return Err(weft_control::Error::Forked.into());
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(state) = state.as_mut() else { return Err(weft_control::Error::Closed.into()) };
+        let closed = Error::ListenerClosed { address: self.address };
+        let state = state.as_mut().ok_or(closed)?;
         let now = clock::now();
         state.busy(|state| {
             while state.unproven.drop_expired(now).is_some() {
@@ -204,14 +206,14 @@ impl ListenerState {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
-                        // The oldest unproven connection frees its descriptor for the next one.
+                        // The oldest unproven connection frees a descriptor for the next one.
                         if self.busy(|state| state.unproven.drop_oldest().is_some()) {
                             self.refuse("no descriptors left");
                             continue;
                         }
                         return Err(descriptor_error("accepting a pair", error).into());
                     }
-                    // The error of one connection, not of the listener.
+                    // This error concerns one connection, not the listener.
                     _ => continue,
                 },
             };
@@ -316,7 +318,7 @@ impl ListenerState {
         }
     }
 
-    /// Forms the pair once its reply and its data connection have arrived.
+    /// Forms the pair once the reply and the data connection have arrived.
     fn finish(
         &mut self,
         id: u64,
@@ -341,14 +343,16 @@ impl ListenerState {
         }
     }
 
-    /// Ends one connection. An error of this process, such as a lack of descriptors or memory, is returned;
-    /// that of a peer is logged.
+    /// Ends one connection. An error in this process, such as a lack of descriptors or memory, is
+    /// returned; a peer's error is logged.
     fn fail(&mut self, id: u64, error: Error) -> Result<Option<Communicator>> {
         self.busy(|state| drop(state.unproven.take(id)));
         match name_descriptors(error) {
             error @ (Error::System { .. }
             | Error::Allocate { .. }
-            | Error::Control(weft_control::Error::Descriptors { .. })) => Err(error),
+            | Error::Control(
+                weft_control::Error::Descriptors { .. } | weft_control::Error::Thread { .. },
+            )) => Err(error),
             error => {
                 if self.unproven.is_new_reason("a pair was not formed") {
                     log::warn!("a pair was not formed: {error}");
@@ -401,7 +405,8 @@ fn is_same(one: &StreamToken, other: &StreamToken) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{PairConfig, connect};
+    use super::super::config::PairConfig;
+    use super::super::connect;
     use super::*;
     use crate::types::ProviderKind;
     use crate::unproven::HELLO_TIME;
@@ -409,7 +414,7 @@ mod tests {
     use weft_control::pair::PairSettings;
 
     thread_local! {
-        /// Time that this thread's listeners need to open the devices of a pair.
+        /// Time that this thread's listeners need to open a pair's devices.
         static OPENING: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     }
 

@@ -1,6 +1,6 @@
-//! Pending pair: one end during formation, its engine, and the messages between the ends.
+//! Pending pair: one end during formation, an engine, and the messages between the ends.
 
-use super::PairConfig;
+use super::config::PairConfig;
 use crate::bytes::{Reader, put_block};
 use crate::clock;
 use crate::communicator::Communicator;
@@ -24,14 +24,14 @@ use weft_control::{Member, Rank};
 /// Longest host identity, in bytes.
 const MAX_HOST_ID: usize = 256;
 
-/// Description of an end; the dialler's travels with its proof, the listener's with its offer.
+/// Description of an end; the dialler's travels with the proof, the listener's with the offer.
 pub(super) struct EndDetails {
     pid: u32,
     host_id: String,
     address: EngineAddress,
     /// Silence after which this end counts the other as lost.
     silence: Duration,
-    /// This end has TLS of payloads.
+    /// This end has payload TLS.
     has_payload_tls: bool,
 }
 
@@ -70,11 +70,11 @@ impl EndDetails {
     }
 }
 
-/// Introduction of one end, after the exchange of details.
+/// One end's introduction, after the ends have exchanged details.
 pub(super) struct PairIntroduction {
-    /// Introduction of the routed link; over tcp the listener's is the token of the data connection.
+    /// Introduction for the routed link; over tcp the listener sends the data connection's token.
     link: Vec<u8>,
-    /// Grant of the barrier's lanes.
+    /// Grant for the barrier lanes.
     grant: Vec<u8>,
 }
 
@@ -92,19 +92,19 @@ impl PairIntroduction {
         reader.is_at_end().then_some(PairIntroduction { link, grant })
     }
 
-    /// The token of the data connection.
+    /// Token for the data connection.
     pub fn token(&self) -> Option<StreamToken> {
         self.link.as_slice().try_into().ok()
     }
 }
 
-/// Address of the verbs link in an end's details, if it has one.
+/// Verbs link address in an end's details, if it has one.
 pub(super) fn verbs_address(details: &[u8]) -> Option<Vec<u8>> {
     let details = EndDetails::decode(details)?;
     details.address.of(ProviderKind::Verbs).map(<[u8]>::to_vec)
 }
 
-/// Encodes the listener's offer: its details and its introduction.
+/// Encodes the listener's offer: details and introduction.
 pub(super) fn encode_offer(details: &[u8], introduction: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     put_block(&mut out, details);
@@ -112,14 +112,14 @@ pub(super) fn encode_offer(details: &[u8], introduction: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Decodes the details and the introduction of an offer.
+/// Decodes the details and introduction in an offer.
 pub(super) fn decode_offer(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut reader = Reader::new(bytes);
     let (details, introduction) = (reader.block()?, reader.block()?);
     reader.is_at_end().then_some((details, introduction))
 }
 
-/// Fuzz target: decoded messages round-trip through their encodings.
+/// Fuzz target: decoded messages round-trip through encoding.
 #[cfg(any(test, feature = "fuzz"))]
 pub fn fuzz(data: &[u8]) {
     let details = |bytes: &[u8]| {
@@ -157,8 +157,8 @@ pub(super) struct PendingPair {
 }
 
 impl PendingPair {
-    /// This end, with an unconnected engine. `local`: its address of the control connection. `nic`: that of its only RDMA
-    /// NIC.
+    /// This end, with an unconnected engine. `local`: the end's control connection address. `nic`:
+    /// address of the end's only RDMA NIC.
     pub fn new(
         rank: Rank,
         config: &PairConfig,
@@ -172,7 +172,7 @@ impl PendingPair {
         if providers.contains(&ProviderKind::Verbs) {
             verbs = VerbsChoice { address: nic, ..VerbsChoice::from_env()? };
         }
-        let (adopted, ofi) = (adoption.clone(), config.ofi.clone());
+        let (adopted, ofi) = (adoption.clone(), registry::ofi_choice(&config.ofi)?);
         let device_config =
             PairDeviceConfig { host_id: host_id.clone(), adoption: adopted, local, ofi, verbs };
         let open = |kind: &ProviderKind| registry::open_pair(*kind, &device_config);
@@ -225,7 +225,7 @@ impl PendingPair {
         route.is_some_and(|route| route.provider == ProviderKind::Tcp)
     }
 
-    /// Checks that both ends have TLS of payloads, or neither.
+    /// Checks that both ends have payload TLS, or neither.
     pub fn check_tls(&self, listener: &str) -> Result<()> {
         let here = self.own.has_payload_tls;
         match &self.peer {
@@ -237,7 +237,7 @@ impl PendingPair {
         }
     }
 
-    /// Receiver of the data connection.
+    /// Receives the data connection.
     pub fn adoption(&self) -> &Adoption {
         &self.adoption
     }
@@ -282,7 +282,8 @@ impl PendingPair {
         let control = Arc::new(control);
         control.watch()?;
         let control = PairMembers { control, members };
-        let processors = GroupProcessors::of(&control.members, self.rank, &addresses);
+        let processors = [&addresses[0].processors, &addresses[1].processors];
+        let processors = GroupProcessors::of(&control.members, self.rank, &processors);
         self.engine.set_shares_cores(processors.share.is_shared);
         let PendingPair { engine, devices, .. } = self;
         let (progress, spin) = (config.progress, config.spin);
@@ -290,7 +291,7 @@ impl PendingPair {
     }
 }
 
-/// The providers of a configuration; without those over NICs, whose messages have no TLS, if payloads must have it.
+/// Configured providers; without NIC providers, whose messages have no TLS, if payloads must have it.
 pub(super) fn providers_of(config: &PairConfig) -> Result<Vec<ProviderKind>> {
     let has_tls = config.settings.tls.is_of_payloads();
     let is_in_clear = |kind: &ProviderKind| [ProviderKind::Verbs, ProviderKind::Ofi].contains(kind);
@@ -303,7 +304,7 @@ pub(super) fn providers_of(config: &PairConfig) -> Result<Vec<ProviderKind>> {
     Ok(admitted)
 }
 
-/// Adds the remedy to the error of a process without descriptors left.
+/// Adds the remedy to the error from a process without descriptors left.
 pub(super) fn name_descriptors(error: Error) -> Error {
     match error {
         Error::System { what, source } => {

@@ -1,4 +1,5 @@
-//! Control lanes: lanes of a link's own, which carry its messages where the network has no other.
+//! Control lanes: lanes that a link owns, for messages between links where the network has no other
+//! channel.
 
 use crate::lane_table::LaneTable;
 use crate::types::{Lane, LaneId};
@@ -7,14 +8,14 @@ use weft_control::Rank;
 /// Local lanes that a peer's link raises for control messages.
 #[derive(Clone, Copy, Debug)]
 pub struct ControlLanes {
-    /// Raised for each half of the bound on unconsumed arrivals that the peer has consumed.
+    /// Raised for each half of the unconsumed arrival bound that the peer has consumed.
     pub consumed: Lane,
-    /// Raised with the peer's greeting, on its receipt of ours, and when it leaves.
+    /// Raised with the peer's greeting, when the peer has received ours, and when it leaves.
     pub presence: Lane,
 }
 
 impl ControlLanes {
-    /// Issues two adjacent lanes of this engine's table.
+    /// Issues two adjacent lanes in this engine's table.
     pub fn issue(lanes: &LaneTable, peer: Rank) -> crate::Result<ControlLanes> {
         let consumed = lanes.issue(peer, 2)?;
         let beside = LaneId::new(consumed.id().get() + 1);
@@ -22,7 +23,7 @@ impl ControlLanes {
         Ok(ControlLanes { consumed, presence: Lane::new(beside, consumed.generation()) })
     }
 
-    /// True for one of the two.
+    /// True for either lane.
     #[inline]
     pub fn contains(&self, lane: Lane) -> bool {
         let (lane, first) = (lane.id().get(), self.consumed.id().get());

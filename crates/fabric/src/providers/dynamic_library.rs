@@ -1,21 +1,39 @@
-//! Libraries loaded at run time: `dlopen` with its errors as text.
+//! Libraries loaded at run time: `dlopen` with errors as text.
 
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 
-/// Loads a library. `flags`: of `dlopen`.
+/// Loads a library. `flags` go to `dlopen`.
 ///
 /// # Errors
 /// The loader's reason.
-pub fn open(path: &str, flags: c_int) -> Result<*mut c_void, String> {
-    let name = CString::new(path).map_err(|_| "path with a zero byte".to_owned())?;
+pub fn open(name: &str, flags: c_int) -> Result<*mut c_void, String> {
+    open_bytes(name.as_bytes(), flags)
+}
+
+/// Loads a library that the user names: a regular file, since the loader would wait for a pipe's writer,
+/// or a name without a folder, which the loader searches.
+///
+/// # Errors
+/// Reason from the system or the loader.
+pub fn open_file(path: &Path, flags: c_int) -> Result<*mut c_void, String> {
+    let name = path.as_os_str().as_bytes();
+    if name.contains(&b'/') {
+        weft_environment::open(path).map_err(|error| error.to_string())?;
+    }
+    open_bytes(name, flags)
+}
+
+fn open_bytes(name: &[u8], flags: c_int) -> Result<*mut c_void, String> {
+    let name = CString::new(name).map_err(|_| "path with a zero byte".to_owned())?;
     // SAFETY: loading runs the library's initialisers, which any program may run at any time.
     let handle = unsafe { libc::dlopen(name.as_ptr(), flags) };
     if handle.is_null() { Err(last_error()) } else { Ok(handle) }
 }
 
 fn last_error() -> String {
-    // SAFETY: returns null or a string that is valid until the next such call of this thread.
+    // SAFETY: returns null or a string that is valid until this thread's next such call.
     unsafe {
         let error = libc::dlerror();
         if error.is_null() {
@@ -25,7 +43,7 @@ fn last_error() -> String {
     }
 }
 
-/// Function by name, of a symbol version if one is given.
+/// Function by name, with a symbol version if one is given.
 ///
 /// # Safety
 /// `F` is the function's type, and `handle` a library that is never unloaded.
@@ -50,7 +68,7 @@ pub unsafe fn function<F: Copy>(
     Ok(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&symbol) })
 }
 
-/// File that contains a function; `default` where the loader has no name of it.
+/// File that contains a function; `default` where the loader has no name for it.
 pub fn path_of(function: *const c_void, default: &str) -> PathBuf {
     // SAFETY: all zero is a valid value; `dladdr` fills it in if it returns other than zero, with a
     // string that lives as long as the library.

@@ -1,12 +1,12 @@
-//! Granted regions: a peer's regions that this engine may write to, by the addresses and keys of its NICs.
+//! Granted regions: a peer's regions that this engine may write to, by NIC addresses and keys.
 
 use crate::bytes::Reader;
 use crate::types::RegionKey;
 
-/// Maximum number of NICs of a host.
+/// Maximum NICs in a host.
 pub const MAX_NICS: usize = 64;
 
-/// Memory of a peer, as addressed through one NIC of its owner.
+/// Peer memory, as addressed through one of the owner's NICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMemory {
     /// Address of the region's first byte, or zero for addressing by offset.
@@ -14,7 +14,7 @@ pub struct RemoteMemory {
     pub key: u64,
 }
 
-/// Appends a list of targets.
+/// Appends a target list.
 pub fn put_targets(bytes: &mut Vec<u8>, targets: &[RemoteMemory]) {
     bytes.extend((targets.len() as u32).to_le_bytes());
     for target in targets {
@@ -23,14 +23,14 @@ pub fn put_targets(bytes: &mut Vec<u8>, targets: &[RemoteMemory]) {
     }
 }
 
-/// Reads a list of targets; `None` if it is malformed or empty.
+/// Reads a target list; `None` if it is malformed or empty.
 pub fn take_targets(reader: &mut Reader<'_>) -> Option<Vec<RemoteMemory>> {
     let count = reader.u32()? as usize;
     let targets = (1..=MAX_NICS).contains(&count).then_some(0..count)?;
     targets.map(|_| Some(RemoteMemory { base: reader.u64()?, key: reader.u64()? })).collect()
 }
 
-/// Grant of a region: range, and its address and key by NIC.
+/// Region grant: range, and address and key by NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantEntry {
     pub begin: u64,
@@ -58,23 +58,23 @@ impl GrantEntry {
 /// Regions that one peer has granted.
 #[derive(Default)]
 pub struct GrantedRegions {
-    /// In the order of their keys.
+    /// In key order.
     entries: Vec<(RegionKey, GrantEntry)>,
     recent: RecentGrant,
 }
 
-/// The last region found, beside the other state of its peer in memory.
+/// Last region found, beside the peer's other state in memory.
 struct RecentGrant {
     key: RegionKey,
     begin: u64,
     end: u64,
-    /// Its target through NIC 0.
+    /// Target through NIC 0.
     first: RemoteMemory,
     index: usize,
 }
 
 impl Default for RecentGrant {
-    /// No region: no slice lies in its range.
+    /// No region: no slice lies in this range.
     fn default() -> RecentGrant {
         let (key, first) = (RegionKey(u32::MAX), RemoteMemory { base: 0, key: 0 });
         RecentGrant { key, begin: u64::MAX, end: 0, first, index: usize::MAX }
@@ -82,7 +82,7 @@ impl Default for RecentGrant {
 }
 
 impl GrantedRegions {
-    /// Stores a region's grant; `None` if it lacks one of `nics` NICs.
+    /// Stores a region's grant; `None` if it does not cover `nics` NICs.
     pub fn import(&mut self, key: RegionKey, entry: GrantEntry, nics: usize) -> Option<()> {
         if entry.targets.len() < nics {
             return None;
@@ -100,7 +100,7 @@ impl GrantedRegions {
         self.recent = RecentGrant::default();
     }
 
-    /// Address and key of a slice of a region through one NIC; `None` outside of the grant.
+    /// Address and key through one NIC for a slice in a region; `None` outside the grant.
     #[inline(always)]
     pub fn destination(
         &mut self,

@@ -1,18 +1,18 @@
 //! Hostile wrapper for tests: a device whose parts are reordered and delayed as far as [`crate::link`]
 //! permits.
 //!
-//! A posted part is queued here with a copy of its page list and is in flight; the engine keeps its
-//! sources. A later poll posts it to the inner link, among others and in random order. Its completion by
-//! the inner link is delayed too. Parts thus overtake each other even over a link whose posts complete on
-//! return. Both delays have a lower bound, so that parts overlap, and an upper bound, so that each part makes
-//! progress. Some posts report a full queue although it has room.
+//! A posted part is queued here with a copy of the page list and is in flight; the engine keeps the
+//! sources. A later poll posts it to the inner link, among others and in random order. When the inner
+//! link completes it, that report is delayed too. Parts thus overtake each other even over a link whose
+//! posts complete on return. Both delays have a lower bound, so that parts overlap, and an upper bound,
+//! so that each part makes progress. Some posts report a full queue although it has room.
 //!
-//! The contract of [`Link`] holds: a part ends exactly once; no source is read after its end; a fence ends
-//! all parts of its peer; a dropped link forwards its queued parts. Parts that the inner link copied but
+//! The [`Link`] contract holds: a part ends exactly once; no source is read after that; a fence ends all
+//! parts to the peer; a dropped link forwards all queued parts. Parts that the inner link copied but
 //! could not send ([`Sink::held`]) end when the inner link has sent them ([`Link::hold`]).
 //!
 //! Both ends of a route are wrapped, or neither: a wrapped address does not reach an unwrapped one. Equal
-//! seeds give equal draws; the order of parts also depends on the times of polls.
+//! seeds give equal draws; the part order also depends on poll times.
 
 use crate::clock;
 use crate::device::Device;
@@ -30,24 +30,24 @@ use std::time::Duration;
 use weft_control::Rank;
 use weft_control::random::{SplitMix64, mix};
 
-/// Configuration of a [`HostileDevice`].
+/// [`HostileDevice`] configuration.
 #[derive(Clone, Debug)]
 pub struct HostileConfig {
-    /// Seed of all draws (SplitMix64). Each rank and generation has its own sequence.
+    /// Seed for all draws (SplitMix64). Each rank and generation has a separate sequence.
     pub seed: u64,
-    /// Minimum delay of a part, and of its completion.
+    /// Minimum delay before a part is posted, and before a completion is reported.
     pub min_delay: Duration,
-    /// Maximum delay of a part, and of its completion.
+    /// Maximum delay before a part is posted, and before a completion is reported.
     pub max_delay: Duration,
     /// One post in this many reports a full queue; zero: none.
     pub full_one_in: u64,
-    /// Bulk parts queued toward one peer before posts report a full queue; twice as many parts of both
+    /// Bulk parts queued toward one peer before posts report a full queue; twice as many parts in both
     /// classes.
     pub depth: usize,
 }
 
 impl HostileConfig {
-    /// Configuration with delays of 20 to 500 us, one refusal in 8 posts and 256 parts to each peer.
+    /// Configuration with delays from 20 to 500 us, one refusal in 8 posts and 256 parts to each peer.
     pub fn new(seed: u64) -> HostileConfig {
         HostileConfig {
             seed,
@@ -59,16 +59,16 @@ impl HostileConfig {
     }
 }
 
-/// First bytes of a wrapped link's address.
+/// First bytes in a wrapped link's address.
 const ADDRESS_PREFIX: &[u8] = b"hostile ";
 /// Delay before a part is posted again to an inner link whose queue was full.
 const RETRY_DELAY: Duration = Duration::from_millis(1);
-/// Time for which a dropped link retries its queued parts at a full inner link.
+/// Time for which a dropped link retries queued parts at a full inner link.
 const LINGER: Duration = Duration::from_secs(1);
 /// Past deadline.
 const PAST: Time = Time(1);
 
-/// Device whose links delay and reorder the parts of another's; see the module's page.
+/// Device whose links delay and reorder another device's parts; see the module documentation.
 pub struct HostileDevice {
     inner: Arc<dyn Device>,
     config: HostileConfig,
@@ -120,7 +120,7 @@ struct QueuedPart {
     piggyback: Option<Lane>,
     class: TrafficClass,
     pages: Vec<Page>,
-    /// Time of its post to the inner link; `None` until the next poll.
+    /// Time to post it to the inner link; `None` until the next poll.
     due: Option<Time>,
 }
 
@@ -135,17 +135,17 @@ impl QueuedPart {
 struct InFlightPart {
     token: u64,
     peer: Rank,
-    /// Outstanding completions of the inner link.
+    /// Outstanding completions from the inner link.
     pending: u32,
     failure: Option<String>,
 }
 
-/// Completion of a part, not yet reported.
+/// Part completion, not yet reported.
 struct FinishedPart {
     token: u64,
     peer: Rank,
     failure: Option<String>,
-    /// Time of its report; `None` until the next poll.
+    /// Time to report it; `None` until the next poll.
     due: Option<Time>,
 }
 
@@ -162,18 +162,18 @@ struct HostileLink {
     random: SplitMix64,
     config: HostileConfig,
     queued: Vec<QueuedPart>,
-    /// Number of queued parts, by peer.
+    /// Queued parts, by peer.
     queued_toward: Vec<usize>,
-    /// By token of the inner link.
+    /// By the inner link's token.
     in_flight: HashMap<u64, InFlightPart>,
     finished: Vec<FinishedPart>,
-    /// Number of posts to the inner link.
+    /// Posts to the inner link.
     posts: u64,
     /// A post since the last poll reported a full queue.
     was_full: bool,
     /// Fenced peers, by rank.
     fenced: Vec<bool>,
-    /// Events of the inner link.
+    /// Events from the inner link.
     inner_events: Sink,
     timer: Timer,
     inner: Box<dyn Link>,
@@ -188,7 +188,7 @@ impl HostileLink {
         now.after(min_delay).after(Duration::from_nanos(self.random.below(range + 1)))
     }
 
-    /// Removes the due parts of `all`, in random order. Draws the time of parts that have none.
+    /// Removes the due parts from `all`, in random order. Draws a time for parts that have none.
     fn take_due<T>(
         &mut self,
         all: fn(&mut Self) -> &mut Vec<T>,
@@ -219,7 +219,7 @@ impl HostileLink {
         let mut copied = Vec::new();
         for mut part in due {
             let (token, peer) = (part.token, part.peer);
-            // The peer in the low bits, as in a token of the engine.
+            // The peer in the low bits, as in an engine token.
             let inner = self.posts << 24 | u64::from(peer.0);
             self.posts += 1;
             self.queued_toward[peer.index()] -= 1;
@@ -254,7 +254,7 @@ impl HostileLink {
         self.finished.push(FinishedPart { token, peer, failure, due: None });
     }
 
-    /// Processes completions of the inner link; passes losses and raised lanes on.
+    /// Processes the inner link's completions; passes losses and raised lanes on.
     fn take_inner_events(&mut self, sink: &mut Sink) {
         let completed = std::mem::take(&mut self.inner_events.completed);
         let failures = std::mem::take(&mut self.inner_events.failures);
@@ -283,7 +283,7 @@ impl HostileLink {
         }
     }
 
-    /// Time of the next due part or completion.
+    /// Time at which the next part or completion is due.
     fn next_due(&self) -> Option<Time> {
         let held = self.queued.iter().map(|part| part.due);
         let dues = held.chain(self.finished.iter().map(|part| part.due));
@@ -292,7 +292,7 @@ impl HostileLink {
     }
 }
 
-/// Address of the inner link within a wrapped one.
+/// The inner link's address within a wrapped one.
 fn unwrapped(address: &[u8]) -> &[u8] {
     address.strip_prefix(ADDRESS_PREFIX).unwrap_or_default()
 }
@@ -355,7 +355,7 @@ impl Link for HostileLink {
         self.inner.remove_remote(peer, key);
     }
 
-    /// A credit is accepted at its first offer: `credits` is set only then.
+    /// A credit is accepted when it is first offered: `credits` is set only then.
     fn post(
         &mut self,
         work: &WorkRequest<'_>,
@@ -396,6 +396,14 @@ impl Link for HostileLink {
         let finished = self.take_due(|link| &mut link.finished, |part| &mut part.due, now);
         finished.into_iter().for_each(|part| part.report(sink));
         self.timer.set(self.next_due());
+    }
+
+    fn peers_raise(&self) -> bool {
+        self.inner.peers_raise()
+    }
+
+    fn share_wake(&mut self) -> bool {
+        self.inner.share_wake()
     }
 
     fn prepare_sleep(&mut self) -> bool {

@@ -1,14 +1,14 @@
-//! Presence of peers: the state of each, and departures.
+//! Peer presence: each peer's state, and departures.
 
 use crate::link::PostStatus;
 use crate::types::Time;
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Time after a peer's farewell for the arrival of its earlier messages.
+/// Time after a peer's farewell for earlier messages to arrive.
 const DRAIN_GRACE: Duration = Duration::from_millis(250);
 
-/// State of a connected peer.
+/// A connected peer's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerState {
     Open,
@@ -19,8 +19,8 @@ pub enum PeerState {
 }
 
 impl PeerState {
-    /// Status of a part toward a peer that is not open: toward a lost one it waits among `parked` for the
-    /// fence.
+    /// Status for a part toward a peer that is not open: toward a lost one it waits among `parked` for
+    /// the fence.
     ///
     /// # Errors
     /// Toward a fenced peer.
@@ -34,7 +34,7 @@ impl PeerState {
     }
 }
 
-/// Peers whose farewell has arrived, with the time of the first poll after it.
+/// Peers whose farewell has arrived, with the time of the next poll.
 #[derive(Default)]
 pub struct Departures(Vec<(Rank, Option<Time>)>);
 

@@ -1,18 +1,19 @@
-//! Registration cache: registrations of memory with a NIC, one for each allocation.
+//! Registration cache: NIC memory registrations, one for each allocation.
 //!
-//! Registering pins pages and fills tables of the NIC: milliseconds for a large allocation. A
-//! [`RegistrationCache`] of a device holds its registrations by [`MemoryId`], which is never used again, so
-//! freed memory cannot be confused with later memory at the same address.
+//! Registering pins pages and fills NIC tables: milliseconds for a large allocation. A device's
+//! [`RegistrationCache`] holds registrations by [`MemoryId`], which is never used again, so freed memory
+//! cannot be confused with later memory at the same address.
 //!
 //! - A registration stays while a handle lives. Afterwards it is *idle*: the next [`get`] reuses it,
 //!   [`IdleLimits`] bounds the idle ones, and the least recently used is evicted first.
-//! - An idle registration does not keep its memory. The drop of the memory drops its registration first, on
-//!   the same thread.
+//! - An idle registration does not keep the memory. When the memory is dropped, the registration is
+//!   dropped first, on the same thread.
 //! - A user buffer registered in each step has a new identity each time; a [`UserBufferCache`] returns the
 //!   earlier memory.
 //!
 //! [`get`]: RegistrationCache::get
 
+mod idle_limits;
 #[cfg(test)]
 mod tests;
 mod user_buffers;
@@ -26,33 +27,14 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// Limits of idle entries; both apply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IdleLimits {
-    /// Limit of entries.
-    pub entries: usize,
-    /// Limit of the bytes that they cover.
-    pub bytes: u64,
-}
+pub use idle_limits::IdleLimits;
 
-impl IdleLimits {
-    /// No idle entries.
-    pub const NONE: IdleLimits = IdleLimits { entries: 0, bytes: 0 };
-}
-
-impl Default for IdleLimits {
-    /// 1024 entries of any size.
-    fn default() -> IdleLimits {
-        IdleLimits { entries: 1024, bytes: u64::MAX }
-    }
-}
-
-/// Totals of a [`RegistrationCache`].
+/// [`RegistrationCache`] totals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegistrationStatistics {
     /// Calls that found a registration.
     pub hits: u64,
-    /// Calls that registered. Constant in a loop that reuses its memory.
+    /// Calls that registered. Constant in a loop that reuses memory.
     pub misses: u64,
     /// Idle registrations evicted by the limits or by [`RegistrationCache::evict_idle`].
     pub evicted: u64,
@@ -60,21 +42,21 @@ pub struct RegistrationStatistics {
     pub live: u64,
     /// Idle registrations.
     pub idle: u64,
-    /// Bytes of memory that the live ones cover.
+    /// Memory bytes that the live registrations cover.
     pub bytes: u64,
 }
 
-/// Registrations `T` of a device, by allocation. Clones share one cache.
+/// A device's registrations `T`, by allocation. Clones share one cache.
 ///
-/// `T` deregisters when it is dropped. Its drop must not access the memory's bytes, and `T` must not hold
-/// the memory, which would never be freed.
+/// `T` deregisters when it is dropped. Dropping it must not access the memory's bytes, and `T` must not
+/// hold the memory, which would never be freed.
 pub struct RegistrationCache<T: Send + Sync + 'static> {
     inner: Arc<SharedCache<T>>,
 }
 
-/// Handle of a registration in use. It keeps the memory, so requests to the NIC may name it.
+/// Handle on a registration in use. It keeps the memory, so NIC requests may name it.
 pub struct Registration<T: Send + Sync + 'static> {
-    // Drop order: a registration held by this handle only is dropped before its memory.
+    // Drop order: a registration held only by this handle is dropped before the memory.
     slot: Arc<RegistrationSlot<T>>,
     memory: Arc<Memory>,
     inner: Arc<SharedCache<T>>,
@@ -91,12 +73,12 @@ impl<T: Send + Sync + 'static> RegistrationCache<T> {
         RegistrationCache { inner: Arc::new(SharedCache { limits, state: Mutex::new(state) }) }
     }
 
-    /// The registration of a memory; `register` makes it on a miss. Concurrent calls for one memory wait
-    /// for one registration; calls for other memories do not. An evicted registration may end after its
+    /// Registration for a memory; `register` makes it on a miss. Concurrent calls for one memory wait for
+    /// one registration; calls for other memories do not. An evicted registration may end after the
     /// memory was registered again.
     ///
     /// # Errors
-    /// Those of `register`. The cache is unchanged then, and the next call registers again.
+    /// Errors from `register`. The cache is unchanged then, and the next call registers again.
     pub fn get(
         &self,
         memory: &Arc<Memory>,
@@ -104,7 +86,7 @@ impl<T: Send + Sync + 'static> RegistrationCache<T> {
     ) -> Result<Registration<T>> {
         memory.watch(&self.inner);
         let slot = self.inner.enter(memory);
-        // If `register` fails or panics, the drop of this handle removes the slot.
+        // If `register` fails or panics, dropping this handle removes the slot.
         let registration = Registration { slot, memory: memory.clone(), inner: self.inner.clone() };
         let registered = registration.slot.fill(|| register(memory))?;
         self.inner.count(memory, registered);
@@ -185,7 +167,7 @@ struct CacheEntry<T> {
     bytes: u64,
     /// Handles, and calls that are about to return one.
     users: usize,
-    /// Its position in the order of idle entries.
+    /// Position in the order of idle entries.
     idle: Option<u64>,
 }
 
@@ -197,7 +179,7 @@ struct IdleList {
     next: u64,
 }
 
-/// Slot of a registration, filled once.
+/// Slot for a registration, filled once.
 struct RegistrationSlot<T> {
     registered: OnceLock<T>,
     making: Mutex<()>,
@@ -211,12 +193,12 @@ impl<T> RegistrationSlot<T> {
             return Ok(false);
         }
         let filled = self.registered.set(make()?);
-        debug_assert!(filled.is_ok(), "a slot is filled under its lock alone");
+        debug_assert!(filled.is_ok(), "a slot is filled only under its lock");
         Ok(true)
     }
 }
 
-/// Entry removed from the cache, dropped outside of its lock: the registration before the memory.
+/// Entry removed from the cache, dropped outside the lock: the registration before the memory.
 struct EvictedEntry<T> {
     _slot: Arc<RegistrationSlot<T>>,
     _memory: Arc<Memory>,
@@ -224,11 +206,11 @@ struct EvictedEntry<T> {
 
 impl<T> SharedCache<T> {
     fn lock(&self) -> MutexGuard<'_, CacheState<T>> {
-        // No foreign code runs under this lock, so its state is consistent even if it is poisoned.
+        // No foreign code runs under this lock, so the state is consistent even if the lock is poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a user of a memory's slot; makes the slot on a miss.
+    /// Counts a user for a memory's slot; makes the slot on a miss.
     fn enter(&self, memory: &Arc<Memory>) -> Arc<RegistrationSlot<T>> {
         let mut state = self.lock();
         let CacheState { entries, idle, .. } = &mut *state;
@@ -259,7 +241,7 @@ impl<T> SharedCache<T> {
         }
     }
 
-    /// Removes a user, which is about to drop its reference to the memory. Returns entries to drop.
+    /// Removes a user, which is about to drop a memory reference. Returns entries to drop.
     fn leave(&self, memory: &Arc<Memory>) -> Vec<EvictedEntry<T>> {
         let id = memory.id();
         let mut state = self.lock();
@@ -292,7 +274,7 @@ impl<T> CacheState<T> {
             let Some((_, &id)) = self.idle.order.first_key_value() else { break };
             let Some(entry) = self.entries.get_mut(&id) else { break };
             self.idle.remove(entry);
-            // Memory being dropped waits for this lock, and removes its entry itself.
+            // Memory being dropped waits for this lock, and removes the entry itself.
             let Some(memory) = entry.memory.upgrade() else { continue };
             self.totals.evicted += 1;
             evicted.extend(self.take(id).map(|slot| EvictedEntry { _slot: slot, _memory: memory }));
@@ -300,7 +282,7 @@ impl<T> CacheState<T> {
         evicted
     }
 
-    /// Removes the entry of a registration.
+    /// Removes a registration's entry.
     fn take(&mut self, id: MemoryId) -> Option<Arc<RegistrationSlot<T>>> {
         let mut entry = self.entries.remove(&id)?;
         self.idle.remove(&mut entry);

@@ -1,4 +1,4 @@
-//! Tests of the cache against a reference model, and of its guarantees to a NIC.
+//! Tests the cache against a reference model, and the guarantees that it gives to a NIC.
 
 use super::*;
 use crate::error::Error;
@@ -11,19 +11,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// Bytes that live as long as the test, so that memories lie at one address one after the other.
 static BYTES: [u8; 64] = [0; 64];
 
-/// Number of registrations of a NIC, by memory. An evicted one ends outside of the cache's lock, when the
+/// A NIC's registration count, by memory. An evicted registration ends outside the cache's lock, when the
 /// memory may have been registered again.
 #[derive(Clone, Debug, Default)]
 struct Nic(Arc<Mutex<BTreeMap<MemoryId, usize>>>);
 
-/// Registration that deregisters on drop, which must precede the drop of the memory's owner.
+/// Registration that deregisters on drop, which must precede dropping the memory's owner.
 struct Token {
     nic: Nic,
     of: MemoryId,
     owner_gone: Arc<AtomicBool>,
 }
 
-/// The owner of a memory.
+/// Memory owner.
 struct Owner(Arc<AtomicBool>);
 
 impl Drop for Owner {
@@ -44,7 +44,7 @@ impl Drop for Token {
     }
 }
 
-/// A memory at the common address, and the flag of its owner's drop.
+/// Memory at the common address, and a flag that dropping the owner sets.
 struct Lent {
     memory: Arc<Memory>,
     owner_gone: Arc<AtomicBool>,
@@ -53,7 +53,7 @@ struct Lent {
 fn lent(length: usize) -> Lent {
     let owner_gone = Arc::new(AtomicBool::new(false));
     let owner = Box::new(Owner(owner_gone.clone()));
-    // SAFETY: the bytes are never freed, and only their address is used.
+    // SAFETY: the bytes are never freed, and only the address is used.
     let memory = unsafe {
         Memory::user_buffer(
             NonNull::from(&BYTES[0]),
@@ -151,7 +151,7 @@ fn the_least_recently_used_registration_is_evicted_first() {
     drop(nic.get(&cache, &memories[0]));
     drop(nic.get(&cache, &memories[2]));
     assert_eq!([has(0), has(1), has(2)], [true, false, true]);
-    // One of 32 bytes leaves no room for another of 16 within 40.
+    // A 32-byte registration leaves no room for another 16 bytes within 40.
     drop(nic.get(&cache, &memories[3]));
     assert_eq!([has(0), has(2), has(3)], [false, false, true]);
     assert_eq!(cache.statistics().evicted, 3);
@@ -210,7 +210,7 @@ fn threads_that_get_and_free_leave_no_registration() {
                     let own = lent(8);
                     let held = nic.get(&cache, &shared[round % 2]);
                     let mine = nic.get(&cache, &own);
-                    // Idle or in use as its memory goes.
+                    // Idle or in use as the memory goes.
                     if round % 2 == 0 {
                         drop(mine);
                         drop(own);
@@ -264,7 +264,7 @@ fn an_evicted_registration_ends_before_memory_that_is_dropped_meanwhile() {
     assert!(owner_gone.load(Ordering::SeqCst));
 }
 
-/// Watcher that evicts during the drop of a memory.
+/// Watcher that evicts while a memory is dropped.
 struct Evicting(RegistrationCache<Token>);
 
 impl MemoryWatcher for Evicting {
@@ -297,7 +297,7 @@ fn registrations_end_with_the_cache_and_its_last_handle() {
     assert_eq!(nic.count(), 0);
 }
 
-/// Step of a random run, on one of a few slots of memories.
+/// Step in a random run, on one of a few memory slots.
 #[derive(Clone, Debug)]
 enum Step {
     /// Frees the slot's memory and allocates another.
@@ -324,10 +324,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Reference model of the cache: a list, searched linearly.
+/// Reference model for the cache: a list, searched linearly.
 #[derive(Default)]
 struct Model {
-    /// Id, bytes, users; in the order of their last use once idle.
+    /// Id, bytes, users; ordered by last use once idle.
     live: Vec<(MemoryId, u64, usize)>,
     expected: RegistrationStatistics,
 }

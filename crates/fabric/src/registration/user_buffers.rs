@@ -1,22 +1,22 @@
-//! Interning of user buffers: a tensor registered in each step is one memory.
+//! Interns user buffers: a tensor registered in each step is one memory.
 
-use super::IdleLimits;
-use crate::memory::{Memory, MemoryId, MemoryKind, MemoryWatcher};
+use super::idle_limits::IdleLimits;
+use crate::memory::{Memory, MemoryId, MemoryKind, MemoryWatcher, Reader};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// User buffers, by kind, address and length.
+/// User buffers, by kind, address, length and reader.
 ///
-/// An address alone is ambiguous: it may have been freed and allocated again. But a [`Memory`] keeps its
-/// owner, and the owner keeps the bytes. So while an earlier memory *lives*, no other allocation can have
-/// its address, and a buffer there with the same length is the same bytes, whichever object owns it.
-/// [`UserBufferCache::intern`] then returns the earlier one, with its [`MemoryId`] and so with its
+/// An address by itself is ambiguous: it may have been freed and allocated again. But a [`Memory`] keeps its owner,
+/// and the owner keeps the bytes. So while an earlier memory *lives*, no other allocation can have the
+/// same address, and a buffer there with the same length is the same bytes, whichever object owns it.
+/// [`UserBufferCache::intern`] then returns the earlier one, with the same [`MemoryId`] and so the same
 /// registrations; a dropped memory is never returned.
 ///
-/// With limits other than [`IdleLimits::NONE`] it also keeps the memories interned last, and so their
-/// owners: a step that registers, writes and releases finds its memory again. In exchange, user buffers are
-/// freed later than released.
+/// With limits other than [`IdleLimits::NONE`] it also keeps the memories interned last, and so the
+/// owners: a step that registers, writes and releases finds the same memory again. In exchange, user
+/// buffers are freed later than released.
 pub struct UserBufferCache {
     inner: Arc<SharedBuffers>,
 }
@@ -26,6 +26,7 @@ struct BufferKey {
     position: MemoryKind,
     address: u64,
     length: usize,
+    reader: Reader,
 }
 
 struct SharedBuffers {
@@ -48,14 +49,18 @@ impl UserBufferCache {
         UserBufferCache { inner: Arc::new(SharedBuffers { limits, state: Mutex::default() }) }
     }
 
-    /// The live memory with these bytes, if any; `memory` is then dropped with its owner. Otherwise
-    /// `memory` itself.
+    /// Returns the live memory with these bytes, if any; `memory` and its owner are then dropped.
+    /// Otherwise `memory` itself.
     pub fn intern(&self, memory: Memory) -> Arc<Memory> {
         if memory.is_empty() {
             return Arc::new(memory);
         }
-        let key =
-            BufferKey { position: memory.kind(), address: memory.address(), length: memory.len() };
+        let key = BufferKey {
+            position: memory.kind(),
+            address: memory.address(),
+            length: memory.len(),
+            reader: memory.reader(),
+        };
         let mut state = self.inner.lock();
         let known = state.memories.get(&key).and_then(|(_, known)| known.upgrade());
         let interned = match &known {
@@ -69,13 +74,13 @@ impl UserBufferCache {
             }
         };
         let evicted = state.keep(&interned, self.inner.limits);
-        // Memories are dropped outside of the lock, since their watcher takes it.
+        // Memories are dropped outside the lock, since the watcher takes it.
         drop(state);
         drop(evicted);
         interned
     }
 
-    /// Number of live memories.
+    /// Live memories.
     pub fn live(&self) -> usize {
         self.inner.lock().keys.len()
     }
@@ -127,7 +132,7 @@ impl MemoryWatcher for SharedBuffers {
     fn memory_dropped(&self, memory: MemoryId) {
         let mut state = self.lock();
         let Some(key) = state.keys.remove(&memory) else { return };
-        // Another buffer may have its address since.
+        // Another buffer may have this address since.
         if state.memories.get(&key).is_some_and(|(id, _)| *id == memory) {
             state.memories.remove(&key);
         }
@@ -144,7 +149,7 @@ mod tests {
     static BYTES: [u8; 64] = [0; 64];
     const KEEP_TWO: IdleLimits = IdleLimits { entries: 2, bytes: 40 };
 
-    /// Owner that counts its instances.
+    /// Owner that counts instances.
     struct Owner(Arc<AtomicUsize>);
 
     impl Owner {
@@ -167,7 +172,7 @@ mod tests {
         owners: &Arc<AtomicUsize>,
     ) -> Memory {
         let address = NonNull::from(&BYTES[at]);
-        // SAFETY: the bytes are never freed, and only their address is used.
+        // SAFETY: the bytes are never freed, and only the address is used.
         unsafe { Memory::user_buffer(address, length, position, Box::new(Owner::new(owners))) }
     }
 
@@ -205,13 +210,15 @@ mod tests {
             cache.intern(lent(1, 8, &owners)),
             cache.intern(lent_in(MemoryKind::Device(0), 0, 8, &owners)),
             cache.intern(lent_in(MemoryKind::Device(1), 0, 8, &owners)),
+            // A lane for the owner would say too little to other readers.
+            cache.intern(lent_in(MemoryKind::Device(1), 0, 8, &owners).read_by(Reader::Owner)),
             cache.intern(lent(0, 0, &owners)),
             cache.intern(lent(0, 0, &owners)),
         ];
         let mut ids: Vec<MemoryId> = all.iter().map(|memory| memory.id()).collect();
         ids.dedup();
         assert_eq!(ids.len(), all.len());
-        assert_eq!(cache.live(), 5, "memory of no bytes is not looked up");
+        assert_eq!(cache.live(), 6, "memory of no bytes is not looked up");
     }
 
     #[test]
@@ -245,7 +252,7 @@ mod tests {
         assert_eq!(owners.load(Ordering::SeqCst), 1);
     }
 
-    /// Interns the bytes of a memory again during its drop, as another thread might.
+    /// Interns a memory's bytes again while it is dropped, as another thread might.
     struct Lending(UserBufferCache, Arc<AtomicUsize>, Mutex<Option<Arc<Memory>>>);
 
     impl MemoryWatcher for Lending {

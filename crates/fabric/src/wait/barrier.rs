@@ -1,4 +1,4 @@
-//! Barrier of all ranks of a group.
+//! Barrier across all ranks in a group.
 
 use super::{EngineAccess, WaitOptions, wait, wait_for_credit, wait_for_request};
 use crate::engine::Engine;
@@ -6,18 +6,7 @@ use crate::error::{Error, Result};
 use crate::types::RequestId;
 use weft_control::Rank;
 
-/// Progress of a barrier.
-#[derive(Debug, Default)]
-pub(crate) struct BarrierState {
-    /// Number of peers signalled, in rank order.
-    signalled: usize,
-    /// Signals that have not left this process.
-    signals_in_flight: Vec<RequestId>,
-    /// A thread is inside the barrier.
-    is_entered: bool,
-}
-
-/// Guard of a thread inside a barrier; its drop, also by a panic, admits another thread.
+/// Guard for a thread inside a barrier; dropping it, also by a panic, admits another thread.
 struct BarrierGuard<'a, H: EngineAccess>(&'a mut H);
 
 impl<H: EngineAccess> Drop for BarrierGuard<'_, H> {
@@ -26,8 +15,8 @@ impl<H: EngineAccess> Drop for BarrierGuard<'_, H> {
     }
 }
 
-/// [`Engine::barrier`] over any access. Barriers of two threads at once have no order that is the same at
-/// all ranks, so the second is refused.
+/// [`Engine::barrier`] over any access. Two concurrent barriers from two threads have no order that is
+/// the same at all ranks, so the second is refused.
 pub(crate) fn barrier(access: &mut impl EngineAccess, options: &mut WaitOptions<'_>) -> Result<()> {
     let entered =
         |engine: &mut Engine| std::mem::replace(&mut engine.barrier_state().is_entered, true);

@@ -1,6 +1,8 @@
 //! Conditions that a thread waits for: counters, credits, requests, empty queues.
 
-use super::{EngineAccess, WaitOptions, run};
+use super::access::EngineAccess;
+use super::options::WaitOptions;
+use super::run::run;
 use crate::engine::Engine;
 use crate::error::{MissingPeer, Result};
 use crate::types::{CounterId, RequestId};

@@ -1,4 +1,4 @@
-//! Blocking calls of an engine with one owner, and polls of its drivers.
+//! Blocking calls on an engine with one owner, and driver polls.
 
 use super::conditions::drain_queues;
 use super::{WaitOptions, barrier, wait, wait_for_credit, wait_for_request};
@@ -10,7 +10,7 @@ use crate::types::{CounterId, RequestId};
 use weft_control::Rank;
 
 impl Engine {
-    /// Polls a driver once, with all events since its last poll.
+    /// Polls a driver once, with all events since the last poll.
     pub fn drive<D>(&mut self, driver: &mut D, requests: &mut Requests) -> Result<(), D::Error>
     where
         D: Driver,
@@ -45,7 +45,7 @@ impl Engine {
         self.submit_all(driver, requests)
     }
 
-    /// Submits the requests of a driver's poll, and those of further polls while it has more.
+    /// Submits the requests from a driver poll, and from further polls while it has more.
     pub(crate) fn submit_all<D>(
         &mut self,
         driver: &mut D,
@@ -63,8 +63,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits until each listed peer has raised `counter` by its expected count in its oldest round without
-    /// a credit.
+    /// Waits until each listed peer has raised `counter` by the expected count in the oldest round
+    /// without a credit.
     ///
     /// # Errors
     /// [`Error::Timeout`], which names the missing peers; the wait may be repeated;
@@ -78,11 +78,11 @@ impl Engine {
         wait(self, counter, None, expected, options)
     }
 
-    /// [`Engine::wait`] for an open round: the oldest without a credit or a later one of the window, the
+    /// [`Engine::wait`] for an open round: the oldest without a credit or a later one in the window, the
     /// same toward every peer.
     ///
     /// # Errors
-    /// As [`Engine::wait`]; [`Error::OldRound`] if a peer's round was credited, [`Error::NoCredit`] if it
+    /// Same as [`Engine::wait`]; [`Error::OldRound`] if a peer's round was credited, [`Error::NoCredit`] if it
     /// is beyond the window.
     pub fn wait_in(
         &mut self,
@@ -94,7 +94,7 @@ impl Engine {
         wait(self, counter, Some(round), expected, options)
     }
 
-    /// Waits for the credit of `peer` that `round` needs.
+    /// Waits for the credit from `peer` that `round` needs.
     pub fn wait_for_credit(
         &mut self,
         counter: CounterId,
@@ -105,12 +105,11 @@ impl Engine {
         wait_for_credit(self, counter, peer, round, options)
     }
 
-    /// Waits until the request's sources may be reused and its bytes have left this process.
+    /// Waits until the request's sources may be reused and all bytes have left this process.
     ///
     /// # Errors
-    /// [`Error::Poisoned`] if the group was poisoned first: the outcome of the write is unknown. A
-    /// request that ended before the poison returns without an error. [`Error::Timeout`],
-    /// [`Error::Interrupted`].
+    /// [`Error::Poisoned`] if the group was poisoned first: the write's outcome is unknown. A request
+    /// that ended before the poison returns without an error. [`Error::Timeout`], [`Error::Interrupted`].
     pub fn wait_for_request(
         &mut self,
         request: RequestId,
@@ -123,7 +122,7 @@ impl Engine {
     /// dropped afterwards; queued parts are lost with it.
     ///
     /// # Errors
-    /// As [`Engine::wait`].
+    /// Same as [`Engine::wait`].
     pub fn drain_queues(&mut self, options: &mut WaitOptions<'_>) -> Result<()> {
         drain_queues(self, options)
     }

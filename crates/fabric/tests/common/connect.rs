@@ -1,5 +1,5 @@
-//! Connection setup in its three steps: addresses, introductions, connections.
-#![allow(dead_code)] // Each test uses its part.
+//! Connection setup in three steps: addresses, introductions, connections.
+#![allow(dead_code)] // Each test uses only some items.
 
 use super::AllGather;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ pub fn soon(seconds: u64) -> Time {
     clock::now().after(Duration::from_secs(seconds))
 }
 
-/// Runs a wait that only its deadline ends.
+/// Runs a wait that ends only at the deadline.
 pub fn until<T>(deadline: Time, wait: impl FnOnce(&mut WaitLimit<'_>) -> T) -> T {
     wait(&mut WaitLimit { deadline, give_up: &mut || Ok(()) })
 }
 
-/// Connects an engine with those of all ranks in `gather`.
+/// Connects an engine with all ranks' engines in `gather`.
 pub fn connect(engine: &mut Engine, gather: &mut AllGather<'_>, deadline: Time) -> Result<()> {
     let decode = |bytes: &Vec<u8>| EngineAddress::decode(bytes).unwrap();
     let addresses: Vec<EngineAddress> =
@@ -42,7 +42,7 @@ pub fn connect(engine: &mut Engine, gather: &mut AllGather<'_>, deadline: Time) 
     until(deadline, |limit| engine.connect(&addresses, &messages, limit))
 }
 
-/// Addresses and introductions of a whole group within one process.
+/// Addresses and introductions for a whole group within one process.
 #[derive(Clone)]
 pub struct Introduced {
     pub addresses: Vec<EngineAddress>,
@@ -51,7 +51,7 @@ pub struct Introduced {
 }
 
 impl Introduced {
-    /// Runs the first two steps for every engine of a group, in rank order.
+    /// Runs the first two steps for every engine in a group, in rank order.
     pub fn of(engines: &mut [Engine]) -> Introduced {
         let addresses: Vec<EngineAddress> = engines.iter().map(|engine| engine.address()).collect();
         let messages =
@@ -59,7 +59,7 @@ impl Introduced {
         Introduced { addresses, messages }
     }
 
-    /// Runs the last step of one engine.
+    /// Runs one engine's last step.
     pub fn connect(&self, engine: &mut Engine, deadline: Time) -> Result<()> {
         let me = engine.rank().0 as usize;
         let messages: Vec<Vec<u8>> = self.messages.iter().map(|from| from[me].clone()).collect();
@@ -67,7 +67,7 @@ impl Introduced {
     }
 }
 
-/// Connects every engine of a group, each on its own thread.
+/// Connects every engine in a group, each on a separate thread.
 pub fn connect_all(engines: &mut [Engine]) {
     let introduced = &Introduced::of(engines);
     std::thread::scope(|scope| {
@@ -77,7 +77,7 @@ pub fn connect_all(engines: &mut [Engine]) {
     });
 }
 
-/// Link of a group of two without an engine, and its lane table.
+/// Link in a two-rank group without an engine, and a lane table.
 pub fn bare_link(device: &dyn Device, rank: Rank, lanes: usize) -> (Box<dyn Link>, Arc<LaneTable>) {
     let generation = Generation(0);
     let lanes = Arc::new(LaneTable::new(lanes, generation).unwrap());
@@ -85,7 +85,7 @@ pub fn bare_link(device: &dyn Device, rank: Rank, lanes: usize) -> (Box<dyn Link
     (device.open(group).unwrap(), lanes)
 }
 
-/// Connects a link of shm or copy, whose introductions are empty, with its only peer.
+/// Connects a shm or copy link, whose introductions are empty, with the only peer.
 pub fn connect_bare(link: &mut dyn Link, peer: Rank, address: &[u8], deadline: Time) -> Result<()> {
     let peers = [Introduction { peer, address, message: &[] }];
     until(deadline, |limit| link.connect(&peers, limit))

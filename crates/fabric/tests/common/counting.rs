@@ -1,4 +1,4 @@
-//! Global allocator that counts the allocations of a thread on request.
+//! Global allocator that counts a thread's allocations on request.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Runs `call` and counts the allocations of this thread.
+/// Runs `call` and counts this thread's allocations.
 pub fn counting<T>(call: impl FnOnce() -> T) -> (T, usize) {
     COUNTED.set(Some(0));
     let result = call();

@@ -1,10 +1,10 @@
-//! Layouts and constants of bindings, compared with a library's headers by a C compiler.
+//! Binding layouts and constants, compared with a library's headers by a C compiler.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// Compares each C expression with its value. Skipped, with a message, without `headers`, the first of
-/// which decides, or without a C compiler. `package`: of Debian, for the message.
+/// Compares each C expression with the value here. Skipped, with a message, without `headers`, the first
+/// of which decides, or without a C compiler. `package`: Debian package, for the message.
 pub fn assert_equal_to_headers(headers: &[&str], package: &str, lines: &[(String, u64)]) {
     let include = |header: &&str| format!("#include <{header}>\n");
     let includes: String = headers.iter().map(include).collect();

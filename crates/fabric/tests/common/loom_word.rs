@@ -1,5 +1,5 @@
-//! loom's atomics as the words of the lock-free structures.
-#![allow(dead_code)] // Each test uses its part.
+//! Loom atomics as words in the lock-free structures.
+#![allow(dead_code)] // Each test uses only some items.
 
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Condvar, Mutex};

@@ -1,5 +1,5 @@
 //! Ranks as threads or as processes, and the traffic that they exchange to test a provider.
-#![allow(dead_code, unused_imports)] // Each test uses its part.
+#![allow(dead_code, unused_imports)] // Each test uses only some items.
 
 mod connect;
 mod ranks;
@@ -22,7 +22,7 @@ use weft_fabric::{
 /// Bytes that each rank may write to each other.
 pub const SLOT: usize = 40_000;
 
-/// Runs a wait of up to `patience` that spins for `spin`.
+/// Runs a wait for up to `patience` that spins for `spin`.
 pub fn waiting<T>(
     patience: Duration,
     spin: Duration,
@@ -32,7 +32,7 @@ pub fn waiting<T>(
     f(&mut WaitOptions { deadline: clock::now().after(patience), spin, interrupted: &mut never })
 }
 
-/// Stops this process, with its threads, until it is continued.
+/// Stops this process, with all threads, until it is continued.
 pub fn stop_here() {
     // SAFETY: no pointers. A signal to this thread, so it stops here and not a little later.
     unsafe { libc::raise(libc::SIGSTOP) };
@@ -57,7 +57,7 @@ pub struct Member {
     pub remotes: BTreeMap<Rank, RemoteRegion>,
     /// Bytes that each other rank may write here.
     pub slot: usize,
-    /// Time limit of each wait of a round.
+    /// Time limit for each wait in a round.
     pub patience: Duration,
 }
 
@@ -68,9 +68,9 @@ pub struct MemberConfig {
     pub generation: Generation,
     /// Bytes that each rank may write to each other.
     pub slot: usize,
-    /// Bytes of the source.
+    /// Source bytes.
     pub source: usize,
-    /// Rounds of the counter that may be open at a time.
+    /// Counter rounds that may be open at a time.
     pub window: u32,
 }
 
@@ -81,7 +81,7 @@ impl Default for MemberConfig {
     }
 }
 
-/// Devices of a member's regions; `None`: host memory.
+/// Devices for a member's regions; `None`: host memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemberDevices {
     pub source: Option<u32>,
@@ -100,16 +100,16 @@ pub fn region(engine: &mut Engine, place: Option<u32>, length: usize) -> Region 
 pub fn put(region: &Region, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= region.memory().len());
     let to = (region.memory().address() as usize + offset) as *mut u8;
-    // SAFETY: the range was checked, and the region keeps its memory.
+    // SAFETY: the range was checked, and the region keeps the memory.
     unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
 }
 
-/// Sets bytes of a region, as [`put`].
+/// Sets bytes in a region, like [`put`].
 pub fn fill(region: &Region, offset: usize, length: usize, value: u8) {
     put(region, offset, &vec![value; length]);
 }
 
-/// Copies bytes out of a region, as [`put`].
+/// Copies bytes out of a region, like [`put`].
 pub fn take(region: &Region, offset: usize, length: usize) -> Vec<u8> {
     assert!(offset + length <= region.memory().len());
     let from = (region.memory().address() as usize + offset) as *const u8;
@@ -120,7 +120,7 @@ pub fn take(region: &Region, offset: usize, length: usize) -> Vec<u8> {
 }
 
 impl Member {
-    /// Joins a group of `size`; called by every rank.
+    /// Joins a group with `size` ranks; called by every rank.
     pub fn join(
         rank: Rank,
         size: u32,
@@ -147,7 +147,7 @@ impl Member {
         )
     }
 
-    /// Joins with memory and a counter of this shape.
+    /// Joins with memory and a counter in this shape.
     pub fn join_as(
         joining: MemberConfig,
         rank: Rank,
@@ -212,13 +212,13 @@ impl Member {
         take(&self.inbox, self.slot * peer.0 as usize, self.slot)
     }
 
-    /// Raises of its lane by a write of pages with these lengths from `peer`.
+    /// Lane raises by a write from `peer` whose pages have these lengths.
     pub fn raises(&self, peer: Rank, lengths: impl IntoIterator<Item = usize>) -> u64 {
         let lengths: Vec<u64> = lengths.into_iter().map(|length| length as u64).collect();
         self.engine.route(peer).unwrap().parts.count(lengths)
     }
 
-    /// Grants `peer` all of a region and imports the region of its grant; called by every rank with its
+    /// Grants `peer` a whole region and imports the region that it grants; called by every rank with a
     /// partner.
     pub fn exchange_regions(
         &mut self,
@@ -276,7 +276,7 @@ impl Member {
     }
 }
 
-/// Write of one rank to another in a round: bytes of a slot, and the ranges of it that are sent.
+/// One rank's write to another in a round: slot bytes, and the slot ranges that are sent.
 fn plan(seed: u64, from: Rank, to: Rank, round: u64) -> (Vec<u8>, Vec<(usize, usize)>) {
     let mut random =
         SplitMix64::new(seed ^ (u64::from(from.0) << 40) ^ (u64::from(to.0) << 20) ^ round);

@@ -1,4 +1,4 @@
-//! Providers of pairs on this machine.
+//! Pair providers on this machine.
 
 use weft_fabric::providers::OfiChoice;
 use weft_fabric::{ProviderKind, registry};
@@ -6,7 +6,7 @@ use weft_fabric::{ProviderKind, registry};
 /// Providers that pairs can use here; ofi needs libfabric.
 pub fn providers() -> Vec<ProviderKind> {
     let usable = |kind: &ProviderKind| {
-        let checked = registry::check(*kind, &OfiChoice::default(), &None);
+        let checked = registry::check(*kind, &Some(OfiChoice::default()), &None);
         checked.inspect_err(|why| println!("skipped over {}: {why}", kind.name())).is_ok()
     };
     registry::of_pairs().into_iter().filter(usable).collect()

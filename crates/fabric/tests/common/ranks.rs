@@ -1,5 +1,5 @@
-//! Ranks as threads or as processes; used by tests of other crates too.
-#![allow(dead_code)] // Each test uses its part.
+//! Ranks as threads or as processes; also used by other crates' tests.
+#![allow(dead_code)] // Each test uses only some items.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -9,18 +9,18 @@ use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 use weft_fabric::Rank;
 
-/// All-gather: returns the message of each rank, in rank order.
+/// All-gather: returns each rank's message, in rank order.
 pub type AllGather<'a> = dyn FnMut(Vec<u8>) -> Vec<Vec<u8>> + 'a;
 
 /// Time limit for any expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Time limits of ranks that are processes.
+/// Time limits for ranks that are processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Of the whole run; a rank that has not ended by then is killed.
+    /// For the whole run; a rank that has not ended by then is killed.
     pub total: Duration,
-    /// Of each gather, and of all ranks together once one has failed.
+    /// For each gather, and for all ranks together once one has failed.
     pub grace: Duration,
 }
 
@@ -30,7 +30,7 @@ impl Default for Limits {
     }
 }
 
-/// Messages of each rank so far, in order.
+/// Each rank's messages so far, in order.
 struct Gathering {
     said: Mutex<Vec<Vec<Vec<u8>>>>,
     changed: Condvar,
@@ -73,13 +73,13 @@ pub fn on_threads(size: u32, rank: impl Fn(Rank, &mut AllGather<'_>) + Send + Sy
 
 const RANK_VARIABLE: &str = "WEFT_TEST_RANK";
 
-/// Runs the test `name` of this binary as `size` processes, each with its rank in [`process_rank`]. Returns
-/// the outcome of each.
+/// Runs the test `name` in this binary as `size` processes, each with a rank in [`process_rank`]. Returns
+/// each outcome.
 pub fn on_processes(name: &str, size: u32) -> Vec<Result<(), String>> {
     on_processes_with(Limits::default(), &[], name, size)
 }
 
-/// As [`on_processes`], with time limits and additional environment variables.
+/// Same as [`on_processes`], with time limits and additional environment variables.
 pub fn on_processes_with(
     limits: Limits,
     variables: &[(&str, &str)],
@@ -103,7 +103,7 @@ pub fn on_processes_with(
     })
 }
 
-/// Process of a rank. Its drop, also by a panic, kills and reaps it.
+/// Rank process. Dropping it, also by a panic, kills and reaps it.
 struct RankProcess {
     rank: Rank,
     child: Child,
@@ -124,7 +124,7 @@ impl RankProcess {
         (RankProcess { rank, child, outcome: None }, pipes)
     }
 
-    /// Records the outcome of a process that has ended.
+    /// Records how a process has ended.
     fn has_ended(&mut self) -> bool {
         if self.outcome.is_none() {
             self.outcome = self.child.try_wait().unwrap().map(|status| match status.signal() {
@@ -153,7 +153,7 @@ impl Drop for RankProcess {
     }
 }
 
-/// Waits until all processes have ended. Kills those that are left at the end of their limit.
+/// Waits until all processes have ended. Kills the ones that are left at the limit.
 fn wait_for(ranks: &mut [RankProcess], limits: Limits, gathering: &Gathering) {
     let begin = Instant::now();
     let mut end = begin + limits.total;
@@ -176,7 +176,7 @@ fn wait_for(ranks: &mut [RankProcess], limits: Limits, gathering: &Gathering) {
 
 type Pipes = (ChildStdin, ChildStdout);
 
-/// Passes messages between a process and the gathering until the process closes its output.
+/// Passes messages between a process and the gathering until the process closes the output.
 fn relay(rank: Rank, (mut input, output): Pipes, gathering: &Gathering) -> Result<(), String> {
     for line in BufReader::new(output).lines() {
         let Ok(line) = line else { return Err(format!("the output of {rank} is no text")) };
@@ -185,13 +185,13 @@ fn relay(rank: Rank, (mut input, output): Pipes, gathering: &Gathering) -> Resul
         let mut all = gathering.gather(rank, mine.as_bytes().to_vec())?.join(&b' ');
         all.push(b'\n');
         if input.write_all(&all).is_err() {
-            break; // The process has ended; its status is the outcome.
+            break; // The process has ended; the status is the outcome.
         }
     }
     Ok(())
 }
 
-/// Removes files of a killed process that libfabric's shm leaves behind.
+/// Removes files that libfabric's shm leaves behind for a killed process.
 fn remove_files_of(process: u32) {
     let Ok(files) = std::fs::read_dir("/dev/shm") else { return };
     let prefix = format!("weft-{process}-");
@@ -201,12 +201,12 @@ fn remove_files_of(process: u32) {
     }
 }
 
-/// Rank of this process, under [`on_processes`].
+/// This process's rank, under [`on_processes`].
 pub fn process_rank() -> Option<Rank> {
     std::env::var(RANK_VARIABLE).ok().map(|rank| Rank(rank.parse().unwrap()))
 }
 
-/// All-gather of this process, under [`on_processes`].
+/// All-gather from this process, under [`on_processes`].
 pub fn process_gather(mine: Vec<u8>) -> Vec<Vec<u8>> {
     let hex: String = mine.iter().map(|byte| format!("{byte:02x}")).collect();
     println!("@{hex}");

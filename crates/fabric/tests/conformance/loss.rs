@@ -15,9 +15,8 @@ use weft_fabric::{Cause, Error, Page, Poison, Rank, clock};
 const VICTIM: Rank = Rank(1);
 const LARGE: usize = 64 << 20;
 
-/// Three processes, of which one kills itself during the rounds. The others fail and name it if the
-/// provider detects losses; otherwise a survivor may wait for the other one, which waits for the killed
-/// rank.
+/// Three processes; one kills itself during the rounds. The others fail and name it if the provider
+/// detects losses; otherwise a survivor may wait for the other one, which waits for the killed rank.
 pub fn a_killed_peer_is_named(provider: &Provider) {
     if !provider.survives_kills {
         return println!("skipped: {}: a killed rank may leave its locks locked", provider.name);
@@ -68,7 +67,7 @@ fn moment() -> Duration {
     Duration::from_micros(SplitMix64::new(u64::from(std::process::id())).below(20_000))
 }
 
-/// Runs rounds until the loss of the victim ends them.
+/// Runs rounds until the victim's loss ends them.
 fn survive(provider: &Provider, member: &mut Member) {
     let seconds = if provider.notices_death { 10 } else { 1 };
     member.patience = Duration::from_secs(seconds);
@@ -85,7 +84,7 @@ fn survive(provider: &Provider, member: &mut Member) {
     fill(&member.inbox, 0, common::SLOT, 7);
 }
 
-/// A stopped process receives no more than its kernel buffers take.
+/// A stopped process receives no more than the kernel buffers take.
 pub fn a_stopped_peer_is_named_and_a_fence_drains_its_requests(provider: &Provider) {
     if let Some(world) = provider.world {
         return a_rank_stopped_by_its_world_is_named(provider, &world());
@@ -105,7 +104,7 @@ pub fn a_stopped_peer_is_named_and_a_fence_drains_its_requests(provider: &Provid
         if provider.survives_kills {
             let _ = waited(|w| member.engine.wait(member.counter, &[(Rank(0), u64::MAX)], w));
         }
-        // Its locks are unlocked: it stops outside of the provider.
+        // All locks are unlocked: it stops outside the provider.
         std::thread::sleep(PATIENCE);
         unreachable!("it was to be stopped and killed");
     }
@@ -164,7 +163,7 @@ fn write_and_give_up(provider: &Provider, mut member: Member) {
     assert_eq!(Arc::strong_count(&memory), 1, "the source is still borrowed");
 }
 
-/// Poisons the group with a window of writes at every stage between this engine and its peer.
+/// Poisons the group with a window of writes at every stage between this engine and the peer.
 pub fn a_fence_under_load_gives_every_source_back(provider: &Provider) {
     const WRITES: usize = 64;
     const CELL: usize = 20_000;
@@ -199,7 +198,8 @@ pub fn a_fence_under_load_gives_every_source_back(provider: &Provider) {
     });
 }
 
-/// A rank writes, announces its departure through the control plane and leaves; the other one continues.
+/// A rank writes, announces that it departs through the control plane and leaves; the other one
+/// continues.
 pub fn a_peer_that_left_in_peace_poisons_nothing(provider: &Provider) {
     const LENGTH: usize = 1 << 20;
     if !provider.has(Shape::Default) {
@@ -239,8 +239,8 @@ pub fn a_peer_that_left_in_peace_poisons_nothing(provider: &Provider) {
     });
 }
 
-/// Writes of all sizes in one window, over queues that accept them all and over one that accepts one part
-/// at a time: once links have accepted all of them, the rank may leave.
+/// Writes in all sizes in one window, over queues that accept them all and over one that accepts one part
+/// at a time: once links have accepted all writes, the rank may leave.
 pub fn what_was_posted_arrives_although_its_writer_leaves(provider: &Provider) {
     const WRITES: usize = 8;
     const CELL: usize = 40_000;

@@ -1,4 +1,4 @@
-//! Regions that are released and granted again, including those at the address of freed memory.
+//! Regions that are released and granted again, some at a freed memory's address.
 
 use crate::common::{Member, MemberConfig, fill, region, take};
 use crate::provider::{Provider, Shape, settle, waited};
@@ -8,7 +8,7 @@ use weft_fabric::{Memory, MemoryKind, Page, Rank, Region, RemoteRegion};
 
 const LENGTH: usize = 64 << 10;
 
-/// Writes all of `source` to `to` in the next round, and checks the bytes of the peer's source in `inbox`.
+/// Writes all of `source` to `to` in the next round, and checks the peer's source bytes in `inbox`.
 fn cross(member: &mut Member, source: &Region, to: RemoteRegion, inbox: &Region, value: u8) {
     let (peer, counter) = (to.peer, member.counter);
     let round = member.engine.next_round(counter, peer).unwrap();
@@ -50,7 +50,7 @@ pub fn a_region_takes_the_key_of_one_that_was_released(provider: &Provider) {
             settle(member);
             member.engine.remove_remote(peer, remote.key);
             member.engine.release(&inbox);
-            // Every other region is freed, so that the next may take its address.
+            // Every other region is freed, so that the next may take the same address.
             let bytes = take(&inbox, 0, LENGTH);
             before = turn.is_multiple_of(2).then_some((inbox, bytes));
             settle(member);
@@ -62,7 +62,7 @@ pub fn a_region_takes_the_key_of_one_that_was_released(provider: &Provider) {
 /// Anonymous memory, unmapped when it is dropped.
 struct Mapping(NonNull<u8>);
 
-// SAFETY: plain memory, owned by the mapping alone.
+// SAFETY: plain memory, owned only by the mapping.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -80,7 +80,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: its own mapping, without references.
+        // SAFETY: this object's mapping, without references.
         let _ = unsafe { munmap(self.0.as_ptr().cast(), LENGTH) };
     }
 }

@@ -1,4 +1,4 @@
-//! Providers under test: constructors of their devices, and their guarantees.
+//! Providers under test: device constructors, and guarantees.
 
 use crate::common::{
     self, AllGather, Limits, Member, MemberConfig, MemberDevices, PATIENCE, on_processes_with,
@@ -12,8 +12,9 @@ use weft_fabric::providers::copy::Twin;
 use weft_fabric::providers::sim::World;
 use weft_fabric::providers::verbs::{TwinConfig, TwinNic};
 use weft_fabric::providers::{
-    CopyDevice, HostileConfig, HostileDevice, OfiConfig, OfiDevice, OfiProvider, ShmConfig,
-    ShmDevice, TcpConfig, TcpDevice, VerbsChoice, VerbsConfig, VerbsDevice, ofi,
+    CopyBackend, CopyDevice, HostileConfig, HostileDevice, OfiConfig, OfiDevice, OfiProvider,
+    ShmConfig, ShmDevice, StagedConfig, StagedDevice, TcpConfig, TcpDevice, VerbsChoice,
+    VerbsConfig, VerbsDevice, ofi,
 };
 use weft_fabric::{Device, Rank, WaitOptions};
 
@@ -23,46 +24,46 @@ pub type Opened = Result<Arc<dyn Device>, &'static str>;
 /// Provider under test.
 #[derive(Clone, Copy)]
 pub struct Provider {
-    /// Module of its tests in this binary.
+    /// Test module in this binary.
     pub name: &'static str,
-    /// Constructor of a rank's device of a shape.
+    /// Constructor for a rank's device in a shape.
     pub device: fn(Rank, Shape) -> Opened,
     /// Devices that regions lie on.
     pub places: MemberDevices,
     /// Ranks may be processes.
     pub processes: bool,
-    /// Ranks may be threads of one process.
+    /// Ranks may be threads in one process.
     pub threads: bool,
     /// True if a killed rank never blocks the others.
     pub survives_kills: bool,
     /// World that kills and stops ranks, where ranks are not processes.
     pub world: Option<fn() -> World>,
-    /// Connecting waits for a response of each peer, so it fails where one rejects it.
+    /// Connecting waits for a response from each peer, so it fails where one rejects it.
     pub answers: bool,
-    /// An introduction decides which process a rank connects to; otherwise the address alone does.
+    /// An introduction decides which process a rank connects to; otherwise only the address does.
     pub introductions_identify: bool,
-    /// Credited bytes keep their values until they are written again.
+    /// Credited bytes stay unchanged until they are written again.
     pub keeps_credited_bytes: bool,
     /// A killed peer poisons the group although no control plane reports it.
     pub notices_death: bool,
-    /// A post may complete on return, so a request may have ended although its peer sleeps.
+    /// A post may complete on return, so a request may have ended although the peer sleeps.
     pub may_be_done_at_once: bool,
     /// Longest tested write.
     pub longest: usize,
 }
 
-/// Environment variable: number of the call of [`Provider::on_ranks`] that a process runs.
+/// Environment variable: which [`Provider::on_ranks`] call a process runs, by number.
 const CALL: &str = "WEFT_TEST_CALL";
 
 thread_local! {
     /// Case that this thread, or the rank on it, runs.
     pub static CASE: Cell<&'static str> = const { Cell::new("") };
-    /// Number of calls of [`Provider::on_ranks`] in it so far.
+    /// [`Provider::on_ranks`] calls in it so far.
     static CALLS: Cell<u32> = const { Cell::new(0) };
 }
 
 impl Provider {
-    /// Provider of ranks that may be processes, with regions in host memory.
+    /// Provider for ranks that may be processes, with regions in host memory.
     pub const fn new(name: &'static str, device: fn(Rank, Shape) -> Opened) -> Provider {
         Provider {
             name,
@@ -82,18 +83,18 @@ impl Provider {
     }
 }
 
-/// Configuration of the devices of a group.
+/// Device configuration for a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shape {
     Default,
-    /// Queue of this many parts toward a peer.
+    /// Queue for this many parts toward a peer.
     Queue(usize),
     /// Limits that differ from rank to rank.
     Uneven,
 }
 
 impl Provider {
-    /// True if there are devices of this shape; otherwise prints the reason.
+    /// True if there are devices in this shape; otherwise prints the reason.
     pub fn has(&self, shape: Shape) -> bool {
         (self.device)(Rank(0), shape)
             .map_err(|why| println!("skipped: {} {shape:?}: {why}", self.name))
@@ -108,7 +109,7 @@ impl Provider {
         self.processes
     }
 
-    /// Joins a group over devices of this shape.
+    /// Joins a group over devices in this shape.
     pub fn join(
         &self,
         shape: Shape,
@@ -122,7 +123,7 @@ impl Provider {
         Member::join_as(joining, rank, size, &[device], gather)
     }
 
-    /// Runs each rank of a group on its own thread. All leave after all have returned.
+    /// Runs each rank in a group on a separate thread. All leave after all have returned.
     pub fn group(
         &self,
         shape: Shape,
@@ -142,8 +143,8 @@ impl Provider {
         });
     }
 
-    /// Runs each rank on its own thread, or in its own process where threads cannot be ranks. There the
-    /// case runs again in each process, which executes this call only.
+    /// Runs each rank on a separate thread, or in a separate process where threads cannot be ranks. There
+    /// the case runs again in each process, which executes only this call.
     pub fn on_ranks(&self, size: u32, body: impl Fn(Rank, &mut AllGather<'_>) + Send + Sync) {
         if self.threads {
             let case = CASE.get();
@@ -168,7 +169,7 @@ impl Provider {
         }
     }
 
-    /// Full name of one of its tests, for [`crate::common::on_processes`].
+    /// Full test name, for [`crate::common::on_processes`].
     pub fn test(&self, case: &str) -> String {
         format!("{}::{case}", self.name)
     }
@@ -185,7 +186,7 @@ pub fn credit(member: &mut Member, peer: Rank) {
     waited(|waiter| member.engine.wait_for_request(credit, waiter)).unwrap();
 }
 
-/// Waits without spinning, so that each wait depends on the wake-up of a sleeper.
+/// Waits without spinning, so that each wait depends on a sleeper's wake-up.
 pub fn waited<T>(wait: impl FnOnce(&mut WaitOptions<'_>) -> T) -> T {
     waiting(PATIENCE, Duration::ZERO, wait)
 }
@@ -218,7 +219,7 @@ pub fn tcp(rank: Rank, shape: Shape) -> Opened {
     Ok(Arc::new(TcpDevice::new(config).unwrap()))
 }
 
-/// Copy provider over a twin of devices.
+/// Copy provider over a device twin.
 pub fn copy_twin(rank: Rank, shape: Shape) -> Opened {
     let device = CopyDevice::over(move || Ok(Box::new(Twin::new(rank.0.into()))), "this");
     match shape {
@@ -228,7 +229,38 @@ pub fn copy_twin(rank: Rank, shape: Shape) -> Opened {
     }
 }
 
-/// `inner` in the hostile wrapper, which has its own queue.
+/// `inner` in the staging wrapper, over a device twin; a queue is slots.
+pub fn staged(inner: fn(Rank, Shape) -> Opened, rank: Rank, shape: Shape) -> Opened {
+    let device = inner(rank, shape).or_else(|_| inner(rank, Shape::Default))?;
+    let engines = CopyBackend::Twin { seed: rank.0.into() };
+    let config = StagedConfig { engines, ..StagedConfig::default() };
+    let config = match shape {
+        Shape::Default => config,
+        Shape::Queue(depth) => {
+            StagedConfig { slots: depth.min(16) as u32, slot_bytes: 1 << 12, ..config }
+        }
+        Shape::Uneven => StagedConfig { slots: 1 + rank.0, slot_bytes: 700 << rank.0, ..config },
+    };
+    Ok(Arc::new(StagedDevice::over(device, config).unwrap()))
+}
+
+pub fn staged_shm(rank: Rank, shape: Shape) -> Opened {
+    staged(shm, rank, shape)
+}
+
+pub fn staged_tcp(rank: Rank, shape: Shape) -> Opened {
+    staged(tcp, rank, shape)
+}
+
+pub fn hostile_staged_shm(rank: Rank, shape: Shape) -> Opened {
+    hostile(staged_shm, rank, shape)
+}
+
+pub fn staged_hostile_tcp(rank: Rank, shape: Shape) -> Opened {
+    staged(hostile_tcp, rank, shape)
+}
+
+/// `inner` in the hostile wrapper, which has a separate queue.
 pub fn hostile(inner: fn(Rank, Shape) -> Opened, rank: Rank, shape: Shape) -> Opened {
     let device = inner(rank, shape).or_else(|_| inner(rank, Shape::Default))?;
     let config = HostileConfig::new(17);
@@ -248,7 +280,7 @@ pub fn hostile_tcp(rank: Rank, shape: Shape) -> Opened {
     hostile(tcp, rank, shape)
 }
 
-/// Provider of libfabric.
+/// Libfabric provider.
 fn libfabric(provider: &str, rank: Rank, shape: Shape) -> Opened {
     ofi::library().map_err(|_| "there is no libfabric here (Debian: libfabric1)")?;
     let config = OfiConfig { provider: OfiProvider::new(provider), ..OfiConfig::default() };
@@ -282,7 +314,7 @@ pub fn hostile_ofi(rank: Rank, shape: Shape) -> Opened {
     hostile(ofi_tcp, rank, shape)
 }
 
-/// Provider of RDMA NICs, chosen by the environment.
+/// RDMA NIC provider, chosen by the environment.
 pub fn verbs(rank: Rank, shape: Shape) -> Opened {
     let choice = VerbsChoice::from_env().unwrap();
     choice
@@ -292,7 +324,7 @@ pub fn verbs(rank: Rank, shape: Shape) -> Opened {
     Ok(Arc::new(VerbsDevice::new(config).unwrap()))
 }
 
-/// Configuration of verbs for a shape.
+/// Verbs configuration for a shape.
 fn shaped(config: VerbsConfig, rank: Rank, shape: Shape) -> VerbsConfig {
     match shape {
         Shape::Default => config,
@@ -311,7 +343,7 @@ fn shaped(config: VerbsConfig, rank: Rank, shape: Shape) -> VerbsConfig {
     }
 }
 
-/// Provider of RDMA NICs over simulated ones in this process: two each, one, or numbers that differ.
+/// RDMA NIC provider over simulated NICs in this process: two each, one, or numbers that differ.
 pub fn verbs_twin(rank: Rank, shape: Shape) -> Opened {
     let config = shaped(VerbsConfig::default(), rank, shape);
     let count = match shape {

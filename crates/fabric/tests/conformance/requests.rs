@@ -1,4 +1,4 @@
-//! All kinds of request, and lengths from zero to 1 GiB at odd offsets.
+//! All request kinds, and lengths from zero to 1 GiB at odd offsets.
 
 use crate::common::{Member, MemberConfig, SplitMix64, fill, put, region, take};
 use crate::provider::{Provider, Shape, settle, waited};
@@ -10,10 +10,10 @@ use weft_fabric::{MemberWrite, Page, PeerWrite, Rank};
 
 const RANKS: u32 = 3;
 const SLOT: usize = 4000;
-/// Value of bytes that no write has reached.
+/// Value for bytes that no write has reached.
 const UNTOUCHED: u8 = 0xee;
 
-/// Slices of a write: offset in the source, offset in the slot, length.
+/// Slices to write: offset in the source, offset in the slot, length.
 type StridedPages = Vec<(usize, usize, usize)>;
 
 /// Requests of each kind, with the same slices toward every peer.
@@ -68,7 +68,7 @@ fn bytes_of(rank: Rank, seed: u64) -> Vec<u8> {
     (0..SLOT).map(|_| random.below(256) as u8).collect()
 }
 
-/// Raises of its lane by each peer's writes.
+/// Lane raises by each peer's writes.
 type Raises = Box<dyn Fn(&Member, Rank) -> u64>;
 
 fn pages(member: &Member, peer: Rank, slices: &StridedPages) -> Vec<Page> {
@@ -80,7 +80,7 @@ fn raises_of(slices: &StridedPages) -> Raises {
     Box::new(move |member, peer| member.raises(peer, lengths.iter().copied()))
 }
 
-/// Opens the next round toward a peer, after its credit.
+/// Opens the next round toward a peer, after the peer's credit.
 fn open_round(member: &mut Member, peer: Rank) -> u64 {
     let round = member.engine.next_round(member.counter, peer).unwrap();
     waited(|w| member.engine.wait_for_credit(member.counter, peer, round, w)).unwrap();
@@ -152,7 +152,7 @@ fn scattered_over_a_group(
     Some(raises_of(slices))
 }
 
-/// Byte at an offset of a write, by a seed.
+/// Byte at an offset in a write, by a seed.
 fn byte(seed: usize, at: usize) -> u8 {
     mix((seed as u64) << 32 ^ at as u64) as u8
 }
@@ -243,7 +243,7 @@ pub fn a_gibibyte_arrives(provider: &Provider) {
             let round = open_round(&mut member, peer);
             let request = member.engine.write(peer, counter, round, &[page]).unwrap();
             waited(|w| member.engine.wait_for_request(request, w)).unwrap();
-            // The owner responds after its check.
+            // The owner responds after checking.
             waited(|w| member.engine.wait(counter, &[(peer, 1)], w)).unwrap();
         } else {
             let raises = member.raises(peer, [length]);

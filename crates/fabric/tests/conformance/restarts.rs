@@ -1,4 +1,4 @@
-//! Ranks that restart, and introductions of their earlier processes.
+//! Ranks that restart, and introductions from earlier processes.
 
 use crate::common::{Introduced, soon, until};
 use crate::is_long;
@@ -9,10 +9,10 @@ use weft_fabric::{Engine, EngineConfig, Generation, Page, Rank, clock};
 /// Time limit for expected failures, and for a broken connection before it counts as a loss.
 const TIME: Duration = Duration::from_millis(60);
 
-/// Two ranks restart repeatedly. Usually they connect and write to each other; sometimes one of them has an
-/// introduction of an earlier process of the other. The other one rejects it. The first fails too, at the
-/// latest when it finds its connections rejected. Where a connection depends on the address alone, an old
-/// introduction with the present address changes no write.
+/// Two ranks restart repeatedly. Usually they connect and write to each other; sometimes one has an
+/// introduction from an earlier process at the other. The other one rejects it. The first fails too, at
+/// the latest when it finds that connections are rejected. Where a connection depends only on the
+/// address, an old introduction with the present address changes no write.
 pub fn an_old_introduction_connects_to_nobody(provider: &Provider) {
     if !provider.has(Shape::Default) {
         return;
@@ -32,7 +32,7 @@ pub fn an_old_introduction_connects_to_nobody(provider: &Provider) {
             Engine::new(config, Rank(rank), 2, Generation(restart as u8), &devices).unwrap()
         });
         let introduced = Introduced::of(&mut engines);
-        // A generation has 8 bits: that of 256 restarts ago is equal.
+        // A generation has 8 bits: it equals the one 256 restarts ago.
         let old = before.get(restart.checked_sub(256).unwrap_or(restart.saturating_sub(1)));
         let old = old.filter(|_| provider.answers);
         match (restart % 5, old) {
@@ -55,7 +55,7 @@ pub fn an_old_introduction_connects_to_nobody(provider: &Provider) {
     }
 }
 
-/// Rank 0 connects with an old introduction of rank 1, and with its old address if `moved`.
+/// Rank 0 connects with an old introduction from rank 1, and with rank 1's old address if `moved`.
 fn connects_to_no_rank(engines: &mut [Engine; 2], now: &Introduced, old: &Introduced, moved: bool) {
     let mut addresses = now.addresses.clone();
     if moved {

@@ -63,7 +63,7 @@ pub fn a_peer_that_does_not_poll_delays_no_other(provider: &Provider) {
     });
 }
 
-/// Seven ranks write to one that sleeps, as much as its window permits.
+/// Seven ranks write to one that sleeps, as much as the window permits.
 pub fn nothing_is_lost_while_an_owner_does_not_poll(provider: &Provider) {
     const RANKS: u32 = 8;
     const WINDOW: usize = 16;
@@ -105,7 +105,7 @@ pub fn nothing_is_lost_while_an_owner_does_not_poll(provider: &Provider) {
     });
 }
 
-/// A write of 64 MiB toward a peer that does not poll, and a wait whose deadline has passed.
+/// A 64 MiB write toward a peer that does not poll, and a wait whose deadline has passed.
 pub fn a_deadline_that_passes_leaves_the_request_until_it_drains(provider: &Provider) {
     const LARGE: usize = 64 << 20;
     provider.group(Shape::Default, MemberConfig::default(), 2, |member, gather| {
@@ -149,7 +149,7 @@ pub fn a_deadline_that_passes_leaves_the_request_until_it_drains(provider: &Prov
             waited(|w| member.engine.wait(counter, &[(peer, raises)], w)).unwrap();
             assert!(take(&inbox, 0, LARGE).iter().all(|seen| *seen == 7));
             credit(member, peer);
-            // Both ends of the counter are in the same round.
+            // Both counter ends are in the same round.
             let answer = member.engine.signal(peer, counter, 0).unwrap();
             waited(|w| member.engine.wait_for_request(answer, w)).unwrap();
         }
@@ -161,7 +161,7 @@ pub fn a_deadline_that_passes_leaves_the_request_until_it_drains(provider: &Prov
     });
 }
 
-/// Over a device whose queue is always full, waits for a write and for a scatter end at their deadlines and
+/// Over a device whose queue is always full, waits for a write and for a scatter end at the deadline and
 /// name the peers; a fence drains both.
 pub fn a_queue_that_stays_full_ends_the_wait_and_names_the_peer(provider: &Provider) {
     if !provider.has(Shape::Default) {

@@ -1,8 +1,8 @@
-//! Simulator for ranks that are threads: each poll of a link advances the world's clock to its next event.
+//! Simulator for ranks that are threads: each link poll advances the world's clock to the next event.
 //!
-//! A case has one [`World`], with rough faults and a seed, in which each of its groups opens links. A rank
-//! that is about to sleep advances the clock until the calendar is empty, so that no sleeper waits for time
-//! to pass. A link that closes does the same, as other links wait for delivery, and fails the case on any
+//! A case has one [`World`], with rough faults and a seed, in which each group opens links. A rank that
+//! is about to sleep advances the clock until the calendar is empty, so that no sleeper waits for time to
+//! pass. A link that closes does the same, as other links wait for delivery, and fails the case on any
 //! recorded violation ([`World::violations`]).
 
 use crate::provider::{CASE, Opened, Shape};
@@ -16,11 +16,11 @@ use weft_fabric::{
     WaitLimit,
 };
 
-/// Number of ranks of each world: that of the largest group of a case.
+/// World size: as large as the largest group in a case.
 const RANKS: u32 = 8;
 const SEED: u64 = 23;
 
-/// World of the case that this thread runs, for this shape.
+/// World for the case that this thread runs, in this shape.
 fn world(shape: Shape) -> World {
     static WORLDS: Mutex<Option<HashMap<(&str, Shape), World>>> = Mutex::new(None);
     let mut worlds = WORLDS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,16 +41,16 @@ fn config(shape: Shape) -> WorldConfig {
     }
 }
 
-/// Device of a rank in the case's world.
+/// A rank's device in the case's world.
 pub fn sim(rank: Rank, shape: Shape) -> Opened {
     if shape == Shape::Uneven {
-        return Err("limits are those of the world, the same at all ranks");
+        return Err("the world sets the limits, the same at all ranks");
     }
     let world = world(shape);
     Ok(Arc::new(Stepped { inner: world.device(rank), world }))
 }
 
-/// World in which a case kills and stops ranks: that of its groups of the default shape.
+/// World in which a case kills and stops ranks: the world of the default-shape groups.
 pub fn sim_world() -> World {
     world(Shape::Default)
 }

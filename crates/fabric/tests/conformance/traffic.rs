@@ -20,7 +20,7 @@ fn rounds(member: &mut Member, seed: u64, rounds: u64) {
     for round in 0..rounds {
         member.round(seed, round).unwrap();
     }
-    // Its next round is that of a barrier.
+    // The next round belongs to a barrier.
     let counter = member.counter;
     for peer in member.engine.peers().collect::<Vec<_>>() {
         waited(|w| member.engine.wait_for_credit(counter, peer, rounds, w)).unwrap();
@@ -58,13 +58,13 @@ pub fn ranks_configured_differently_reach_each_other(provider: &Provider) {
 
 pub fn writes_in_random_order_arrive_byte_for_byte(provider: &Provider) {
     let writes = if is_long() { 1_000_000 } else { 20_000 };
-    // Each of the two ranks writes half of them.
+    // Each rank writes half.
     let stream = Stream::new(provider, 22, writes / 2);
     provider.group(Shape::Default, Stream::CONFIG, 2, |member, _| stream.run(member));
 }
 
 /// Writes from each rank to each other in random order, as many rounds at a time as the window has. Each
-/// round has a cell of the slot, of which it writes one or more ranges.
+/// round has a cell in the slot, and writes one or more ranges there.
 struct Stream {
     seed: u64,
     writes: u64,
@@ -72,7 +72,7 @@ struct Stream {
     keeps_credited_bytes: bool,
 }
 
-/// Bytes of a round's cell.
+/// Bytes in a round's cell.
 const CELL: usize = 4096;
 const WINDOW: usize = 32;
 const MOST_RANKS: usize = 4;
@@ -82,9 +82,9 @@ struct Outgoing {
     peer: Rank,
     /// Rounds that the window permits and that are not written.
     open: Vec<u64>,
-    /// Number of permitted rounds.
+    /// Rounds permitted.
     permitted: u64,
-    /// Last request of each cell.
+    /// Last request on each cell.
     requests: Vec<Option<RequestId>>,
 }
 
@@ -101,7 +101,7 @@ impl Stream {
         Stream { seed, writes, keeps_credited_bytes: provider.keeps_credited_bytes }
     }
 
-    /// Ranges of a round's cell, and the value of its bytes.
+    /// Ranges in a round's cell, and the byte value.
     fn plan(&self, from: Rank, to: Rank, round: u64) -> (Vec<(usize, usize)>, u8) {
         let ends = u64::from(from.0) << 56 | u64::from(to.0) << 48;
         let mut random = SplitMix64::new(self.seed << 32 ^ ends ^ round);
@@ -143,7 +143,7 @@ impl Stream {
                 std::thread::sleep(Duration::from_micros(20));
             }
         }
-        // Its next round is that of a barrier.
+        // The next round belongs to a barrier.
         for Outgoing { peer, requests, .. } in outgoing {
             let counter = member.counter;
             let credits = self.writes + WINDOW as u64 - 1;
@@ -154,7 +154,7 @@ impl Stream {
         }
     }
 
-    /// Writes some of the rounds that are open, in random order.
+    /// Writes some open rounds, in random order.
     fn write_some(&self, member: &mut Member, to: &mut Outgoing, random: &mut SplitMix64) -> usize {
         let (me, counter) = (member.engine.rank(), member.counter);
         while to.permitted < self.writes
@@ -171,7 +171,7 @@ impl Stream {
             let round = to.open[place];
             let cell = round as usize % WINDOW;
             if to.requests[cell].is_some_and(|request| !member.engine.is_drained(request)) {
-                // The peer has all of it, and this end still borrows the source.
+                // The peer has all the bytes, and this end still borrows the source.
                 continue;
             }
             to.open.swap_remove(place);
@@ -191,7 +191,7 @@ impl Stream {
         written
     }
 
-    /// Reads the rounds of a peer that are complete, in order.
+    /// Reads a peer's complete rounds, in order.
     fn read_some(&self, member: &mut Member, (peer, round): &mut (Rank, u64)) -> usize {
         let (me, counter) = (member.engine.rank(), member.counter);
         let begin = *round;
@@ -219,7 +219,7 @@ impl Stream {
     }
 }
 
-/// Scatters of several writes to each of seven peers, over queues of two parts.
+/// Scatters with several writes to each of seven peers, over two-part queues.
 pub fn a_scatter_cut_short_by_a_full_queue_arrives_whole(provider: &Provider) {
     const RANKS: usize = 8;
     const WRITES: usize = 5;
@@ -288,7 +288,8 @@ pub fn a_sleeping_rank_is_woken_for_each_turn(provider: &Provider) {
     });
 }
 
-/// Each rank writes right after its credit, which the write then carries where the route permits it.
+/// Each rank writes right after giving a credit, which the write then carries where the route permits it.
+/// Elsewhere the credit leaves behind the write, so two rounds in the window have separate bytes.
 pub fn credits_that_writes_carry_arrive(provider: &Provider) {
     const TURNS: u64 = 300;
     const LENGTH: usize = 100;
@@ -297,9 +298,11 @@ pub fn credits_that_writes_carry_arrive(provider: &Provider) {
         let (me, counter) = (member.engine.rank(), member.counter);
         let peer = Rank(1 - me.0);
         let value = |rank: Rank, turn: u64| (1 + (turn * 2 + u64::from(rank.0)) % 255) as u8;
+        let place = |turn: u64| turn as usize % 2 * LENGTH;
         let read = |member: &mut Member, turn: u64| {
             waited(|w| member.engine.wait(counter, &[(peer, 1)], w)).unwrap();
-            assert!(member.slot_of(peer)[..LENGTH] == [value(peer, turn); LENGTH], "turn {turn}");
+            let seen = &member.slot_of(peer)[place(turn)..][..LENGTH];
+            assert!(seen == [value(peer, turn); LENGTH], "turn {turn}");
             member.engine.credit(peer, counter).unwrap();
         };
         for turn in 0..TURNS {
@@ -307,7 +310,7 @@ pub fn credits_that_writes_carry_arrive(provider: &Provider) {
                 read(member, turn);
             }
             fill(&member.source, 0, LENGTH, value(me, turn));
-            let page = member.page(peer, 0, 0, LENGTH);
+            let page = member.page(peer, 0, place(turn), LENGTH);
             let request = match member.engine.write(peer, counter, turn, &[page]) {
                 Err(Error::NoCredit { .. }) => {
                     waited(|w| member.engine.wait_for_credit(counter, peer, turn, w)).unwrap();
@@ -320,7 +323,7 @@ pub fn credits_that_writes_carry_arrive(provider: &Provider) {
                 read(member, turn);
             }
         }
-        // All rounds of the window are credited.
+        // All rounds in the window are credited.
         waited(|w| member.engine.wait_for_credit(counter, peer, TURNS + 1, w)).unwrap();
     });
 }

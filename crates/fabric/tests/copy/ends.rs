@@ -1,4 +1,4 @@
-//! Ranks over twins of devices, and pairs of links without engines.
+//! Ranks over device twins, and link pairs without engines.
 
 use crate::common::{AllGather, Member, MemberDevices, PATIENCE, bare_link, connect_bare, until};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub fn join(places: MemberDevices, rank: Rank, size: u32, gather: &mut AllGather
     Member::join_on(places, rank, size, &devices, gather)
 }
 
-/// Bytes of each region of a [`Pair`].
+/// Bytes in each region of a [`Pair`].
 pub const BYTES: usize = 10_000;
 const LANES: usize = 8;
 
@@ -35,15 +35,15 @@ pub struct Pair {
     pub writer: Box<dyn Link>,
     pub owner: Box<dyn Link>,
     pub lanes: Arc<LaneTable>,
-    /// Regions of the writer on device 0 and in host memory, of the owner on device 1 and in host memory.
+    /// The writer's regions on device 0 and in host memory, the owner's on device 1 and in host memory.
     pub sources: [Arc<Memory>; 2],
     pub inboxes: [Arc<Memory>; 2],
     pub sink: Sink,
 }
 
-/// Key of the device region.
+/// Device region key.
 pub const DEVICE: u32 = 0;
-/// Key of the host region.
+/// Host region key.
 pub const HOST: u32 = 1;
 
 impl Pair {
@@ -74,7 +74,7 @@ impl Pair {
         Pair { writer, owner, lanes, sources, inboxes, sink: Sink::default() }
     }
 
-    /// Posts pages of 100 bytes: source region, destination region, offset.
+    /// Posts 100-byte pages: source region, destination region, offset.
     pub fn post(
         &mut self,
         token: u64,
@@ -111,7 +111,7 @@ impl Pair {
         self.writer.poll(clock::now(), &mut self.sink);
     }
 
-    /// Polls until `parts` parts have ended; returns their tokens with causes of failure.
+    /// Polls until `parts` parts have ended; returns tokens with failure causes.
     pub fn ended(&mut self, parts: usize) -> Vec<(u64, Option<String>)> {
         let deadline = clock::now().after(PATIENCE);
         while self.ended_parts() < parts && clock::now() < deadline {

@@ -16,7 +16,7 @@ fn a_copy_that_is_refused_fails_its_part_and_raises_nothing() {
     controls.refuse_copies.store(true, SeqCst);
     let why = pair.post(1, 0, &[(HOST, HOST, 0), (DEVICE, DEVICE, 0)]).unwrap_err();
     assert!(why.contains("refuse"), "{why}");
-    // A part beyond its region fails once its started copies are complete, and not before.
+    // A part beyond the region fails once the started copies are complete, and not before.
     controls.refuse_copies.store(false, SeqCst);
     controls.pause.store(true, SeqCst);
     let beyond = u64::MAX - 50;

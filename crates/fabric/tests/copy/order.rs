@@ -1,4 +1,4 @@
-//! Order of lanes and copies, sharing of events, and the bound on copies in flight.
+//! Lane and copy order, event sharing, and the bound on copies in flight.
 
 use crate::ends::{DEVICE, HOST, Pair, bytes, controlled, copy, fill};
 use std::sync::Arc;

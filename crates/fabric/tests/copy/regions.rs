@@ -127,7 +127,7 @@ fn entries_that_are_none_are_refused() {
     // A descriptor that never arrives.
     let error = import(&mut pair, 5, 10, &entry, clock::now());
     assert!(matches!(error, Err(Error::Connect { provider: ProviderKind::Copy, .. })), "{error:?}");
-    // A descriptor of less memory than announced.
+    // A descriptor for less memory than announced.
     let memory = pair.owner.allocate(0, 10).unwrap().unwrap();
     pair.owner.register(RegionKey(2), &memory.into()).unwrap();
     let entry = pair.owner.grant(RegionKey(2), Rank(0), 0..10).unwrap();

@@ -1,11 +1,11 @@
-//! Random writes between all kinds of memory, byte for byte.
+//! Random writes between all memory kinds, byte for byte.
 
 use crate::common::{MemberDevices, PATIENCE, on_threads, put, region, take, waiting};
 use crate::ends::join;
 use std::time::Duration;
 use weft_fabric::{Page, Rank, clock};
 
-/// Devices of sources and inboxes.
+/// Devices for sources and inboxes.
 const PLACES: [MemberDevices; 4] = [
     MemberDevices { source: Some(0), inbox: Some(1) },
     MemberDevices { source: Some(2), inbox: None },
@@ -27,7 +27,7 @@ fn threads_write_random_pages_between_all_kinds_of_memory() {
     }
 }
 
-/// Four kinds of pages under one lane, from sources on two devices.
+/// Four page kinds under one lane, from sources on two devices.
 #[test]
 fn one_write_may_mix_devices_and_host_memory() {
     const EACH: usize = 3000;

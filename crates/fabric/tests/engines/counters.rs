@@ -7,7 +7,7 @@ use weft_fabric::{
     Engine, EngineConfig, Error, Generation, Grant, Lane, LaneId, ProviderKind, Rank,
 };
 
-/// Lanes of ten thousand counters: a block of two serves 255 of them.
+/// Lanes for ten thousand counters: a two-lane block serves 255 counters.
 const LANES: usize = 128;
 
 #[test]
@@ -41,7 +41,7 @@ fn ten_thousand_counters_are_used_once_each_in_bounded_lanes() {
     }
 }
 
-/// Rank 0 has lanes for one counter and half of another. Rank 1 raises the lane that it would have had of
+/// Rank 0 has lanes for one counter and half another. Rank 1 raises the lane that it would have had on
 /// the other counter: the raise is dropped, and the created counter still counts.
 #[test]
 fn a_raise_of_a_half_made_counter_is_dropped() {
@@ -71,7 +71,7 @@ fn a_raise_of_a_half_made_counter_is_dropped() {
                 let behind = |lane: Lane, places| {
                     Lane::new(LaneId::new(lane.id().get() + places).unwrap(), lane.generation())
                 };
-                // Rank 0 issued two lanes to each of its peers for the first counter.
+                // Rank 0 issued two lanes to each peer for the first counter.
                 (forged.data, forged.credit) = (behind(forged.data, 4), behind(forged.credit, 4));
                 let other = engine.counter().unwrap();
                 engine.import(peer, &grant, &[other], soon(20)).unwrap();

@@ -1,5 +1,4 @@
-//! Event loops of the program: armed and asleep on the engine's descriptor, while other calls make
-//! progress.
+//! Program event loops: armed and asleep on the engine's descriptor, while other calls make progress.
 
 use crate::common::{AllGather, PATIENCE, soon, waiting};
 use crate::{KINDS, peer_of, shared, two};
@@ -69,7 +68,7 @@ fn take_events(mut engine: Engine, gather: &mut AllGather<'_>, what: &str, other
         );
         gather(Vec::new());
         gather(Vec::new());
-        // The signal was sent; other calls take it, as another thread of the program would.
+        // The signal was sent; other calls take it, as another thread in the program would.
         let begin = Instant::now();
         while engine.count(counter, peer).unwrap() == 0 {
             assert!(begin.elapsed() < PATIENCE);
@@ -148,7 +147,7 @@ fn a_loop_that_sleeps_finds_its_peer_lost_when_the_grace_is_over() {
     loses_its_peer(|_| {});
 }
 
-/// Another call takes the broken connection, so that the timer alone wakes the loop.
+/// Another call takes the broken connection, so that only the timer wakes the loop.
 #[test]
 fn a_loop_finds_its_peer_lost_although_another_call_took_the_break() {
     loses_its_peer(|engine| {
@@ -186,14 +185,14 @@ fn a_poison_of_another_thread_wakes_a_loop() {
     }
 }
 
-/// Calls of the engine's owner until `done`, which take the events of the descriptor.
+/// Calls by the engine's owner until `done`, which take the descriptor's events.
 fn until(engine: &mut Engine, mut done: impl FnMut(&mut Engine) -> bool) {
     let begin = Instant::now();
     while !done(engine) {
         assert!(begin.elapsed() < PATIENCE);
         engine.progress();
     }
-    // Over shm a count is visible before its dirty bit.
+    // Over shm a count is visible before the dirty bit.
     let settled = Instant::now();
     while settled.elapsed() < Duration::from_millis(20) {
         engine.progress();
@@ -209,7 +208,7 @@ fn arms_eventually(engine: &mut Engine) {
     }
 }
 
-/// A wait removes its lane from the list of raised lanes; a credit that arrived with it stays there.
+/// A wait removes the lane from the list of raised lanes; a credit that arrived with it stays there.
 #[test]
 fn a_credit_stays_reported_although_a_wait_took_its_lane() {
     for kind in KINDS {
@@ -228,7 +227,7 @@ fn a_credit_stays_reported_although_a_wait_took_its_lane() {
                 let (raised, credits) = (engine.count(data, peer), engine.credits(credited, peer));
                 raised.unwrap() == 1 && credits.unwrap() == 1
             });
-            // Only the credit and the raise are left: the completion of the signal was taken.
+            // Only the credit and the raise are left: the signal's completion was taken.
             waiting(PATIENCE, Duration::ZERO, |waiter| engine.wait(data, &[(peer, 1)], waiter))
                 .unwrap();
             assert!(!engine.arm(), "{kind}: the credit was dropped");
@@ -273,7 +272,7 @@ fn the_end_of_a_request_wakes_a_loop_although_another_call_took_it() {
     });
 }
 
-/// Another call takes the wake-up of a poison before the loop arms.
+/// Another call takes a poison's wake-up before the loop arms.
 #[test]
 fn a_loop_does_not_sleep_on_a_poison_that_another_call_took() {
     for kind in KINDS {

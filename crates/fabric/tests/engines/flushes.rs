@@ -13,12 +13,12 @@ use weft_fabric::{
 
 use crate::common::soon;
 
-/// Recorded call of a link.
+/// Recorded link call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Credit,
     Write(Rank),
-    /// Scatter with this number of parts.
+    /// Scatter with this many parts.
     Scatter(usize),
     Flush,
 }
@@ -27,7 +27,7 @@ enum Call {
 #[derive(Default)]
 struct Recorder {
     calls: Arc<Mutex<Vec<Call>>>,
-    /// Lane table of its engine.
+    /// The engine's lane table.
     group: Mutex<Option<Membership>>,
 }
 
@@ -121,7 +121,7 @@ impl Link for RecorderLink {
 
 const RANKS: u32 = 4;
 
-/// Rank 0 of a group whose peers are grants without processes.
+/// Rank 0 in a group whose peers are grants without processes.
 struct SingleRank {
     engine: Engine,
     device: Arc<Recorder>,

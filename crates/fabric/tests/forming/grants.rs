@@ -1,4 +1,4 @@
-//! Grants of a peer that dies, or whose memory does not arrive.
+//! Grants from a peer that dies, or whose memory does not arrive.
 
 use crate::{Introduced, PATIENCE, PROMPT, assert_lost, join, two};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -9,14 +9,14 @@ use weft_fabric::{
     Result, clock,
 };
 
-/// Rank 1 of a group: an engine that a test drives by hand.
+/// Rank 1 in a group: an engine that a test drives by hand.
 struct ManualRank {
     control: Control,
     engine: Engine,
 }
 
 impl ManualRank {
-    /// Its part in `Communicator::over`.
+    /// Rank 1's side of `Communicator::over`.
     fn join(control: Control, kind: ProviderKind) -> ManualRank {
         let engine = Introduced::new(&control, kind).connect();
         let mut by_hand = ManualRank { control, engine };
@@ -28,21 +28,21 @@ impl ManualRank {
         by_hand
     }
 
-    /// Its part in the exchange of grants of `Communicator::share`.
+    /// Rank 1's side of the grant exchange in `Communicator::share`.
     fn exchange_grants(&self, grant: &Grant) -> Grant {
         let grants = [grant.encode(), Vec::new()];
         let traded = self.control.exchange_as(Operation::Share, &grants, PATIENCE).unwrap();
         Grant::decode(&traded[0]).unwrap()
     }
 
-    /// Grants a region over shm without sending its descriptor.
+    /// Grants a region over shm without sending a descriptor.
     fn grant_without_memory(&self) {
         let entry = u64::MAX.to_le_bytes().to_vec();
         let region = RegionGrant { key: RegionKey(9), length: 8, entry };
         self.exchange_grants(&Grant { regions: vec![region], counters: Vec::new() });
     }
 
-    /// Ends as a killed process, closing its connections in this order.
+    /// Ends as a killed process, closing connections in this order.
     fn dies(self, links_first: bool) {
         let ManualRank { control, engine } = self;
         let kept = (!links_first).then_some(engine);
@@ -95,8 +95,8 @@ fn a_peer_that_dies_while_grants_are_exchanged_is_lost() {
     }
 }
 
-/// Error of a wait of rank 0 for memory of rank 1 that does not arrive. `meanwhile` runs beside that wait,
-/// `interrupt` within it.
+/// Error from a wait at rank 0 for memory from rank 1 that does not arrive. `meanwhile` runs beside that
+/// wait, `interrupt` within it.
 fn waits_for_memory(interrupt: fn(&Communicator), meanwhile: fn(&Communicator)) -> Error {
     let communicator: Arc<OnceLock<Arc<Communicator>>> = Arc::default();
     let [here, there] = two(1, |config| {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use weft_fabric::{Error, Rank, Result};
+use weft_control::{Cause, PeerStatus, Poison, local_world};
+use weft_fabric::{Communicator, Error, ProviderKind, Rank, Result};
 
-/// Error of `joins` and its duration, while a rank of the same group is introduced and does not connect.
-/// `meanwhile` runs at that rank, with its engine.
+/// Error from `joins` and how long it took, while a rank in the same group is introduced and does not
+/// connect. `meanwhile` runs at that rank, with the engine there.
 fn failed_join<T>(
     joins: impl FnOnce() -> Result<T> + Send,
     absent: impl FnOnce() -> Introduced + Send,
@@ -54,7 +55,7 @@ fn an_interrupt_ends_the_wait_for_links() {
     }
 }
 
-/// Its control connections break before or after its links do.
+/// The peer's control connections break before or after the links do.
 #[test]
 fn a_peer_that_dies_while_links_connect_is_named_at_once() {
     for ((kind, absent), links_first) in
@@ -77,7 +78,7 @@ fn a_peer_that_dies_while_links_connect_is_named_at_once() {
     }
 }
 
-/// The time limit of `init` is shared by the control plane and the links.
+/// The control plane and the links share the `init` time limit.
 #[test]
 fn links_connect_within_what_is_left_of_the_time_to_join() {
     const TIME: Duration = Duration::from_secs(2);
@@ -109,5 +110,57 @@ fn links_of_a_new_group_connect_within_the_timeout_of_reform() {
         let peer = Rank(absent as u32);
         assert!(matches!(&error, Error::Connect { peer: p, .. } if *p == peer), "{kind}: {error}");
         assert!(took < PROMPT, "{kind}: {took:?}");
+    }
+}
+
+/// The survivors poll no engine between the loss and `reform`. The lost rank keeps the links, as a stopped
+/// process does, and finds that they are closed.
+#[test]
+fn links_of_the_old_group_are_closed_by_a_reform_that_follows_no_poll() {
+    let cause = cause_at_the_lost_rank(|survivors| {
+        let since = Instant::now();
+        let noticed = |old: &Communicator| {
+            old.control().mesh().unwrap().peer_status(Rank(2)) == PeerStatus::Lost
+        };
+        while !survivors.iter().all(noticed) {
+            assert!(since.elapsed() < PROMPT, "the control connections are open");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    assert_eq!(cause.kind, Cause::Lost, "{}", cause.detail);
+}
+
+#[test]
+fn links_of_the_old_group_are_closed_by_a_reform_that_is_the_first_to_learn_of_the_loss() {
+    let cause = cause_at_the_lost_rank(|_| ());
+    // A thread closes the control connections: before that, it may be told of the new group.
+    assert!(matches!(cause.kind, Cause::Lost | Cause::User), "{}", cause.detail);
+}
+
+/// Poison at a rank that the others lose: they re-form after `meanwhile`.
+fn cause_at_the_lost_rank(meanwhile: impl FnOnce(&[Communicator])) -> Poison {
+    let three: Vec<Communicator> = std::thread::scope(|scope| {
+        let world = local_world(3, |_| {}).unwrap().into_iter();
+        let joins = world.map(|control| scope.spawn(|| join(control, ProviderKind::Tcp).unwrap()));
+        let joins: Vec<_> = joins.collect();
+        joins.into_iter().map(|join| join.join().unwrap()).collect()
+    });
+    let (lost, survivors) = three.split_last().unwrap();
+    lost.control().mesh().unwrap().abandon();
+    meanwhile(survivors);
+    let newer: Vec<Communicator> = std::thread::scope(|scope| {
+        let reforms: Vec<_> =
+            survivors.iter().map(|old| scope.spawn(|| old.reform(PATIENCE).unwrap())).collect();
+        reforms.into_iter().map(|reform| reform.join().unwrap()).collect()
+    });
+    assert!(newer.iter().all(|communicator| communicator.world_size() == 2));
+    let since = Instant::now();
+    loop {
+        lost.engine().progress();
+        if let Err(Error::Poisoned(cause)) = lost.engine().check() {
+            return cause;
+        }
+        assert!(since.elapsed() < PROMPT, "the links of the old group are open");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -7,7 +7,7 @@ use weft_fabric::link::{Introduction, PostStatus, Sink, WorkRequest};
 use weft_fabric::providers::OfiConfig;
 use weft_fabric::{Lane, LaneTable, Link, Memory, Page, Rank, RegionKey, TrafficClass, clock};
 
-/// One of a pair of connected links without engines, over tcp.
+/// One end in a connected link pair without engines, over tcp.
 struct End {
     link: Box<dyn Link>,
     lanes: Arc<LaneTable>,
@@ -35,8 +35,8 @@ impl End {
         self.link.post(&work, &mut self.sink).unwrap()
     }
 
-    /// Signals until the link accepts no more, polling for completions; returns the number of accepted
-    /// signals.
+    /// Signals until the link accepts no more, polling for completions; returns how many signals were
+    /// accepted.
     fn signal_until_full(&mut self, lane: Lane) -> u32 {
         let mut taken = 0;
         let mut refused = 0;
@@ -58,8 +58,8 @@ fn lane_of(bytes: &[u8]) -> Lane {
     Lane::from_immediate(u32::from_le_bytes(bytes.try_into().unwrap()))
 }
 
-/// Rank 0 sends; rank 1 counts on a lane that it releases in between, so that late arrivals of a free lane
-/// count too.
+/// Rank 0 sends; rank 1 counts on a lane that it releases in between, so that late arrivals on a free
+/// lane count too.
 #[test]
 fn no_more_arrivals_than_agreed_lie_unconsumed() {
     if providers().is_empty() {
@@ -86,7 +86,7 @@ fn no_more_arrivals_than_agreed_lie_unconsumed() {
                 while round < 3 && end.lanes.value(lane.id()) == seen {
                     end.link.poll(clock::now(), &mut end.sink);
                 }
-                // Arrivals that are still on their way.
+                // Arrivals that are still under way.
                 for _ in 0..200 {
                     end.link.poll(clock::now(), &mut end.sink);
                     std::thread::sleep(std::time::Duration::from_micros(100));
@@ -107,7 +107,7 @@ fn no_more_arrivals_than_agreed_lie_unconsumed() {
     });
 }
 
-/// Writes to a granted region arrive; once the owner has released the region, its memory is unchanged.
+/// Writes to a granted region arrive; once the owner has released the region, the memory is unchanged.
 #[test]
 fn a_released_region_is_no_longer_written() {
     if providers().is_empty() {
@@ -149,7 +149,7 @@ fn a_released_region_is_no_longer_written() {
                 };
                 assert_eq!(end.link.post(&work, &mut end.sink), Ok(PostStatus::InFlight));
             }
-            // Long enough for the write, and for its failure.
+            // Long enough for the write, and for it to fail.
             for _ in 0..2000 {
                 end.link.poll(clock::now(), &mut end.sink);
                 std::thread::sleep(std::time::Duration::from_micros(100));

@@ -93,7 +93,7 @@ fn a_rank_killed_over_tcp_leaves_the_others_with_an_error_and_nothing_under_way(
     poisoned_group_ends(&mut member, Rank(1));
 }
 
-/// The stopped rank resumes after the group was poisoned without it. It stops outside of libfabric's calls:
+/// The stopped rank resumes after the group was poisoned without it. It stops outside libfabric's calls:
 /// libfabric's shm keeps locks in shared memory, and a call that waits for one does not return.
 #[test]
 fn a_stopped_rank_is_cut_off_and_goes_on_later_without_harm() {
@@ -126,7 +126,7 @@ fn a_stopped_rank_is_cut_off_and_goes_on_later_without_harm() {
         inbox.memory().fill(0, inbox.memory().len(), 9);
         kill_process(stopped, Signal::CONT).unwrap();
         gather(Vec::new());
-        // libfabric's shm writes directly into the memory of a peer, and is not checked.
+        // Libfabric's shm writes directly into a peer's memory, and is not checked.
         if provider != "shm" {
             let length = inbox.memory().len();
             assert!(common::take(&inbox, 0, length).iter().all(|&byte| byte == 9));

@@ -5,7 +5,7 @@ mod layouts;
 
 use weft_fabric::providers::ofi::layout;
 
-/// Offsets, sizes and constants of the bindings equal those that a C compiler finds in the headers.
+/// Binding offsets, sizes and constants equal what a C compiler finds in the headers.
 #[test]
 fn layouts_are_those_of_the_headers() {
     let lines = layout();

@@ -1,4 +1,4 @@
-//! Senders: arrivals on a lane of another peer, where the provider names senders.
+//! Senders: arrivals on another peer's lane, where the provider names senders.
 
 use crate::common::{self, AllGather, on_processes, process_gather, soon, until};
 use crate::{chosen, config, device, providers};
@@ -11,10 +11,10 @@ use weft_fabric::{Generation, Lane, LaneTable, Link, Rank, TrafficClass, clock};
 const RANKS: u32 = 3;
 const OWNER: Rank = Rank(0);
 const FORGER: Rank = Rank(2);
-/// Signals of each writer on its own lane.
+/// Signals from each writer on the writer's lane.
 const SIGNALS: u64 = 50;
 
-/// Connected link of a group of three, without an engine.
+/// Connected link in a three-rank group, without an engine.
 struct End {
     link: Box<dyn Link>,
     lanes: Arc<LaneTable>,
@@ -48,7 +48,7 @@ impl End {
         End { link, lanes, sink: Sink::default() }
     }
 
-    /// Raises a lane of the owner `count` times and waits until all signals have left.
+    /// Raises an owner's lane `count` times and waits until all signals have left.
     fn signal(&mut self, lane: Lane, count: u64) {
         let mut under_way = 0;
         for token in 0..count {
@@ -81,8 +81,8 @@ impl End {
         self.sink.completed.clear();
     }
 
-    /// Polls until `count` signals have arrived on these lanes or were dropped; returns the number of
-    /// dropped ones.
+    /// Polls until `count` signals have arrived on these lanes or were dropped; returns how many were
+    /// dropped.
     fn receive(&mut self, lanes: [Lane; 2], count: u64) -> u64 {
         let deadline = soon(20);
         loop {
@@ -97,8 +97,8 @@ impl End {
     }
 }
 
-/// Both writers raise their own lanes, and the forger also that of the other. Returns the number of
-/// arrivals that the owner dropped.
+/// Both writers raise their own lanes, and the forger also the other's. Returns how many arrivals the
+/// owner dropped.
 fn forge(rank: Rank, config: OfiConfig, gather: &mut AllGather<'_>) -> Option<u64> {
     let mut end = End::connect(rank, config, gather);
     let lanes = [1, 2].map(|peer| end.lanes.issue(Rank(peer), 2).unwrap());
@@ -125,8 +125,8 @@ fn forge(rank: Rank, config: OfiConfig, gather: &mut AllGather<'_>) -> Option<u6
     dropped
 }
 
-/// libfabric's shm and tcp name senders (tcp has such endpoints in 2.x). ofi_rxm does not: there an arrival
-/// counts as its lane holder's.
+/// Libfabric's shm and tcp name senders (tcp has such endpoints in 2.x). ofi_rxm does not: there an
+/// arrival counts as the lane holder's.
 #[test]
 fn a_lane_that_was_granted_to_another_peer_is_not_raised_where_senders_are_named() {
     let name =

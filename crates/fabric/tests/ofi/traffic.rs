@@ -5,13 +5,13 @@ use crate::{any_host, config, device, providers};
 use weft_fabric::Rank;
 use weft_fabric::providers::{OfiConfig, OfiDevice};
 
-/// Rank of a group over this configuration.
+/// Joins a group over this configuration.
 pub fn join(rank: Rank, size: u32, config: OfiConfig, gather: &mut AllGather<'_>) -> Member {
     Member::join(rank, size, &[device(config)], gather)
 }
 
-/// libfabric's shm frees memory of an endpoint that others in the same process still use, so its ranks are
-/// processes.
+/// Libfabric's shm frees endpoint memory that other endpoints in the same process still use, so the ranks
+/// are processes.
 pub fn on_ranks(
     name: &str,
     size: u32,
@@ -56,7 +56,7 @@ fn processes_write_random_pages_to_each_other() {
     });
 }
 
-/// Bounds so small that each of them is reached permanently.
+/// Bounds so small that each is reached permanently.
 #[test]
 fn small_bounds_slow_writers_down_and_lose_nothing() {
     let name = "traffic::small_bounds_slow_writers_down_and_lose_nothing";
@@ -76,7 +76,7 @@ fn small_bounds_slow_writers_down_and_lose_nothing() {
     });
 }
 
-/// Two rails over one NIC: parts are spread over both, each with its own keys.
+/// Two rails over one NIC: parts are spread over both, with separate keys.
 #[test]
 fn large_writes_are_spread_over_several_rails() {
     let name = "traffic::large_writes_are_spread_over_several_rails";

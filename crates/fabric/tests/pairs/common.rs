@@ -11,7 +11,7 @@ use weft_fabric::{
     Communicator, CounterId, Page, ProviderKind, Rank, Region, RemoteRegion, Time, clock,
 };
 
-/// Time limit for the detection of a loss on a busy machine, before silence would be one. An idle one has 2 s.
+/// Time limit to detect a loss on a busy machine, before silence would be one. An idle machine has 2 s.
 pub const LOSS: Duration = Duration::from_secs(10);
 /// Time limit for steps that are not under test.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -55,7 +55,7 @@ pub fn pair(provider: ProviderKind) -> (Communicator, Communicator) {
     pair_on(&listen(provider), provider)
 }
 
-/// Memory and counter of one end for messages of 64 bytes.
+/// One end's memory and counter for 64-byte messages.
 pub struct End {
     pub communicator: Communicator,
     source: Region,
@@ -88,7 +88,7 @@ impl End {
         End::peer_of(&self.communicator)
     }
 
-    /// Writes one message of this value in the next round.
+    /// Writes one message with this value in the next round.
     pub fn send(&self, value: u8) -> weft_fabric::Result<()> {
         let mut never = || false;
         let mut waiter = self.communicator.wait_options(by(PATIENCE), &mut never);

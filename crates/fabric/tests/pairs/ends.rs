@@ -1,4 +1,4 @@
-//! Traffic and closes of formed pairs.
+//! Traffic on formed pairs, and closing them.
 
 use crate::common::End;
 use crate::common::{
@@ -18,7 +18,7 @@ fn messages_are_echoed_over_every_provider() {
         assert_eq!((one.communicator.rank(), other.communicator.rank()), (Rank(0), Rank(1)));
         let route = one.communicator.engine().route(Rank(1)).unwrap();
         assert_eq!(route.provider, provider);
-        // Over verbs with one NIC alone.
+        // Over verbs, only with one NIC.
         if provider != ProviderKind::Verbs {
             assert_eq!(route.ordered, provider != ProviderKind::Ofi);
         }
@@ -127,7 +127,7 @@ fn an_event_loop_wakes_for_messages_and_for_a_loss_and_sleeps_after_it() {
             poll(&mut polled, Some(&timeout)).unwrap() == 0
         };
         // Sleeps until the event loop has raised `lanes` lanes or found the pair lost. A wake may be for
-        // less: a timer, or a part of what the other end did.
+        // less: a timer, or part of what the other end did.
         let wakes_for = |end: &End, lanes: usize| {
             let mut raised = 0;
             while raised < lanes && end.communicator.engine().check().is_ok() {
@@ -143,7 +143,7 @@ fn an_event_loop_wakes_for_messages_and_for_a_loss_and_sleeps_after_it() {
         other.communicator.control().abandon();
         assert_eq!(wakes_for(&one, 1), 0);
         assert!(one.communicator.engine().check().is_err());
-        // What the other end's side closes, it closes piece by piece: each piece may wake once.
+        // What the other end closes, it closes step by step: each step may wake once.
         let until = Instant::now() + PATIENCE;
         loop {
             one.communicator.engine().disarm();

@@ -1,7 +1,7 @@
 //! Pair formation among unknown connections: secrets, versions, garbage, dialers that stall, many dialers.
 
-use crate::common::{LOSS, PATIENCE, accept, by, config, in_time, listen};
-use std::io::{Read as _, Write as _};
+use crate::common::{LOSS, PATIENCE, accept, by, config, in_time, listen, pair_on};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weft_control::Secret;
@@ -35,11 +35,13 @@ fn another_secret_is_refused_and_the_listener_goes_on() {
     let address = listener.address().to_string();
     let other = config(&address, ProviderKind::Tcp);
     for wrong in [other.clone(), with_secret(other.clone(), "pear")] {
-        let error = accepting(&listener, || connect(&wrong, by(PATIENCE)).map(drop)).unwrap_err();
+        let refused = in_time(|| accepting(&listener, || connect(&wrong, by(2 * LOSS)).map(drop)));
+        let error = refused.unwrap_err();
         assert!(
-            matches!(error, Error::Control(weft_control::Error::WrongSecret { .. })),
+            matches!(error, Error::Control(weft_control::Error::PairWrongSecret { .. })),
             "{error}"
         );
+        assert!(!error.to_string().contains("rank"), "{error}");
     }
     let right = with_secret(other, "apple");
     std::thread::scope(|scope| {
@@ -60,6 +62,7 @@ fn ends_without_a_common_provider_are_refused_at_once_by_both_names() {
         let names = matches!(&error, Error::NoRoute { here: ours, there: theirs, .. }
             if *ours == here.name() && *theirs == there.name());
         assert!(names, "{error}");
+        pair_on(&listener, there);
     }
     // Both have shm, which does not reach another host.
     let listener = listen(Shm);
@@ -111,10 +114,19 @@ fn garbage_and_silence_cost_the_listener_nothing() {
     });
     let pair = accept(&listener);
     assert_eq!(pair.rank(), dialer.join().unwrap().control().members()[0].rank);
-    // A connection that violated the protocol was closed.
+    // Connections that violated the protocol are closed, and so are silent ones.
     accepting(&listener, || {
-        connections[2].set_read_timeout(Some(LOSS)).unwrap();
-        assert!(!matches!(connections[2].read(&mut [0; 8]), Ok(1..)));
+        for connection in &mut connections[..4] {
+            connection.set_read_timeout(Some(LOSS)).unwrap();
+            let mut refusal = [0; 64];
+            let ended = loop {
+                match connection.read(&mut refusal) {
+                    Ok(1..) => {}
+                    ended => break ended.map_err(|error| error.kind()),
+                }
+            };
+            assert!(matches!(ended, Ok(0) | Err(ErrorKind::ConnectionReset)), "{ended:?}");
+        }
     });
 }
 
@@ -159,7 +171,7 @@ fn a_listener_that_is_closed_refuses_and_its_pairs_stay() {
     let (one, other) = crate::common::ends(crate::common::pair_on(&listener, ProviderKind::Shm));
     listener.close();
     let error = listener.try_accept().map(drop).unwrap_err();
-    assert!(matches!(error, Error::Control(weft_control::Error::Closed)), "{error}");
+    assert!(matches!(error, Error::ListenerClosed { .. }), "{error}");
     let late = config(&listener.address().to_string(), ProviderKind::Shm);
     let error = connect(&late, by(LOSS / 50)).map(drop).unwrap_err();
     assert!(error.to_string().contains("check that its process listens"), "{error}");
@@ -172,8 +184,9 @@ fn a_listener_that_is_closed_refuses_and_its_pairs_stay() {
 #[test]
 fn an_accept_ends_at_its_deadline_and_when_it_is_interrupted() {
     let listener = listen(ProviderKind::Shm);
-    let error = in_time(|| listener.accept(by(LOSS / 500), &mut || false));
-    assert!(matches!(error.map(drop), Err(Error::Timeout { .. })));
+    let error = in_time(|| listener.accept(by(LOSS / 500), &mut || false)).map(drop).unwrap_err();
+    assert!(matches!(error, Error::NoDialer { .. }), "{error}");
+    assert!(error.to_string().contains(&listener.address().to_string()), "{error}");
     let error = in_time(|| listener.accept(by(PATIENCE), &mut || true));
     assert!(matches!(error.map(drop), Err(Error::Interrupted)));
 }

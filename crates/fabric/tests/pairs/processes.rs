@@ -1,17 +1,17 @@
 //! Pairs between processes: the test binary, run as a dialer.
 
-use crate::common::{End, PATIENCE, accept, by, config, in_time, listen};
+use crate::common::{End, LOSS, PATIENCE, accept, by, config, in_time, listen};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use weft_fabric::pair::{Listener, connect};
-use weft_fabric::{Cause, Error, Poison, ProviderKind};
+use weft_fabric::{Cause, Error, ProviderKind};
 
 const ADDRESS: &str = "WEFT_TEST_PAIR_ADDRESS";
 const PROVIDER: &str = "WEFT_TEST_PAIR_PROVIDER";
 /// Milliseconds.
 const SILENCE: &str = "WEFT_TEST_PAIR_SILENCE";
 
-/// Process that connects and echoes until its pair ends. As a test it returns at once unless the parent
+/// Process that connects and echoes until the pair ends. As a test it returns at once unless the parent
 /// sets an address.
 #[test]
 fn echoing_process() {
@@ -64,7 +64,9 @@ fn a_stopped_process_is_silent_and_one_that_makes_no_call_is_not() {
         std::thread::sleep(2 * SHORT);
         ends.iter().for_each(|end| end.ask(3).unwrap());
         signal(&children[0], libc::SIGSTOP);
+        let since = Instant::now();
         let error = ends[0].wait(PATIENCE).unwrap_err();
+        assert!(since.elapsed() < SHORT + LOSS, "{:?}", since.elapsed());
         let Error::Poisoned(poison) = &error else { panic!("{error}") };
         assert_eq!((poison.kind, poison.rank), (Cause::Silent, Some(ends[0].peer())), "{error}");
         ends[1].ask(3).unwrap();
@@ -81,7 +83,7 @@ fn a_process_that_was_stopped_does_not_take_its_stop_for_the_silence_of_its_peer
     for provider in [ProviderKind::Shm, ProviderKind::Tcp] {
         let listener = listen(provider);
         let mut child = command(&listener.address().to_string(), provider);
-        // This end waits longer, and sends heartbeats at the rate of the other end's timeout.
+        // This end waits longer, and sends heartbeats at the rate that the other end's timeout needs.
         let mut child = child.env(SILENCE, "600").spawn().unwrap();
         let end = End::new(accept(&listener));
         for _ in 0..2 {
@@ -119,10 +121,8 @@ fn half_of_a_hundred_pairs_are_killed_and_the_other_half_goes_on() {
         in_time(|| {
             for (_, end) in &lost {
                 let error = end.wait(PATIENCE).unwrap_err();
-                assert!(
-                    matches!(&error, Error::Poisoned(Poison { kind: Cause::Lost, .. })),
-                    "{error}"
-                );
+                let Error::Poisoned(poison) = &error else { panic!("{error}") };
+                assert_eq!((poison.kind, poison.rank), (Cause::Lost, Some(end.peer())), "{error}");
             }
         });
         alive.iter().for_each(|(_, end)| end.ask(3).unwrap());
@@ -142,7 +142,10 @@ fn diallers_killed_at_any_time_of_the_handshake_leave_the_listener_in_order() {
             let mut child = start(&address, provider);
             let end = by(std::time::Duration::from_millis(2 * delay));
             // Advances the handshake while the child lives.
-            let early = listener.accept(end, &mut || false).ok();
+            let early = match listener.accept(end, &mut || false) {
+                Err(Error::Timeout { .. } | Error::NoDialer { .. }) => None,
+                ended => Some(ended.unwrap()),
+            };
             child.kill().unwrap();
             child.wait().unwrap();
             drop(early);
@@ -150,7 +153,7 @@ fn diallers_killed_at_any_time_of_the_handshake_leave_the_listener_in_order() {
         let mut child = start(&address, provider);
         loop {
             let pair = accept(&listener);
-            // A dialer killed after its last message may be formed first.
+            // A dialler killed after the last message may be formed first.
             if pair.control().members()[1].pid == child.id() {
                 End::new(pair).ask(3).unwrap();
                 break;
@@ -166,11 +169,17 @@ fn a_forked_child_keeps_no_pair_open_and_is_refused() {
     let address = listener.address().to_string();
     let mut child = start(&address, ProviderKind::Shm);
     let end = End::new(accept(&listener));
-    // SAFETY: the child makes calls that take no lock of another thread, and exits without unwinding.
+    // SAFETY: the child makes calls that take no other thread's lock, and exits without unwinding.
     let forked = unsafe { libc::fork() };
     if forked == 0 {
-        let refused =
-            end.communicator.control().check().is_err() && listener.try_accept().map(drop).is_err();
+        let errors = [
+            end.communicator.control().check().map_err(Error::from).err(),
+            listener.try_accept().map(drop).err(),
+        ];
+        let is_refused = |error: &Option<Error>| {
+            matches!(error, Some(Error::Control(weft_control::Error::Forked)))
+        };
+        let refused = errors.iter().all(is_refused);
         // SAFETY: ends this process at once.
         unsafe { libc::_exit(i32::from(!refused)) };
     }

@@ -13,7 +13,7 @@ use weft_fabric::{
     Communicator, CounterId, Error, Page, ProviderKind, Rank, Region, RemoteRegion, RequestId,
 };
 
-/// TLS of a listener and of a connector.
+/// TLS for a listener and a connector.
 fn both(files: &Files) -> [Tls; 2] {
     [
         Tls::default().with_certificate(&files.path("cert"), &files.path("key")).unwrap(),
@@ -27,7 +27,7 @@ fn tcp(address: &str, tls: Tls) -> PairConfig {
     config
 }
 
-/// Forms a pair over tcp with the TLS of the listener and of the connector.
+/// Forms a pair over tcp with the listener's and the connector's TLS.
 fn form([here, there]: [Tls; 2]) -> weft_fabric::Result<(Communicator, Communicator)> {
     let listener = Listener::bind(tcp("127.0.0.1:0", here)).unwrap();
     let (address, failed) = (listener.address().to_string(), AtomicBool::new(false));
@@ -49,7 +49,7 @@ fn encrypted(files: &Files) -> (Communicator, Communicator) {
 /// Longest message: many parts, and more than one poll moves.
 const LONGEST: usize = 6 << 20;
 
-/// Memory and counter of one end for messages of any length.
+/// One end's memory and counter for messages in any length.
 struct Side {
     communicator: Communicator,
     source: Region,
@@ -91,7 +91,7 @@ impl Side {
         self.communicator.engine().write(peer, self.counter, round, &[page]).unwrap()
     }
 
-    /// Waits for a message of this length.
+    /// Waits for a message with this length.
     fn receive(&self, length: usize) -> Vec<u8> {
         let (peer, mut never) = (self.peer(), || false);
         let parts = self.communicator.engine().route(peer).unwrap().parts.count([length as u64]);
@@ -103,7 +103,7 @@ impl Side {
         bytes
     }
 
-    /// Sends and receives messages of random lengths, which both ends derive from the seed.
+    /// Sends and receives messages with random lengths, which both ends derive from the seed.
     fn exchange(&self, seed: u64) {
         let mut random = Random(seed);
         for round in 0..60 {
@@ -177,7 +177,7 @@ fn ends_are_alike_or_the_connector_names_the_variable() {
         let text = error.to_string();
         assert!(text.contains(alone) && text.contains("WEFT_TLS_PAYLOADS=1"), "{text}");
     }
-    // A control connection alone with TLS, as before.
+    // Only the control connection with TLS, as before.
     let (one, other) = ends(form([here, there]).unwrap());
     let asked = std::thread::spawn(move || other.echo(3));
     one.ask(3).unwrap();

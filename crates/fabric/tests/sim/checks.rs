@@ -1,4 +1,4 @@
-//! Tests of the simulator's checks: violations are recorded, correct programs record none.
+//! Tests for the simulator's checks: violations are recorded, correct programs record none.
 
 use crate::traffic::TrafficError;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ const KEY: RegionKey = RegionKey(0);
 const LENGTH: usize = 256;
 const GRANTED: u64 = 128;
 
-/// Link of one rank without an engine, free to violate the rules.
+/// One rank's link without an engine, free to violate the rules.
 struct RawLink {
     rank: Rank,
     end: Box<dyn Link>,
     lanes: Arc<LaneTable>,
     memory: Arc<Memory>,
-    /// Its lanes for the peer's parts and for the peer's credits.
+    /// Lanes for the peer's parts and for the peer's credits.
     data: Lane,
     credit: Lane,
 }
@@ -248,7 +248,7 @@ fn a_lane_raised_by_another_rank_is_found() {
     assert_eq!(violations(&world), [ViolationKind::RaisedBeyondPosted]);
 }
 
-/// Two engines, one counter, an inbox of rank 1 and a source of rank 0.
+/// Two engines, one counter, an inbox at rank 1 and a source at rank 0.
 struct Pair {
     cluster: Cluster,
     counter: CounterId,
@@ -304,7 +304,7 @@ fn a_driver_that_writes_twice_in_a_round_is_found() {
     assert_eq!(violations(pair.cluster.world()), [ViolationKind::Overlap]);
 }
 
-/// Rank 1 reads the bytes of rank 0 once `ready` returns true, from the count and its own credit.
+/// Rank 1 reads the bytes from rank 0 once `ready` returns true, given the count and rank 1's credit.
 fn reads(ready: impl Fn(u64, bool) -> bool) -> bool {
     let mut pair = pair(Faults::default());
     pair.source.memory().fill(0, LENGTH, 5);

@@ -1,4 +1,4 @@
-//! Counters that are created and released: their lanes are issued again, without effect of late arrivals.
+//! Counters that are created and released: lanes are issued again, and late arrivals have no effect.
 
 use std::sync::Arc;
 use weft_fabric::link::{Introduction, Membership, Sink, WorkRequest};
@@ -9,7 +9,7 @@ use weft_fabric::{
 };
 
 const MANY: u64 = if cfg!(miri) { 300 } else { 10_000 };
-/// Lanes of a counter of each kind, issued 255 times each, and a few to spare.
+/// Lanes for a counter of each kind, issued 255 times each, and a few to spare.
 const LANES: usize = 128;
 
 fn cluster(ranks: u32, lanes: usize) -> Cluster {
@@ -55,7 +55,7 @@ fn ten_thousand_counters_are_used_once_each_in_bounded_lanes() {
             engine.release_counter(counter).unwrap();
             let again = engine.release_counter(counter);
             assert!(matches!(again, Err(Error::Unknown { what: "counter", .. })), "{again:?}");
-            // The previous name stays unknown although its lanes are in use again.
+            // The previous name stays unknown although the lanes are in use again.
             for old in [Some(counter), before].into_iter().flatten() {
                 let used = engine.signal(Rank(1 - rank.0), old, 1);
                 assert!(matches!(used, Err(Error::Unknown { what: "counter", .. })), "{used:?}");
@@ -71,7 +71,7 @@ fn ten_thousand_counters_are_used_once_each_in_bounded_lanes() {
     assert_eq!(cluster.world().violations(), []);
 }
 
-/// Rank 1 has no engine on its link, so it can raise a lane that it held before.
+/// Rank 1 has no engine on the link, so it can raise a lane that it held before.
 #[test]
 fn a_late_arrival_raises_no_counter_that_has_its_lanes_now() {
     let world = World::new(WorldConfig::new(2, 1));
@@ -173,14 +173,14 @@ fn pairwise_counters_connect_the_peers_named_alone() {
 
 #[test]
 fn a_counter_beyond_the_lanes_leaves_nothing_taken() {
-    // Three peers: a counter takes six lanes, and a window of three takes four for each peer.
+    // Three peers: a counter takes six lanes, and a three-round window takes four for each peer.
     let mut cluster = cluster(4, 14);
     let engine = cluster.engine(Rank(0));
     let wide = CounterConfig { window: 3, ..CounterConfig::default() };
     let first = engine.counter().unwrap();
     for _ in 0..1000 {
-        // Eight lanes are left: two of the three peers have theirs when it fails. A thousand failures
-        // are more than a lane has generations.
+        // Eight lanes are left: two peers have theirs when it fails. A thousand failures are more than a
+        // lane has generations.
         let error = engine.counter_with(wide).unwrap_err();
         assert!(matches!(error, Error::Limit { what: "lanes in one engine", .. }), "{error}");
     }
@@ -192,8 +192,8 @@ fn a_counter_beyond_the_lanes_leaves_nothing_taken() {
     assert_ne!(one, narrow);
 }
 
-/// Three lanes of a protocol, one credit for a round of all: empty rounds of a follower are closed too, and
-/// its bytes may be written again.
+/// Three lanes in a protocol, one credit for a round on all: empty rounds on a follower are closed too,
+/// and the bytes may be written again.
 #[test]
 fn counters_that_are_credited_together_cost_one_credit() {
     for window in [1, 3] {

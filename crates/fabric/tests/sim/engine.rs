@@ -1,10 +1,10 @@
-//! Rejections and errors of the engine, and the cluster's errors for runs that cannot end.
+//! Engine rejections and errors, and the cluster's errors for runs that cannot end.
 
 use crate::traffic::TrafficError;
 use std::sync::mpsc;
 use std::time::Duration;
 use weft_control::Cause;
-use weft_fabric::providers::sim::{Cluster, Outcome, RunError, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Pause, RunError, World, WorldConfig};
 use weft_fabric::{
     CounterId, EngineConfig, Error, Event, Grant, LatencyBandwidth, Page, PartRule, PeerWrite,
     Rank, Region, RegionKey, RemoteRegion, Time,
@@ -43,7 +43,7 @@ impl Group {
         }
     }
 
-    /// Runs until the group of rank `at` is poisoned; returns the cause.
+    /// Runs until the group at rank `at` is poisoned; returns the cause.
     fn poison(&mut self, at: Rank) -> weft_fabric::Poison {
         let outcomes = self.cluster.run(|_, _, _, _| Ok::<bool, TrafficError>(false)).unwrap();
         match outcomes.into_iter().nth(at.0 as usize) {
@@ -151,7 +151,7 @@ fn a_counter_is_granted_and_imported_once_in_either_order() {
     let import = |cluster: &mut Cluster, at: u32, grant: &Grant, counter| {
         cluster.engine(Rank(at)).import(Rank(1 - at), grant, &[counter], Time::MAX)
     };
-    // Both grant first, and rank 0 repeats its grant before anything was imported.
+    // Both grant first, and rank 0 repeats the grant before anything was imported.
     let granted = grant(&mut cluster, 0, one).unwrap();
     assert_eq!(grant(&mut cluster, 0, one).unwrap(), granted);
     let back = grant(&mut cluster, 1, one).unwrap();
@@ -238,8 +238,8 @@ fn a_full_queue_toward_one_peer_delays_no_other() {
     assert_eq!(count(&mut group, 1), LENGTH / 10 + 1);
 }
 
-/// The queue has one slot. Whenever it is free, before the engine is polled, a newer write is submitted: it
-/// waits behind the older one, all of whose parts arrive first.
+/// The queue has one slot. Whenever it is free, before the engine is polled, a newer write is submitted:
+/// it waits behind the older one, whose parts all arrive first.
 #[test]
 fn a_stream_of_newer_writes_never_overtakes_an_older_one() {
     let parts = PartRule { max_part_bytes: 10, max_pages_per_part: 1, ..PartRule::WHOLE };
@@ -341,24 +341,34 @@ fn a_run_without_end_stops_at_its_bound() {
     assert_eq!(result.unwrap_err(), RunError::TooManySteps { steps: 100, waiting });
 }
 
+/// A pause shorter than the silence timeout has no effect; a longer one is a loss.
 #[test]
 fn a_paused_rank_goes_on_when_it_is_resumed() {
-    let mut group = group(WorldConfig::new(2, 0));
-    let (world, counter) = (group.cluster.world().clone(), group.counter);
-    world.stop(Rank(1));
-    group.cluster.engine(Rank(0)).signal(Rank(1), counter, 0).unwrap();
-    world.wake_at(Time(1_000_000));
-    let outcomes = group.cluster.run(|engine, now, _, _| {
-        if engine.rank() == Rank(0) {
-            if now == Time(1_000_000) {
-                world.resume(Rank(1));
+    const LENGTH: Duration = Duration::from_millis(1);
+    for (silence, is_lost) in [(LENGTH * 11 / 10, false), (LENGTH * 9 / 10, true)] {
+        let pauses = vec![Pause { at: Time(0), rank: Rank(1), length: LENGTH, network: true }];
+        let faults = Faults { pauses, silence: Some(silence), ..Faults::default() };
+        let mut group = group(WorldConfig::new(2, 0).with_faults(faults));
+        let (world, counter, resumed) =
+            (group.cluster.world().clone(), group.counter, Time(0).after(LENGTH));
+        group.cluster.engine(Rank(0)).signal(Rank(1), counter, 0).unwrap();
+        world.wake_at(resumed);
+        let outcomes = group.cluster.run(|engine, now, _, _| {
+            if engine.rank() == Rank(0) {
+                return Ok(!is_lost && now >= resumed);
             }
-            return Ok(now >= Time(1_000_000));
+            assert!(now == Time(0) || now >= resumed, "it was polled in its pause");
+            Ok::<bool, TrafficError>(engine.count(counter, Rank(0))? == 1)
+        });
+        match &outcomes.unwrap()[..] {
+            [Outcome::Done, Outcome::Done] => assert!(!is_lost, "{silence:?} was no loss"),
+            [Outcome::Failed(TrafficError::Poisoned(poison)), _] => {
+                assert!(is_lost, "{}", poison.detail);
+                assert_eq!((poison.kind, poison.rank), (Cause::Lost, Some(Rank(1))));
+            }
+            other => panic!("{other:?}"),
         }
-        assert!(now >= Time(1_000_000));
-        Ok::<bool, Error>(engine.count(counter, Rank(0))? == 1)
-    });
-    assert!(outcomes.is_ok());
+    }
 }
 
 #[test]

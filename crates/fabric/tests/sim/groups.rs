@@ -1,14 +1,14 @@
 //! Several groups in one world: ranks are in many at a time, groups are created while others run, and a
-//! loss poisons the groups of the lost rank alone.
+//! loss poisons only the lost rank's groups.
 
-use crate::seeds;
 use crate::traffic::{Traffic, TrafficError, traffic};
 use std::time::Duration;
 use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig, run_groups};
 use weft_fabric::random::SplitMix64;
 use weft_fabric::{Driver, EngineConfig, PartRule, Rank, Time};
+use weft_scenarios::seeds;
 
-/// Group of the world with its traffic.
+/// Group in the world, with traffic.
 struct Group {
     hosts: Vec<Rank>,
     drivers: Vec<Traffic>,
@@ -37,7 +37,7 @@ fn world(random: &mut SplitMix64, seed: u64, ranks: u32, killed: Option<(Time, R
 }
 
 impl Groups {
-    /// Creates a group of these ranks.
+    /// Creates a group with these ranks.
     fn make(&mut self, hosts: &[Rank], rounds: u64) -> Result<(), String> {
         let config = EngineConfig {
             lanes: 64,
@@ -52,7 +52,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Runs all groups to their ends and checks their outcomes.
+    /// Runs all groups until they end and checks the outcomes.
     fn run(&mut self) -> Result<(), String> {
         let groups = &mut self.groups;
         let outcomes = run_groups(&mut self.clusters, |place, engine, now, events, requests| {
@@ -139,7 +139,7 @@ fn a_group_that_is_poisoned_leaves_the_other_groups_of_its_ranks_alone() {
     let poison = weft_fabric::Poison {
         kind: weft_fabric::Cause::User,
         rank: Some(Rank(1)),
-        detail: "of this group alone".into(),
+        detail: "only of this group".into(),
     };
     all.clusters[0].engine(Rank(1)).poison(poison);
     let outcomes = all.clusters[0].run(|_, _, _, _| Ok::<bool, TrafficError>(false)).unwrap();

@@ -1,15 +1,15 @@
-//! Scatters over peer groups: bytes and counts of plain scatters, and rejections.
+//! Scatters over peer groups: same bytes and counts as plain scatters, and rejections.
 
-use crate::seeds;
 use weft_control::Cause;
 use weft_fabric::providers::sim::{Cluster, World, WorldConfig};
 use weft_fabric::random::SplitMix64;
 use weft_fabric::{CounterId, Error, MemberWrite, PartRule, PeerGroup, Rank, Region, RemoteRegion};
+use weft_scenarios::seeds;
 
 const LENGTH: u64 = 512;
 const RANKS: u32 = 5;
 
-/// Rank 0 with a peer group of all others.
+/// Rank 0 with a peer group that holds all others.
 struct Group {
     cluster: Cluster,
     counter: CounterId,
@@ -47,7 +47,7 @@ impl Group {
     }
 }
 
-/// Random writes behind the earlier ones of each member, up to `at`.
+/// Random writes behind each member's earlier ones, up to `at`.
 fn random_writes(random: &mut SplitMix64, at: &mut [u64]) -> Vec<MemberWrite> {
     let mut writes = Vec::new();
     for _ in 0..random.below(20) {
@@ -77,7 +77,7 @@ fn random_scatters_arrive_whole() {
         group.regions[0].memory().copy_in(0, &source);
         let mut expected = vec![vec![0; LENGTH as usize]; RANKS as usize];
         let mut parts_of = [0; RANKS as usize];
-        // Several scatters of one round, also while parts of earlier ones wait.
+        // Several scatters in one round, also while parts from earlier ones wait.
         let mut at = [0; RANKS as usize - 1];
         for _ in 0..1 + random.below(3) {
             let writes = random_writes(&mut random, &mut at);

@@ -1,12 +1,10 @@
-//! Random worlds, and small ones with a fault before every single step.
+//! Random worlds, and small ones with a fault before every single step. For example,
+//! `WEFT_SEED=17 cargo test -p weft-fabric --test sim random_traffic` replays a world.
 
-use crate::injected_fault::InjectedFault;
 use crate::scenario::Scenario;
-use crate::seeds;
-use weft_fabric::Rank;
-use weft_fabric::random::SplitMix64;
+use weft_scenarios::{InjectedFault, before_each_event, in_turn, seeds};
 
-/// Random scenario; under miri, which takes minutes for most of them, a small world.
+/// Random scenario; under miri, where most take minutes, a small world.
 fn any_world(seed: u64) -> Scenario {
     if cfg!(miri) { Scenario::well(seed, 2, 1) } else { Scenario::random(seed) }
 }
@@ -25,31 +23,20 @@ fn one_seed_is_one_run() {
     assert!(logs.windows(2).all(|pair| pair[0] != pair[1]));
 }
 
-/// Kills, cuts off or pauses a rank just before each event of a run.
+/// Kills, cuts off or pauses a rank just before each event in a run.
 #[test]
 #[cfg_attr(miri, ignore = "it is hundreds of runs, of some seconds each")]
 fn any_step_may_be_the_last() {
     seeds::each("any_step", 6, |seed| {
         let ranks = 2 + (seed % 2) as u32;
         let well = || Scenario::well(seed, ranks, 2);
-        let mut random = SplitMix64::new(!seed);
-        for (step, at) in well().run()?.moments.into_iter().enumerate() {
-            let (a, b) = (Rank(step as u32 % ranks), Rank((step as u32 + 1) % ranks));
-            for fault in [
-                InjectedFault::Killed(a),
-                InjectedFault::Cut(a, b),
-                InjectedFault::Paused,
-                InjectedFault::Silent(a),
-            ] {
-                let run = well().with_fault(fault, at, &mut random).run();
-                run.map_err(|wrong| format!("{fault:?} at {} ns: {wrong}", at.0))?;
-            }
-        }
-        Ok(())
+        before_each_event(seed, well().run()?.moments, in_turn(ranks), |fault, at, random| {
+            well().with_fault(fault, at, random).run().map(drop)
+        })
     });
 }
 
-/// Lets each single part of a run fail.
+/// Lets each single part in a run fail.
 #[test]
 #[cfg_attr(miri, ignore = "it is hundreds of runs, of some seconds each")]
 fn any_part_may_fail() {
@@ -58,7 +45,7 @@ fn any_part_may_fail() {
         let nothing_failed = well().run()?.log_hash;
         for part in 1.. {
             let mut scenario = well();
-            scenario.fault = InjectedFault::FailedParts;
+            scenario.fault = InjectedFault::FailedParts(0.0);
             scenario.faults.failing_part = Some(part);
             let seen = scenario.run().map_err(|wrong| format!("part {part} fails: {wrong}"))?;
             if seen.log_hash == nothing_failed {

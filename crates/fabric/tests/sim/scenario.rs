@@ -1,12 +1,12 @@
-//! Scenario of a seed: a world, its fault, and the check of the outcome. A run ends with the right bytes
-//! or, after a fault, with the error that names it; never in a deadlock.
+//! Scenario for a seed: a world, a fault, and a check on the outcome. A run ends with the right bytes or,
+//! after a fault, with the error that names it; never in a deadlock.
 
-use crate::injected_fault::InjectedFault;
-use crate::traffic::{TrafficError, traffic};
+use crate::traffic::traffic;
 use std::time::Duration;
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Faults, World, WorldConfig};
 use weft_fabric::random::SplitMix64;
-use weft_fabric::{LatencyBandwidth, PartRule, Rank, Time};
+use weft_fabric::{LatencyBandwidth, PartRule, Time};
+use weft_scenarios::{InjectedFault, check_outcomes, settle, shuffled_ranks};
 
 pub struct Scenario {
     pub seed: u64,
@@ -20,10 +20,10 @@ pub struct Scenario {
     serialised: bool,
 }
 
-/// Observations of a run.
+/// Observations in a run.
 pub struct Observations {
     pub log_hash: u64,
-    /// Times of all events, in order.
+    /// Event times, in order.
     pub moments: Vec<Time>,
 }
 
@@ -32,7 +32,7 @@ impl Scenario {
     pub fn random(seed: u64) -> Scenario {
         let mut random = SplitMix64::new(seed);
         let ranks = 2 + random.below(4) as u32;
-        let mut scenario = Scenario {
+        let scenario = Scenario {
             seed,
             ranks,
             rounds: 1 + random.below(6),
@@ -48,16 +48,12 @@ impl Scenario {
             serialised: random.chance(0.5),
         };
         let at = Time(random.below(200_000));
-        let mut ends: Vec<Rank> = (0..ranks).map(Rank).collect();
-        random.shuffle(&mut ends);
-        let fault = InjectedFault::draw(&mut random, 8, &ends);
-        if matches!(fault, InjectedFault::FailedParts) {
-            scenario.faults.fail = 0.02;
-        }
+        let ends = shuffled_ranks(&mut random, ranks);
+        let fault = InjectedFault::draw(&mut random, 8, &ends, 0.02);
         scenario.with_fault(fault, at, &mut random)
     }
 
-    /// Scenario with reordering alone, with these ranks and rounds.
+    /// Scenario with only reordering, with these ranks and rounds.
     pub fn well(seed: u64, ranks: u32, rounds: u64) -> Scenario {
         Scenario {
             ranks,
@@ -94,7 +90,7 @@ impl Scenario {
     /// Runs the scenario.
     ///
     /// # Errors
-    /// Description of the wrong outcome.
+    /// Text that describes the wrong outcome.
     pub fn run(&self) -> Result<Observations, String> {
         let world = self.world();
         let mut cluster = Cluster::new(&world).map_err(|error| error.to_string())?;
@@ -106,32 +102,11 @@ impl Scenario {
             }
             driver.is_done()
         });
-        let outcomes = outcomes.map_err(|hang| hang.to_string())?;
-        for (rank, outcome) in (0..).map(Rank).zip(&outcomes) {
-            if !self.is_right(rank, outcome) {
-                return Err(format!("{:?}, but {rank} ended in {outcome:?}", self.fault));
-            }
-        }
-        cluster.settle().map_err(|hang| hang.to_string())?;
+        check_outcomes(&outcomes.map_err(|hang| hang.to_string())?, self.fault)?;
+        settle(&mut cluster)?;
         if let Some(driver) = drivers.iter().find(|driver| driver.was_written_after_poison()) {
             return Err(format!("{} was written to after the poison", driver.rank()));
         }
-        match world.violations().first() {
-            Some(violation) => Err(violation.to_string()),
-            None => Ok(Observations { log_hash: world.log_hash(), moments }),
-        }
-    }
-
-    /// True if the outcome of an unfinished rank is its death, or an error that names the rank or link at
-    /// fault.
-    fn is_right(&self, rank: Rank, outcome: &Outcome<TrafficError>) -> bool {
-        match (outcome, self.fault) {
-            (Outcome::Done, _) => true,
-            (Outcome::Killed, InjectedFault::Killed(killed)) => killed == rank,
-            (Outcome::Failed(TrafficError::Poisoned(poison)), fault) => {
-                fault.explains(rank, poison.rank)
-            }
-            _ => false,
-        }
+        Ok(Observations { log_hash: world.log_hash(), moments })
     }
 }

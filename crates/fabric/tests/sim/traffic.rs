@@ -6,10 +6,11 @@ use weft_fabric::{
     CounterId, Driver, Error, Event, Page, PartRule, Poison, Rank, Region, RemoteRegion, Requests,
     Time,
 };
+use weft_scenarios::Failure;
 
 const SLOT: u64 = 256;
 
-/// Failure of a rank's traffic.
+/// Rank traffic failure.
 #[derive(Debug)]
 #[allow(dead_code, reason = "the fields of the variants are printed by a failed test")]
 pub enum TrafficError {
@@ -28,7 +29,16 @@ impl From<Error> for TrafficError {
     }
 }
 
-/// Traffic of one rank with one peer.
+impl Failure for TrafficError {
+    fn poison(&self) -> Option<&Poison> {
+        match self {
+            TrafficError::Poisoned(poison) => Some(poison),
+            _ => None,
+        }
+    }
+}
+
+/// One rank's traffic with one peer.
 #[derive(Clone, Default)]
 struct Peer {
     sent: u64,
@@ -49,12 +59,12 @@ pub struct Traffic {
     inbox: Region,
     remote: Vec<Option<RemoteRegion>>,
     peers: Vec<Peer>,
-    /// Inbox at the time of the poison: unchanged from then on.
+    /// Inbox when the group was poisoned: unchanged from then on.
     left_behind: Option<Vec<u8>>,
 }
 
 impl Traffic {
-    /// Ranges that `from` writes into its slot at `to` in a round: a pure function, computed by both.
+    /// Ranges that `from` writes into a slot at `to` in a round: a pure function, computed by both.
     fn plan(&self, from: Rank, to: Rank, round: u64) -> Vec<(u64, u64)> {
         let name = (u64::from(from.0) << 40) | (u64::from(to.0) << 20) | round;
         let mut random = SplitMix64::new(self.seed.wrapping_mul(31) ^ name);
@@ -151,7 +161,7 @@ impl Traffic {
         bytes
     }
 
-    /// True if a peer wrote to this rank after its engine had reported the poison.
+    /// True if a peer wrote to this rank after the engine had reported the poison.
     pub fn was_written_after_poison(&self) -> bool {
         self.left_behind.as_ref().is_some_and(|bytes| *bytes != self.inbox())
     }

@@ -1,6 +1,5 @@
 //! Counters with a window: several rounds open at once, arriving in any order.
 
-use crate::seeds;
 use std::sync::atomic::{AtomicU64, Ordering};
 use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
 use weft_fabric::random::SplitMix64;
@@ -8,6 +7,7 @@ use weft_fabric::{
     CounterConfig, CounterId, Error, Event, Page, PartRule, RaisedCounter, Rank, Region,
     RemoteRegion, Time,
 };
+use weft_scenarios::seeds;
 
 const SLOT: u64 = 64;
 const ROUNDS: u64 = 14;
@@ -26,7 +26,7 @@ impl From<Error> for TrafficError {
     }
 }
 
-/// Rank 0 writes rounds into a ring of `window` slots at rank 1.
+/// Rank 0 writes rounds into a ring with `window` slots at rank 1.
 struct Ring {
     cluster: Cluster,
     counter: CounterId,
@@ -54,7 +54,7 @@ fn byte(round: u64, offset: u64) -> u8 {
     (round * 37 + offset * 3 + 1) as u8
 }
 
-/// Length of a round in bytes. It differs from round to round, as do the raises of its lane.
+/// Round length in bytes. It differs from round to round, as do the lane raises.
 fn length(round: u64) -> u64 {
     1 + (round * 23) % SLOT
 }
@@ -197,7 +197,7 @@ fn a_window_of_rounds_is_open_at_once_and_each_has_its_own_bytes_and_count() {
     }
 }
 
-/// Counts of each round of a window, and the movement of the window by credits, step by step.
+/// Counts in each round of a window, and how credits move the window, step by step.
 #[test]
 fn credits_release_rounds_in_order_and_rounds_beyond_the_window_are_refused() {
     let mut ring = ring(3, WorldConfig::new(2, 1)).unwrap();
@@ -230,7 +230,7 @@ fn credits_release_rounds_in_order_and_rounds_beyond_the_window_are_refused() {
     cluster.settle().unwrap();
     let old = cluster.engine(Rank(0)).signal(Rank(1), counter, 0);
     assert!(matches!(old, Err(Error::OldRound { round: 0, current: 1, .. })), "{old:?}");
-    // Round 3 takes the lane of round 0, and counts from zero.
+    // Round 3 takes the lane from round 0, and counts from zero.
     for round in [3, 3, 1] {
         cluster.engine(Rank(0)).signal(Rank(1), counter, round).unwrap();
     }
@@ -249,8 +249,8 @@ fn credits_release_rounds_in_order_and_rounds_beyond_the_window_are_refused() {
     cluster.engine(Rank(0)).signal(Rank(1), counter, 6).unwrap();
 }
 
-/// An event loop calls [`Engine::raised`] alone: a round that was complete before it became the oldest is
-/// reported when the round before it is credited.
+/// An event loop that only calls [`Engine::raised`]: a round that was complete before it became the
+/// oldest is reported when the round before it is credited.
 #[test]
 fn a_round_that_overtook_is_reported_once_it_is_the_oldest() {
     let mut ring = ring(2, WorldConfig::new(2, 1)).unwrap();

@@ -9,7 +9,7 @@ use weft_fabric::{CounterConfig, Page, Rank, RequestId, TrafficClass, clock};
 
 const BULK: u64 = 64 << 20;
 
-/// Rank 0, a rank 1 that reads on request alone, a bulk counter between the two, and a write of 64 MiB in
+/// Rank 0, a rank 1 that reads only on request, a bulk counter between the two, and a 64 MiB write in
 /// flight on it.
 fn with_bulk_under_way(config: TcpConfig) -> (Handmade, RequestId) {
     let mut peer = Handmade::with(config);
@@ -29,8 +29,8 @@ fn with_bulk_under_way(config: TcpConfig) -> (Handmade, RequestId) {
     (peer, request)
 }
 
-/// Every byte of a latency-critical write arrives on the first stream while rank 1 reads none of the bulk
-/// on the second.
+/// Every byte in a latency-critical write arrives on the first stream while rank 1 reads no bulk bytes on
+/// the second.
 fn small_write_passes(mut peer: Handmade, bulk: RequestId, number: u64) {
     let source = peer.engine.alloc(8).unwrap();
     source.memory().copy_in(0, &number.to_le_bytes());
@@ -42,7 +42,7 @@ fn small_write_passes(mut peer: Handmade, bulk: RequestId, number: u64) {
         length: 8,
     };
     let expected = frame(peer.lane, &[(page.destination.0, 8 * number, 8)], &number.to_le_bytes());
-    // As much of the bulk as the kernel accepts leaves first.
+    // As many bulk bytes as the kernel accepts leave first.
     for _ in 0..100 {
         peer.engine.poll(clock::now(), &mut Vec::new());
     }

@@ -80,7 +80,7 @@ fn loopback_reaches_only_its_own_host() {
     let open = |ip: &str| bare_link(&TcpDevice::new(at(ip)).unwrap(), Rank(0), 4).0;
     let (here, public) = (open("127.0.0.1"), open("192.0.2.1"));
     let reaches = |link: &dyn Link, address: &[u8]| link.route(address).is_some();
-    // Addresses of the same host reach each other; the same addresses of another host do not.
+    // Addresses on the same host reach each other; the same addresses on another host do not.
     assert!(reaches(&*here, &here.address()) && reaches(&*here, &public.address()));
     let elsewhere = |link: &dyn Link| {
         let mut address = link.address();

@@ -1,4 +1,4 @@
-//! Ranks of this process, connected over real sockets.
+//! Ranks in this process, connected over real sockets.
 
 use crate::common::connect_all;
 pub use crate::common::soon;
@@ -11,7 +11,7 @@ use weft_fabric::{
 };
 
 pub const GENERATION: Generation = Generation(3);
-/// Time limit for what ends at once, on a busy machine: below that of [`waiting`].
+/// Time limit for what ends at once, on a busy machine: below the limit in [`waiting`].
 pub const PROMPT: Duration = Duration::from_secs(10);
 
 /// Rank with a destination that is divided into a slot for each peer, and a source likewise.
@@ -42,12 +42,12 @@ pub fn connected(size: u32, config: &TcpConfig) -> Vec<Engine> {
     engines
 }
 
-/// Connected ranks, each with its slot of every other's destination.
+/// Connected ranks, each with a slot in every other's destination.
 pub fn linked(size: u32, config: &TcpConfig, slot: usize) -> Vec<End> {
     link(connected(size, config), slot)
 }
 
-/// Grants every rank its slot of every other's destination.
+/// Grants every rank a slot in every other's destination.
 pub fn link(engines: Vec<Engine>, slot: usize) -> Vec<End> {
     let size = engines.len();
     let end = |mut engine: Engine| {
@@ -73,7 +73,7 @@ pub fn link(engines: Vec<Engine>, slot: usize) -> Vec<End> {
     ends
 }
 
-/// Runs each rank on a thread of its own.
+/// Runs each rank on a separate thread.
 pub fn on_threads<T: Send>(ends: Vec<End>, body: impl Fn(End) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let body = &body;

@@ -1,4 +1,4 @@
-//! Valid and invalid frames of a connected peer.
+//! Valid and invalid frames from a connected peer.
 
 use crate::ends::{GENERATION, PROMPT, linked, waiting};
 use crate::handmade::{Handmade, frame};
@@ -83,10 +83,22 @@ fn an_ungranted_lane_is_dropped_and_the_group_goes_on() {
 }
 
 #[test]
+fn a_lane_that_was_granted_to_another_rank_is_dropped_and_the_group_goes_on() {
+    let mut peer = Handmade::among(3, TcpConfig::default());
+    let granted = peer.engine.grant(Rank(2), &[], &[peer.counter]).unwrap();
+    let mut bytes = frame(granted.counters[0].data.immediate(), &[], &[]);
+    bytes.extend(frame(peer.lane, &[], &[]));
+    peer.streams[0].write_all(&bytes).unwrap();
+    waiting(|w| peer.engine.wait(peer.counter, &[(Rank(1), 1)], w)).unwrap();
+    assert_eq!(peer.engine.count(peer.counter, Rank(2)).unwrap(), 0);
+    assert_eq!(peer.engine.statistics().refused_ungranted, 1);
+}
+
+#[test]
 fn a_write_beyond_the_grant_is_refused_by_the_writer_itself() {
     let mut ends = linked(2, &TcpConfig::default(), 4096);
     let end = &mut ends[0];
-    // Within the region, so the engine accepts it; outside of the grant of rank 1 to rank 0.
+    // Within the region, so the engine accepts it; outside what rank 1 granted to rank 0.
     let page = Page {
         source: RegionKey(end.source.key().0),
         source_offset: 0,
@@ -118,8 +130,8 @@ impl log::Log for Counting {
     fn flush(&self) {}
 }
 
-/// A peer raises a lane of another holder 100,000 times, between valid raises: the valid ones all count,
-/// the others are counted and rarely logged.
+/// A peer raises a lane that nobody was granted 100,000 times, between valid raises: the valid ones all
+/// count, the others are counted and rarely logged.
 #[test]
 fn a_flood_of_forged_lanes_disturbs_nothing_and_fills_no_log() {
     const FORGED: u64 = 100_000;

@@ -14,17 +14,25 @@ use weft_fabric::{CounterId, Engine, Error, ProviderKind, Rank, Region, RemoteRe
 /// Token that the handmade rank issues.
 pub const TOKEN: [u8; 16] = [7; 16];
 
-/// Socket that an engine listens on.
-pub fn socket_of(engine: &Engine) -> SocketAddr {
+/// Socket that an engine listens on, and the token that it expects from the peer with this introduction.
+pub fn listening(engine: &Engine, introduction: &[u8]) -> (SocketAddr, [u8; 16]) {
     let address = engine.address();
     let mut reader = Reader::new(address.of(ProviderKind::Tcp).unwrap());
-    assert_eq!(reader.u16(), Some(2));
+    assert_eq!(reader.u16(), Some(3));
     reader.block().unwrap();
     reader.bytes(8 + 4 + 4).unwrap();
     let ip: [u8; 4] = reader.block().unwrap().try_into().unwrap();
+    assert!(reader.is_at_end());
+    let mut reader = Reader::new(introduction);
+    let token = reader.bytes(16).unwrap().try_into().unwrap();
     let socket = SocketAddr::from((ip, reader.u16().unwrap()));
     assert!(reader.is_at_end());
-    socket
+    (socket, token)
+}
+
+/// Introduction from the rank that the test plays, which dials.
+pub fn introduction() -> Vec<u8> {
+    [&TOKEN[..], &[0, 0]].concat()
 }
 
 pub fn hello(
@@ -35,7 +43,7 @@ pub fn hello(
     stream: u32,
     token: [u8; 16],
 ) -> Vec<u8> {
-    let mut bytes = b"WEFT\x02\0".to_vec();
+    let mut bytes = b"WEFT\x03\0".to_vec();
     bytes.extend([generation, role]);
     for number in [from, to, stream] {
         bytes.extend(number.to_le_bytes());
@@ -58,62 +66,74 @@ pub fn frame(lane: u32, pages: &[(u32, u64, u32)], payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Real rank 0; rank 1 is a test that holds the sockets.
+/// Real rank 0; rank 1, and others of a larger group, are a test that holds the sockets.
 pub struct Handmade {
     pub engine: Engine,
     pub counter: CounterId,
     pub destination: Region,
     pub remote: RemoteRegion,
     pub counters: Arc<TcpCounters>,
-    /// Immediate of the lane that rank 1 may raise.
+    /// Immediate for the lane that rank 1 may raise.
     pub lane: u32,
     pub streams: Vec<TcpStream>,
+    /// Streams of the ranks above 1.
+    _others: Vec<TcpStream>,
 }
 
 impl Handmade {
-    /// Grants bytes 100..200 of 300.
+    /// Grants bytes 100..200 out of 300.
     pub fn new() -> Handmade {
         Handmade::with(TcpConfig::default())
     }
 
-    /// [`Handmade::new`] with another configuration of rank 0.
+    /// [`Handmade::new`] with another configuration for rank 0.
     pub fn with(config: TcpConfig) -> Handmade {
+        Handmade::among(2, config)
+    }
+
+    /// [`Handmade::with`] in a group of so many ranks.
+    pub fn among(size: u32, config: TcpConfig) -> Handmade {
         let streams = config.streams;
         let device = TcpDevice::new(config).unwrap();
         let counters = device.counters().clone();
-        let other = engine(1, 2, device.clone());
-        let mut engine = engine(0, 2, device);
-        let socket = socket_of(&engine);
-        let addresses = [engine.address(), other.address()];
-        let issued: [u8; 16] = engine.introduce(&addresses).unwrap()[1][..].try_into().unwrap();
-        let streams = std::thread::scope(|scope| {
+        let others = (1..size).map(|rank| engine(rank, size, device.clone()).address());
+        let others: Vec<_> = others.collect();
+        let mut engine = engine(0, size, device);
+        let addresses = [vec![engine.address()], others].concat();
+        let introduced = engine.introduce(&addresses).unwrap();
+        let peers = (1..size).map(|rank| (rank, listening(&engine, &introduced[rank as usize])));
+        let peers: Vec<_> = peers.collect();
+        let mut sockets: Vec<TcpStream> = std::thread::scope(|scope| {
             let dialling = scope.spawn(move || {
-                let dial = |stream: u32| {
+                let dial = |(stream, (rank, (socket, issued)))| {
                     let mut socket = TcpStream::connect(socket).unwrap();
-                    let said = hello(GENERATION.0, 1, 1, 0, stream, issued);
+                    let said = hello(GENERATION.0, 1, rank, 0, stream, issued);
                     socket.write_all(&said).unwrap();
                     let mut answer = [0; 36];
                     socket.read_exact(&mut answer).unwrap();
-                    assert_eq!(answer[..], hello(GENERATION.0, 2, 0, 1, stream, TOKEN));
+                    assert_eq!(answer[..], hello(GENERATION.0, 2, 0, rank, stream, TOKEN));
                     socket
                 };
-                (0..streams).map(dial).collect()
+                let each = |peer| (0..streams).map(move |stream| (stream, peer));
+                peers.into_iter().flat_map(each).map(dial).collect()
             });
-            let messages = [Vec::new(), TOKEN.to_vec()];
+            let introductions = (1..size).map(|_| introduction());
+            let messages: Vec<_> = std::iter::once(Vec::new()).chain(introductions).collect();
             until(soon(20), |limit| engine.connect(&addresses, &messages, limit)).unwrap();
             dialling.join().unwrap()
         });
+        let _others = sockets.split_off(streams as usize);
         let counter = engine.counter().unwrap();
         let destination = engine.alloc(300).unwrap();
         let grant = engine.grant(Rank(1), &[(&destination, 100..200)], &[counter]).unwrap();
         let lane = grant.counters[0].data.immediate();
-        // Rank 1 grants the mirror image, of 64 MiB.
+        // Rank 1 grants the mirror image, 64 MiB.
         let mut mirror = grant.clone();
         let length = 64u64 << 20;
         mirror.regions[0].length = length;
         mirror.regions[0].entry = [0u64.to_le_bytes(), length.to_le_bytes()].concat();
         let remote = engine.import(Rank(1), &mirror, &[counter], soon(1)).unwrap()[0];
-        Handmade { engine, counter, destination, remote, counters, lane, streams }
+        Handmade { engine, counter, destination, remote, counters, lane, streams: sockets, _others }
     }
 
     pub fn key(&self) -> u32 {
@@ -126,7 +146,7 @@ impl Handmade {
         bytes
     }
 
-    /// Waits for one more raise than arrives; returns the cause and time of the group's poison.
+    /// Waits for one more raise than arrives; returns the poison, with cause, and when it came.
     pub fn poisoned(&mut self) -> (weft_fabric::Poison, Duration) {
         let begin = Instant::now();
         let error = waiting(|w| self.engine.wait(self.counter, &[(Rank(1), u64::MAX)], w));

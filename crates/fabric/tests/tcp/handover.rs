@@ -1,4 +1,4 @@
-//! Requests of small writes toward a peer that reads late: each ends only once the kernel has its bytes.
+//! Small write requests toward a peer that reads late: each ends only once the kernel has all bytes.
 
 use crate::ends::{End, connected, link, linked, soon, waiting};
 use crate::handmade::{Handmade, frame};
@@ -9,11 +9,11 @@ use std::time::Duration;
 use weft_fabric::providers::TcpConfig;
 use weft_fabric::{Error, Page, PeerWrite, Rank, Region, RequestId, WaitOptions, clock};
 
-/// Length of a payload that its post copies.
+/// Payload length that a post copies.
 const SMALL: u64 = 1000;
-/// More parts than the buffers of a connection hold.
+/// More parts than a connection's buffers hold.
 const MANY: u64 = 1 << 16;
-/// More parts than the queue of a link takes.
+/// More parts than a link's queue takes.
 const QUEUED: usize = 9000;
 
 fn page(peer: &Handmade, source: &Region) -> Page {
@@ -26,7 +26,7 @@ fn page(peer: &Handmade, source: &Region) -> Page {
     }
 }
 
-/// Posts small parts until one finds the socket full; returns its request and the number of parts.
+/// Posts small parts until one finds the socket full; returns the last request and the part count.
 fn fill(
     peer: &mut Handmade,
     mut write: impl FnMut(&mut Handmade) -> RequestId,
@@ -40,7 +40,7 @@ fn fill(
     panic!("all requests ended although the peer does not read")
 }
 
-/// Reads `bytes` of the first stream: polls the engine until `request` has ended, then reads the rest
+/// Reads `bytes` on the first stream: polls the engine until `request` has ended, then reads the rest
 /// without polls.
 fn read_all(peer: &mut Handmade, request: RequestId, bytes: usize) {
     let mut left = bytes;
@@ -113,7 +113,7 @@ fn small_writes_that_waited_for_the_queue_end_when_the_kernel_has_all_of_them() 
     let mut write = |peer: &mut Handmade| peer.engine.write(Rank(1), counter, 0, &[page]).unwrap();
     let (_, parts) = fill(&mut peer, &mut write);
     let later: Vec<RequestId> = (0..QUEUED).map(|_| write(&mut peer)).collect();
-    // The kernel may have made room for the first of them meanwhile.
+    // The kernel may have made room for the first one meanwhile.
     assert!(!peer.engine.is_drained(later[QUEUED - 1]));
     read_all(&mut peer, later[QUEUED - 1], (parts + QUEUED) * (12 + 16 + SMALL as usize));
     assert!(later.iter().all(|&request| peer.engine.is_drained(request)));
@@ -143,7 +143,7 @@ fn a_peer_that_reads_late_holds_up_no_request_to_another() {
     assert!(engine.is_drained(other));
 }
 
-/// The signals of a barrier lie behind small writes that a peer has not read yet.
+/// A barrier's signals lie behind small writes that a peer has not read yet.
 #[test]
 fn a_barrier_returns_when_the_kernel_has_its_signals() {
     let mut engines = connected(2, &TcpConfig { streams: 1, ..TcpConfig::default() });
@@ -165,7 +165,7 @@ fn a_barrier_returns_when_the_kernel_has_its_signals() {
         destination_offset: 0,
         length: SMALL,
     };
-    // More than the kernel takes, now and as its buffers grow.
+    // More than the kernel takes, now and as the buffers grow.
     let mut left_behind = 0;
     for _ in 0..MANY {
         let request = zero.engine.write(Rank(1), zero.counter, 0, &[page]).unwrap();
@@ -174,7 +174,7 @@ fn a_barrier_returns_when_the_kernel_has_its_signals() {
             break;
         }
     }
-    // Rank 1 enters and times out: its signal is at rank 0, and it has read no bytes.
+    // Rank 1 enters and times out: the signal is at rank 0, and rank 1 has read no bytes.
     one.engine.signal(Rank(0), barriers[1], 0).unwrap();
     let mut waiter = WaitOptions {
         deadline: clock::now().after(Duration::from_millis(200)),
@@ -185,7 +185,7 @@ fn a_barrier_returns_when_the_kernel_has_its_signals() {
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
     std::thread::scope(|scope| {
         scope.spawn(|| waiting(|w| zero.engine.barrier(w)).unwrap());
-        // It receives the signal whatever rank 0 does after its return.
+        // It receives the signal whatever rank 0 does after returning.
         waiting(|w| one.engine.wait(barriers[1], &[(Rank(0), 1)], w)).unwrap();
     });
 }

@@ -1,8 +1,8 @@
-//! All kinds of peer loss.
+//! Every kind of peer loss.
 
 use crate::ends::{PROMPT, linked, soon, waiting};
 use crate::handmade::{Handmade, frame};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
 use weft_fabric::providers::TcpConfig;
 use weft_fabric::{Cause, Error, Page, Poison, Rank, clock};
@@ -24,9 +24,16 @@ fn a_peer_that_dies_within_a_write_is_named() {
 fn one_broken_stream_of_several_is_a_loss() {
     let mut peer = Handmade::new();
     peer.streams.pop();
+    assert!(!peer.streams.is_empty(), "one connection per peer");
     let (cause, after) = peer.poisoned();
     assert_eq!((cause.kind, cause.rank), (Cause::Lost, Some(Rank(1))));
     assert!(after < PROMPT, "{after:?}");
+    // The other end finds the rest closed, which is the same loss there.
+    for stream in &mut peer.streams {
+        stream.set_read_timeout(Some(PROMPT)).unwrap();
+        let ended = stream.read(&mut [0]).map_err(|error| error.kind());
+        assert!(matches!(ended, Ok(0) | Err(ErrorKind::ConnectionReset)), "{ended:?}");
+    }
 }
 
 #[test]
@@ -55,7 +62,7 @@ fn writes_toward_a_peer_that_dies_drain_with_its_loss() {
     assert_eq!(Arc::strong_count(&memory), 1, "the source is still borrowed");
 }
 
-/// Poisons the group after one write has ended and while another is half sent. Polls of other waits drain
+/// Poisons the group after one write has ended and while another is half sent. Polls in other waits drain
 /// it.
 #[test]
 fn a_wait_on_a_request_that_poison_drained_returns_the_poison() {
@@ -151,7 +158,7 @@ fn bytes_sent_just_before_a_peer_leaves_arrive() {
     let mut ends = linked(2, &TcpConfig::default(), BYTES);
     let (mut leaver, mut stayer) = (ends.pop().unwrap(), ends.pop().unwrap());
     let peer = Rank(1);
-    // Unread signals at the leaver: closing its sockets will reset the connections.
+    // Unread signals at the leaver: closing the sockets will reset the connections.
     for _ in 0..100 {
         stayer.engine.signal(peer, stayer.counter, 0).unwrap();
     }
@@ -175,7 +182,7 @@ fn bytes_sent_just_before_a_peer_leaves_arrive() {
     let mut seen = vec![0; BYTES];
     stayer.destination.memory().copy_out(BYTES, &mut seen);
     assert!(seen.iter().all(|byte| *byte == 0x5a));
-    // It has announced its leave, so neither its closed connection nor parts toward it matter.
+    // It has announced that it leaves, so neither the closed connection nor parts toward it matter.
     stayer.engine.poison_flag().peer_left(peer);
     stayer.engine.credit(peer, stayer.counter).unwrap();
     let until = soon(2);

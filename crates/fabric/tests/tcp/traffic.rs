@@ -9,8 +9,7 @@ fn mix(seed: u64) -> u64 {
     random::mix(seed.wrapping_mul(SplitMix64::INCREMENT))
 }
 
-/// Ranges that `from` writes to `to` in a round: offsets within the slot and lengths, in an order of its
-/// own.
+/// Ranges that `from` writes to `to` in a round: offsets within the slot and lengths, in a random order.
 fn plan(seed: u64, from: u32, to: u32, round: u64, slot: u64) -> Vec<(u64, u64)> {
     let mut state = mix(seed ^ (u64::from(from) << 40) ^ (u64::from(to) << 20) ^ round);
     let mut next = |bound: u64| {
@@ -40,7 +39,7 @@ fn byte(from: u32, to: u32, round: u64, offset: u64) -> u8 {
     mix((u64::from(from) << 50) ^ (u64::from(to) << 44) ^ (round << 32) ^ offset) as u8
 }
 
-/// Rounds of random writes from each rank to each other, with every byte of every slot compared.
+/// Rounds of random writes from each rank to each other, with every byte in every slot compared.
 fn exchange(mut end: End, seed: u64, rounds: u64, slot: u64) {
     let me = end.engine.rank().0;
     let peers: Vec<Rank> = end.engine.peers().collect();

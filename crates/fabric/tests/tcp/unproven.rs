@@ -1,12 +1,12 @@
 //! Connections that prove no membership in the group.
 
 use crate::common::{Introduced, soon, until};
-use crate::ends::{GENERATION, engine};
-use crate::handmade::{TOKEN, hello, socket_of};
-use std::io::{Read, Write};
+use crate::ends::{GENERATION, PROMPT, engine};
+use crate::handmade::{hello, introduction, listening};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use weft_fabric::Engine;
 use weft_fabric::providers::{TcpConfig, TcpDevice};
 
@@ -16,10 +16,9 @@ fn unproven_connections_are_refused_and_the_group_forms_among_them() {
     let counters = devices[0].counters().clone();
     let mut engines: Vec<Engine> =
         (0..).zip(devices).map(|(rank, device)| engine(rank, 3, device)).collect();
-    let socket = socket_of(&engines[0]);
     let introduced = &Introduced::of(&mut engines);
-    let token = |rank: usize| -> [u8; 16] { introduced.messages[0][rank][..].try_into().unwrap() };
-    let (token, anothers) = (token(1), token(2));
+    let [(socket, token), (_, anothers)] =
+        [1, 2].map(|rank| listening(&engines[0], &introduced.messages[0][rank]));
     let mut wrong = token;
     wrong[15] ^= 1;
     let good = GENERATION.0;
@@ -56,7 +55,38 @@ fn unproven_connections_are_refused_and_the_group_forms_among_them() {
     drop(held);
 }
 
-/// Resident memory of this process, in bytes.
+/// Time until rank 0, which waits for rank 1, closes the first of so many silent connections.
+fn closed_after(silent: usize) -> Duration {
+    let device = || TcpDevice::new(TcpConfig::default()).unwrap();
+    let mut engines = [engine(0, 2, device()), engine(1, 2, device())];
+    let introduced = Introduced::of(&mut engines);
+    let [mut zero, mut one] = engines;
+    let (address, _) = listening(&zero, &introduced.messages[0][1]);
+    std::thread::scope(|scope| {
+        let forming = scope.spawn(|| introduced.connect(&mut zero, soon(20)).unwrap());
+        let begin = Instant::now();
+        let mut held: Vec<TcpStream> =
+            (0..silent).map(|_| TcpStream::connect(address).unwrap()).collect();
+        held[0].set_read_timeout(Some(PROMPT)).unwrap();
+        let ended = held[0].read(&mut [0]).map_err(|error| error.kind());
+        assert!(matches!(ended, Ok(0) | Err(ErrorKind::ConnectionReset)), "{ended:?}");
+        let took = begin.elapsed();
+        introduced.connect(&mut one, soon(20)).unwrap();
+        forming.join().unwrap();
+        took
+    })
+}
+
+/// A silent connection is closed after 2 s; of more than are kept, the oldest at once.
+#[test]
+fn silent_connections_are_closed_while_ranks_wait_for_a_peer() {
+    closed_after(1);
+    // A busy machine may take longer for some of them.
+    let took = (0..3).map(|_| closed_after(300)).min().unwrap();
+    assert!(took < Duration::from_millis(1500), "{took:?}");
+}
+
+/// This process's resident memory, in bytes.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
@@ -64,7 +94,7 @@ fn resident() -> u64 {
 }
 
 /// Ten thousand connections, some with a hello that is nearly valid, some that send it a byte at a time:
-/// the group forms among them, and little state of them is kept.
+/// the group forms among them, and keeps little state for them.
 #[test]
 fn ten_thousand_connections_delay_no_rank() {
     let device = || TcpDevice::new(TcpConfig::default()).unwrap();
@@ -72,9 +102,8 @@ fn ten_thousand_connections_delay_no_rank() {
     let counters = zero.counters().clone();
     let mut engines = [engine(0, 2, zero), engine(1, 2, one)];
     let introduced = Introduced::of(&mut engines);
-    let token: [u8; 16] = introduced.messages[0][1][..].try_into().unwrap();
     let [mut zero, mut one] = engines;
-    let address = socket_of(&zero);
+    let (address, token) = listening(&zero, &introduced.messages[0][1]);
     let before = resident();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -115,17 +144,17 @@ fn ten_thousand_connections_delay_no_rank() {
     assert!(counters.refused_connections.load(Ordering::Relaxed) >= 9_000);
 }
 
-/// A recorded hello of the real rank, sent again, connects to no stream.
+/// A recorded hello from the real rank, sent again, connects to no stream.
 #[test]
 fn a_replayed_hello_connects_to_no_stream() {
     let device = TcpDevice::new(TcpConfig::default()).unwrap();
     let counters = device.counters().clone();
     let other = engine(1, 2, device.clone());
     let mut engine = engine(0, 2, device);
-    let address = socket_of(&engine);
     let addresses = [engine.address(), other.address()];
-    let token: [u8; 16] = engine.introduce(&addresses).unwrap()[1][..].try_into().unwrap();
-    let messages = [Vec::new(), TOKEN.to_vec()];
+    let introduced = engine.introduce(&addresses).unwrap();
+    let (address, token) = listening(&engine, &introduced[1]);
+    let messages = [Vec::new(), introduction()];
     std::thread::scope(|scope| {
         let forming = scope.spawn(|| {
             until(soon(20), |limit| engine.connect(&addresses, &messages, limit)).unwrap();

@@ -1,4 +1,4 @@
-//! Ranks that are pinned to cores before their group forms.
+//! Ranks that are pinned to cores before the group forms.
 
 use super::{KINDS, PATIENCE, soon, waiting};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -6,7 +6,7 @@ use std::time::Duration;
 use weft_control::{Config, local_world};
 use weft_fabric::{Communicator, CommunicatorConfig, ProviderKind, Rank};
 
-/// Runs `rank` on two ranks, each on a thread that is pinned to its core.
+/// Runs `rank` on two ranks, each on a thread that is pinned to one core.
 fn pinned(kind: ProviderKind, cores: [usize; 2], rank: impl Fn(&Communicator, Rank) + Send + Sync) {
     let world = local_world(2, |config| config.host_id = "of pinned ranks".into()).unwrap();
     std::thread::scope(|scope| {

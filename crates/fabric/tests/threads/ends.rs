@@ -1,4 +1,4 @@
-//! Ends of waits: each for its own cause, without effect on another thread's.
+//! Wait ends: each for a separate cause, without effect on another thread's.
 
 use crate::{KINDS, SPINS, counters, promptly, signal, soon, two, wait, waiting};
 use std::sync::mpsc;
@@ -8,7 +8,7 @@ use weft_fabric::{
     RegionGrant, RegionKey, Result, clock,
 };
 
-/// The first thread's wait ends only after the calls of the second.
+/// The first thread's wait ends only after the second thread's calls.
 #[test]
 fn no_call_waits_for_the_wait_of_another_thread() {
     for (kind, spin) in KINDS.into_iter().flat_map(|kind| SPINS.map(|spin| (kind, spin))) {
@@ -71,7 +71,7 @@ fn a_wait_whose_deadline_passes_leaves_the_others_waiting() {
     }
 }
 
-/// Four threads wait for raises that do not arrive; `end` must end all of their waits.
+/// Four threads wait for raises that do not arrive; `end` must end all waits.
 fn all_end(
     progress: Progress,
     end: impl Fn(&Communicator) + Sync,
@@ -138,7 +138,7 @@ fn poison_ends_all_waits() {
     all_end(Progress::Thread, poison, poisoned);
 }
 
-/// A panic under the engine's lock, and one of a waiting thread between two sleeps.
+/// A panic under the engine's lock, and one in a waiting thread between two sleeps.
 #[test]
 fn threads_that_panic_leave_the_others_waiting() {
     for kind in KINDS {
@@ -174,7 +174,7 @@ fn threads_that_panic_leave_the_others_waiting() {
     }
 }
 
-/// A counter with a window: a credit of another thread opens a round that has already arrived.
+/// A counter with a window: a credit from another thread opens a round that has already arrived.
 #[test]
 fn a_credit_of_another_thread_ends_the_wait_for_the_round_after() {
     for kind in KINDS {
@@ -206,7 +206,7 @@ fn a_credit_of_another_thread_ends_the_wait_for_the_round_after() {
     }
 }
 
-/// The second of two threads that enter a barrier at once is rejected, and later barriers work.
+/// If two threads enter a barrier at once, the second is rejected, and later barriers work.
 #[test]
 fn a_barrier_of_a_second_thread_is_refused_and_disturbs_no_other() {
     for kind in KINDS {
@@ -219,7 +219,7 @@ fn a_barrier_of_a_second_thread_is_refused_and_disturbs_no_other() {
             } else {
                 std::thread::scope(|scope| {
                     let first = scope.spawn(barrier);
-                    // It is inside once its signal has left.
+                    // It is inside once the signal has left.
                     while communicator.engine().statistics().peers[0].totals.parts == 0 {
                         std::thread::yield_now();
                     }
@@ -239,15 +239,15 @@ fn a_barrier_of_a_second_thread_is_refused_and_disturbs_no_other() {
     }
 }
 
-/// Grant over shm of a region whose descriptor is never sent.
+/// Grant over shm for a region whose descriptor is never sent.
 fn grant_without_memory() -> Grant {
     let entry = 7u64.to_le_bytes().to_vec();
     let regions = vec![RegionGrant { key: RegionKey(9), length: 8, entry }];
     Grant { regions, counters: Vec::new() }
 }
 
-/// Rank 1 never sends the descriptor that rank 0 waits for; rank 0 waits with the lock of the peers' links,
-/// not with that of the engine.
+/// Rank 1 never sends the descriptor that rank 0 waits for; rank 0 waits with the lock on the peers'
+/// links, not with the engine's lock.
 #[test]
 fn an_import_that_waits_for_its_peer_holds_up_no_other_call() {
     two(ProviderKind::Shm, Progress::Caller, Duration::ZERO, |communicator, peer| {

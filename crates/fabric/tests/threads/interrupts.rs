@@ -1,11 +1,11 @@
-//! Ends of waits that never sleep: those that spin for long, and those with a steady stream of events.
+//! Ends for waits that never sleep: waits that spin for long, and waits with a steady stream of events.
 
 use super::{KINDS, counters, promptly, signal, soon, two, two_that_leave, wait};
 use std::sync::mpsc;
 use std::time::Duration;
 use weft_fabric::{Error, Progress, Rank, WaitOptions, clock};
 
-/// Limit of a wait that ends sooner, and longer than the grace of a departure.
+/// Limit for a wait that ends sooner, and longer than a departure's grace.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Longer than [`LIMIT`]: the wait does not park.
 const SPIN: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! Signals and credits that a rank posts just before it drops its communicator.
+//! Signals and credits that a rank posts just before it drops the communicator.
 
 use crate::{KINDS, counters, two_that_leave, wait, waiting};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use weft_fabric::{Communicator, CounterId, Progress, Rank};
 
 const MANY: usize = 300;
 
-/// Way to leave, with its description.
+/// Way to leave, with a description.
 type Leaves = (&'static str, fn(Communicator));
 
 const WAYS: [Leaves; 3] = [

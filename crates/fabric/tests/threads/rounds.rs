@@ -1,4 +1,4 @@
-//! Eight threads of each rank write and wait at once, each with its own counter and slot.
+//! Eight threads on each rank write and wait at once, each with a separate counter and slot.
 
 use crate::{KINDS, PATIENCE, SPINS, counters, promptly, soon, two, waiting};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,7 +10,7 @@ const THREADS: usize = 8;
 const ROUNDS: u64 = 500;
 const SLOT: usize = 600;
 
-/// Memory and counters of one rank.
+/// One rank's memory and counters.
 struct Side<'a> {
     communicator: &'a Communicator,
     peer: Rank,
@@ -65,7 +65,7 @@ impl Side<'_> {
         }
     }
 
-    /// Rounds of all threads, equally many each.
+    /// Rounds for all threads, equally many each.
     fn all(&self) {
         let (sender, receiver) = mpsc::channel();
         std::thread::scope(|scope| {
@@ -91,7 +91,7 @@ fn threads_that_write_and_wait_at_once_all_come_through() {
     }
 }
 
-/// Event loop that sleeps on the descriptor alone; `count` signals of the peer reach it.
+/// Event loop that sleeps only on the descriptor; `count` signals from the peer reach it.
 fn event_loop(communicator: &Communicator, peer: Rank, counter: CounterId, count: u64) {
     let mut seen = 0;
     while seen < count {

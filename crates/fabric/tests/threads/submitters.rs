@@ -1,4 +1,4 @@
-//! Submissions of threads that never wait for the lock: each outcome is delivered once.
+//! Submissions from threads that never wait for the lock: each outcome is delivered once.
 
 use crate::{KINDS, PATIENCE, soon, two, two_that_leave, waiting};
 use std::collections::BTreeMap;
@@ -14,11 +14,11 @@ const THREADS: u64 = 4;
 const WINDOW: u64 = 256;
 const SLICE: u64 = 8;
 const SLICES: u64 = 3;
-/// Bytes of a round at the peer: slices at twice their distance.
+/// Bytes in a round at the peer: slices at twice the distance.
 const STRIDE: u64 = 2 * SLICE;
 const ROUND: u64 = SLICES * STRIDE;
 
-/// Numbers of outcomes and of errors, by tag.
+/// Outcome and error counts, by tag.
 type Seen = Arc<Mutex<BTreeMap<u64, (u32, u32)>>>;
 
 fn recorder() -> (Seen, Arc<OutcomeCallback>) {
@@ -109,7 +109,7 @@ fn submit(
                     write.count = SLICES as u32;
                     (write.source_stride, write.destination_stride) = (STRIDE, STRIDE);
                     push(&submitter, write, &outcomes);
-                    // No round of the peer has arrived.
+                    // No round from the peer has arrived.
                     let credit = SubmissionDescriptor::credit(peer, counter, tag(1 << 20 | round));
                     push(&submitter, credit, &outcomes);
                     // Far beyond the window, whatever the peer has credited.

@@ -1,4 +1,4 @@
-//! Owner that computes without a poll while its peers write, over simulated NICs.
+//! Owner that computes without a poll while peers write, over simulated NICs.
 
 use crate::common::{Member, MemberConfig, SLOT, fill, on_threads, soon, take};
 use std::sync::{Arc, Mutex};
@@ -8,11 +8,11 @@ use weft_fabric::providers::{VerbsConfig, VerbsDevice};
 use weft_fabric::{Device, Rank, RequestId, clock};
 
 const WRITERS: u32 = 8;
-/// Writes of each writer, all of one round: more than two bounds of unconsumed arrivals.
+/// Writes from each writer, all in one round: more than twice the unconsumed arrival bound.
 const WRITES: usize = 600;
-/// Bytes of each.
+/// Bytes in each.
 const CELL: usize = 48;
-/// Control requests and control arrivals of a peer.
+/// Control requests and control arrivals for a peer.
 const CONTROL: usize = 6;
 
 /// Ranks over one NIC each, by rank.
@@ -35,7 +35,7 @@ fn value(writer: usize, write: usize) -> u8 {
     (1 + 31 * writer + write) as u8
 }
 
-/// Starts all writes of a rank to rank 0, each to its own cell.
+/// Starts all writes from a rank to rank 0, each to a separate cell.
 fn start_writes(member: &mut Member) -> Vec<RequestId> {
     let writer = member.engine.rank().index();
     let start = |write: usize| {
@@ -46,8 +46,8 @@ fn start_writes(member: &mut Member) -> Vec<RequestId> {
     (0..WRITES).map(start).collect()
 }
 
-/// Eight ranks write without pause to one that does not poll for 20 s of virtual time. They stop at the bound
-/// of unconsumed arrivals, no queue overflows and no rank is lost; once it polls, every byte arrives.
+/// Eight ranks write without pause to one that does not poll for 20 s in virtual time. They stop at the
+/// unconsumed arrival bound, no queue overflows and no rank is lost; once it polls, every byte arrives.
 #[test]
 fn writers_stop_at_the_bound_while_an_owner_computes_and_all_arrives_afterwards() {
     let nics: Vec<_> = (0..=WRITERS).map(|_| TwinNic::new(TwinConfig::default())).collect();
@@ -96,7 +96,7 @@ fn writers_stop_at_the_bound_while_an_owner_computes_and_all_arrives_afterwards(
     assert!(members.iter().all(|member| member.engine.check().is_ok()));
     assert!(nics.iter().all(|nic| nic.statistics().overflows == 0));
     assert_eq!(lost(), lost_greetings);
-    // Ranks leave together, each on its thread.
+    // Ranks leave together, each on a thread.
     std::thread::scope(|scope| {
         members.into_iter().for_each(|member| drop(scope.spawn(move || drop(member))));
     });

@@ -1,10 +1,10 @@
-//! Choice of NICs, and errors that name what is missing.
+//! NIC choice, and errors that name what is missing.
 
 use std::sync::Arc;
 use weft_fabric::providers::{VerbsChoice, VerbsConfig, VerbsDevice};
 use weft_fabric::{Device, Error, ProviderKind};
 
-/// Detail of the error of a device.
+/// Detail in a device's error.
 fn refusal(config: VerbsConfig) -> String {
     match VerbsDevice::new(config).map(|device| device.nics().collect::<Vec<_>>()) {
         Err(Error::Provider { provider: ProviderKind::Verbs, detail }) => detail,

@@ -6,12 +6,12 @@ use weft_fabric::providers::VerbsConfig;
 use weft_fabric::providers::verbs::{TwinConfig, TwinPort};
 use weft_fabric::{Lane, LaneId};
 
-/// The other lane of the block that a writer raises.
+/// The other lane in the block that a writer raises.
 fn beside(lane: Lane) -> Lane {
     Lane::new(LaneId::new(lane.id().get() + 1).unwrap(), lane.generation())
 }
 
-/// Posts a part of one page from rank 0 to rank 1 with a credit on it.
+/// Posts a one-page part from rank 0 to rank 1 with a credit on it.
 fn post_with_credit(links: &mut Links, token: u64) {
     let lane = links.0[1].granted[0];
     let posted = links.post_to(0, 1, token, 1, lane, Some(beside(lane)));
@@ -29,7 +29,7 @@ fn a_credit_costs_no_work_request_once_its_lane_has_a_name() {
         assert_eq!(links.raised(1, 0), token);
         assert_eq!(links.0[1].lanes.value(credit), token);
     }
-    // The first credit precedes its part.
+    // The first credit precedes the part.
     assert_eq!(links.0[0].nic.statistics().requests - before, 101);
     assert_eq!(links.0[0].sink.completed.len(), 100);
 }
@@ -38,7 +38,7 @@ fn a_credit_costs_no_work_request_once_its_lane_has_a_name() {
 fn credits_keep_the_bound_on_unconsumed_arrivals() {
     let config = VerbsConfig { max_unconsumed: 4, ..VerbsConfig::default() };
     let mut links = Links::connected(&config, 2);
-    // A message of its own and that of the part.
+    // A separate message and the part's.
     post_with_credit(&mut links, 1);
     links.post(0, 1, 2, 1);
     let lane = links.0[1].granted[0];

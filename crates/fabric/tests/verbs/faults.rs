@@ -1,4 +1,4 @@
-//! Failures of NICs, queue pairs, posts and writes, over simulated NICs.
+//! Failing NICs, queue pairs, posts and writes, over simulated NICs.
 
 use crate::links::{Links, devices, membership};
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,7 +12,7 @@ fn config() -> VerbsConfig {
     VerbsConfig::default()
 }
 
-/// The only loss that a rank reported: its peer and the reason.
+/// The only loss that a rank reported: the peer and the reason.
 fn only_loss(links: &Links, rank: u32) -> (Rank, String) {
     let lost = &links.0[rank as usize].sink.lost;
     assert_eq!(lost.len(), 1, "{lost:?}");
@@ -50,7 +50,7 @@ fn the_first_error_of_a_chain_is_the_only_cause_and_names_status_code_and_queue_
         nic.name()
     );
     assert_eq!(why, expected);
-    // Its parts end with the fence; those toward others are complete.
+    // Parts toward it end with the fence; parts toward others are complete.
     assert_eq!(links.0[0].sink.completed, [3]);
     assert_eq!(links.fence(0, 1), [1, 2]);
     assert_eq!((links.raised(1, 0), links.raised(2, 0)), (0, 1));
@@ -68,7 +68,7 @@ fn a_wrong_key_or_range_writes_nothing_and_costs_the_writer_its_connection() {
         let (peer, why) = only_loss(&links, 1);
         assert!(peer == Rank(0) && why.contains("access violation"), "{peer}: {why}");
         assert_eq!((links.raised(1, 0), links.byte(1, 0), links.byte(1, 1)), (0, 2, 2));
-        // The owner still serves its other peer.
+        // The owner still serves the other peer.
         links.post(2, 1, 5, 1);
         links.settle();
         assert_eq!((links.raised(1, 2), links.byte(1, 0)), (1, 3));
@@ -138,8 +138,8 @@ fn an_arrival_on_a_lane_granted_to_another_peer_is_dropped_and_counted() {
     assert_eq!(links.raised(0, 1), 1);
 }
 
-/// Rank 0 does not poll: both peers write to it until they may no longer, and its own requests to both are
-/// flushed at once, each with a completion.
+/// Rank 0 does not poll: both peers write to it until they may no longer, and rank 0's requests to both
+/// are flushed at once, each with a completion.
 #[test]
 fn a_completion_queue_has_an_entry_for_all_that_its_peers_may_send() {
     const CONTROL: usize = 6;
@@ -161,7 +161,7 @@ fn a_completion_queue_has_an_entry_for_all_that_its_peers_may_send() {
         let mut sent = 0;
         while links.post(peer, 0, 1, 1) == PostStatus::InFlight {
             sent += 1;
-            // Its own completions.
+            // This rank's own completions.
             let end = &mut links.0[peer as usize];
             end.link.poll(weft_fabric::clock::now(), &mut end.sink);
         }
@@ -210,8 +210,8 @@ fn a_greeting_to_a_peer_that_is_not_yet_connected_is_repeated() {
     }
 }
 
-/// The greeting arrived and its acknowledgement is lost. The peer has answered, so its packet numbers have
-/// advanced: the queue pair must not be reset.
+/// The greeting arrived and the acknowledgement is lost. The peer has answered, so the packet numbers
+/// have advanced: the queue pair must not be reset.
 #[test]
 fn a_greeting_whose_acknowledgement_is_lost_is_not_repeated_once_the_peer_has_answered() {
     // The NIC itself repeats the packet after 134 ms.
@@ -238,7 +238,7 @@ fn a_closed_group_leaves_no_object_of_its_nics() {
         links.0.into_iter().for_each(|end| drop(scope.spawn(move || drop(end))));
     });
     let live = || nics.iter().map(|nic| nic.statistics().live_objects).collect::<Vec<_>>();
-    // Other tests open each NIC of this process for a moment, to choose among them.
+    // Other tests open each NIC in this process for a moment, to choose among them.
     let deadline = Instant::now() + Duration::from_secs(10);
     while live() != [0, 0, 0] && Instant::now() < deadline {
         std::thread::yield_now();

@@ -1,4 +1,5 @@
-//! Memory of GPUs over simulated NICs and GPUs: payload is visible after a flush alone, and no lane rises before.
+//! GPU memory over simulated NICs and GPUs: payload is visible only after a flush, and no lane rises
+//! before.
 
 use crate::common::{Member, PATIENCE, on_threads, put, take, waiting};
 use crate::links::{BYTES, Links};
@@ -11,15 +12,15 @@ use weft_fabric::link::{PostStatus, WorkRequest};
 use weft_fabric::providers::verbs::{Flush, Gpus, TwinConfig, TwinGpuControls, TwinGpus, TwinNic};
 use weft_fabric::providers::{VerbsConfig, VerbsDevice};
 use weft_fabric::{
-    Device, DmaBuf, Error, Lane, LaneTable, Memory, Page, ProviderKind, Rank, RegionKey,
+    Device, DmaBuf, Error, Lane, LaneTable, Memory, Page, ProviderKind, Rank, Reader, RegionKey,
     TrafficClass, clock,
 };
 
-/// Regions of a rank: of the host, and of two GPUs.
+/// Regions at a rank: one on the host, and two on GPUs.
 const HOST: RegionKey = RegionKey(0);
 const GPUS: [RegionKey; 2] = [RegionKey(1), RegionKey(2)];
 
-/// Write under way: the lane that it raises, and its payload.
+/// Write under way: the lane that it raises, and the payload.
 struct Expected {
     lane: Lane,
     payload: Arc<Memory>,
@@ -27,14 +28,14 @@ struct Expected {
     value: u8,
 }
 
-/// Writes toward one rank, each with a lane of its own.
+/// Writes toward one rank, each on a separate lane.
 struct Watch {
     lanes: Arc<LaneTable>,
     writes: Vec<Expected>,
 }
 
 impl Watch {
-    /// Panics if a lane is raised and a byte of its payload is not visible; returns the number of raised lanes.
+    /// Panics if a lane is raised and a payload byte is not visible; returns how many lanes were raised.
     fn check(&self, when: &str) -> usize {
         let is_raised = |write: &&Expected| self.lanes.value(write.lane.id()) > 0;
         let raised = self.writes.iter().filter(is_raised);
@@ -53,7 +54,7 @@ impl Expected {
     }
 }
 
-/// Reads memory of the host, or of a simulated GPU.
+/// Reads host memory, or simulated GPU memory.
 fn read(memory: &Memory, offset: usize, bytes: &mut [u8]) {
     assert!(offset + bytes.len() <= memory.len());
     let from = (memory.address() as usize + offset) as *const u8;
@@ -61,7 +62,7 @@ fn read(memory: &Memory, offset: usize, bytes: &mut [u8]) {
     unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), bytes.len()) };
 }
 
-/// Writes memory of the host, or of a simulated GPU.
+/// Writes host memory, or simulated GPU memory.
 fn fill(memory: &Memory, offset: usize, length: usize, value: u8) {
     assert!(offset + length <= memory.len());
     let to = (memory.address() as usize + offset) as *mut u8;
@@ -69,7 +70,7 @@ fn fill(memory: &Memory, offset: usize, length: usize, value: u8) {
     unsafe { std::ptr::write_bytes(to, value, length) };
 }
 
-/// GPUs that look at the lanes of their rank before each flush.
+/// GPUs that look at the rank's lanes before each flush.
 struct Watched {
     gpus: TwinGpus,
     watch: Arc<Mutex<Option<Watch>>>,
@@ -84,8 +85,8 @@ impl Gpus for Watched {
         self.gpus.has_peer_memory()
     }
 
-    fn flush_of(&self, device: u32) -> Result<Option<Flush>, String> {
-        let (watch, flush) = (self.watch.clone(), self.gpus.flush_of(device)?);
+    fn flush_of(&self, device: u32, reader: Reader) -> Result<Option<Flush>, String> {
+        let (watch, flush) = (self.watch.clone(), self.gpus.flush_of(device, reader)?);
         Ok(flush.map(|flush| -> Flush {
             Box::new(move || {
                 // A link that ends with a failed test flushes, too.
@@ -100,7 +101,7 @@ impl Gpus for Watched {
     }
 }
 
-/// GPUs of one rank, its memory there, and what arrives at it.
+/// One rank's GPUs, GPU memory, and what arrives there.
 struct Rig {
     gpus: TwinGpus,
     controls: Arc<TwinGpuControls>,
@@ -114,7 +115,7 @@ impl Rig {
     }
 }
 
-/// Group whose ranks have GPUs. Regions of GPUs are registered once it is connected.
+/// Group whose ranks have GPUs. GPU regions are registered once it is connected.
 struct Group {
     links: Links,
     rigs: Vec<Rig>,
@@ -122,7 +123,7 @@ struct Group {
 }
 
 impl Group {
-    /// `nics`: of each rank.
+    /// `nics`: per rank.
     fn connected(size: u32, nics: usize) -> Group {
         let mut rigs = Vec::new();
         let mut devices = Vec::new();
@@ -147,24 +148,30 @@ impl Group {
         Group { links, rigs, written: 0 }
     }
 
-    /// Registers memory of both GPUs at each rank.
+    /// Registers both GPUs' memory at each rank.
     fn register(&mut self) {
+        self.register_for(Reader::default());
+    }
+
+    /// [`Group::register`] for this reader.
+    fn register_for(&mut self, reader: Reader) {
         for (rig, end) in self.rigs.iter_mut().zip(&mut self.links.0) {
             for (device, key) in (0..).zip(GPUS) {
-                let memory = Arc::new(rig.gpus.allocate(device, BYTES as usize).unwrap());
+                let memory = rig.gpus.allocate(device, BYTES as usize).unwrap();
+                let memory = Arc::new(memory.read_by(reader));
                 end.link.register(key, &memory).unwrap();
                 rig.memories.push(memory);
             }
         }
     }
 
-    /// Registers memory of both GPUs at each rank, and grants it to all.
+    /// Registers both GPUs' memory at each rank, and grants it to all.
     fn grant(&mut self) {
         self.register();
         GPUS.into_iter().for_each(|key| self.links.grant(key));
     }
 
-    /// Posts a write of one page of each length to a place of its own, with a lane of its own.
+    /// Posts a write with one page in each length to a separate place, with a separate lane.
     fn write(&mut self, write: &Write) -> PostStatus {
         const SLOT: usize = 250;
         self.written += 1;
@@ -211,14 +218,14 @@ impl Group {
         end.link.poll(clock::now(), &mut end.sink);
     }
 
-    /// Checks what has arrived at a rank; returns the number of raised lanes.
+    /// Checks what has arrived at a rank; returns how many lanes were raised.
     fn check(&self, rank: u32) -> usize {
         let watch = self.rigs[rank as usize].watch.lock().unwrap();
         watch.as_ref().unwrap().check("after a poll")
     }
 }
 
-/// Write of a test.
+/// Test write.
 #[derive(Clone, Debug)]
 struct Write {
     from: u32,
@@ -229,7 +236,7 @@ struct Write {
 }
 
 impl Write {
-    /// One page of 8 bytes from rank 0 to rank 1.
+    /// One 8-byte page from rank 0 to rank 1.
     fn short(source: RegionKey, destination: RegionKey) -> Write {
         Write { from: 0, to: 1, source, destination, lengths: vec![8] }
     }
@@ -334,6 +341,33 @@ fn gpus_that_order_the_writes_of_nics_are_not_flushed() {
 }
 
 #[test]
+fn memory_for_the_owner_is_not_flushed_where_the_platform_orders_writes_for_it() {
+    for (reader, flushes) in [(Reader::Owner, 0), (Reader::All, 1)] {
+        let mut group = Group::connected(2, 1);
+        group.rigs[1].controls.is_ordered_for_owner.store(true, SeqCst);
+        group.register_for(reader);
+        group.links.grant(GPUS[0]);
+        group.write(&Write::short(HOST, GPUS[0]));
+        group.poll(1);
+        assert_eq!((group.check(1), group.rigs[1].flushes()), (1, flushes));
+    }
+}
+
+#[test]
+fn memory_of_a_gpu_that_cannot_be_flushed_is_refused_as_a_destination() {
+    let mut group = Group::connected(2, 1);
+    group.rigs[0].controls.cannot_flush.store(true, SeqCst);
+    group.register();
+    let refused = group.links.0[0].link.grant(GPUS[1], Rank(1), 0..BYTES).unwrap_err();
+    let Error::Unusable { provider: ProviderKind::Verbs, key, detail } = refused else {
+        panic!("{refused}")
+    };
+    assert_eq!(key, GPUS[1]);
+    assert!(detail.starts_with("writes of NICs into GPU 1: "), "{detail}");
+    assert!(detail.ends_with("cannot flush them; receive into memory of the host"), "{detail}");
+}
+
+#[test]
 fn a_failed_flush_raises_no_lane_and_loses_the_peers_of_its_nic() {
     let mut group = Group::connected(3, 1);
     group.grant();
@@ -346,7 +380,7 @@ fn a_failed_flush_raises_no_lane_and_loses_the_peers_of_its_nic() {
     assert_eq!(end.sink.lost, [0, 2].map(|peer| (Rank(peer), why.clone())));
 }
 
-/// A work request of host memory holds its bytes; the twin refuses one that would hold bytes of a GPU.
+/// A work request on host memory holds the bytes; the twin refuses one that would hold GPU bytes.
 #[test]
 fn short_writes_from_a_gpu_are_read_by_the_nic() {
     let mut group = Group::connected(2, 1);

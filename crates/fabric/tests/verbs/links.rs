@@ -1,4 +1,4 @@
-//! Links of one group over simulated NICs, without engines, all on one thread.
+//! One group's links over simulated NICs, without engines, all on one thread.
 
 use crate::common::{soon, until};
 use std::sync::Arc;
@@ -9,24 +9,24 @@ use weft_fabric::{
     Device, Generation, Lane, LaneTable, Link, Memory, Page, Rank, RegionKey, TrafficClass, clock,
 };
 
-/// Bytes of each rank's region.
+/// Bytes in each rank's region.
 pub const BYTES: u64 = 10_000;
 
-/// One rank: its NIC, its link, and a lane for each peer.
+/// One rank: a NIC, a link, and a lane for each peer.
 pub struct End {
     pub nic: Arc<TwinNic>,
     pub link: Box<dyn Link>,
     pub lanes: Arc<LaneTable>,
-    /// Lane that each rank raises; its own is unused.
+    /// Lane that each rank raises; this rank's own is unused.
     pub granted: Vec<Lane>,
     pub memory: Arc<Memory>,
     pub sink: Sink,
 }
 
-/// All ranks of a group.
+/// All ranks in a group.
 pub struct Links(pub Vec<End>);
 
-/// Device of each rank.
+/// Each rank's device.
 pub fn devices(
     config: &VerbsConfig,
     nic: &TwinConfig,
@@ -48,7 +48,7 @@ pub fn membership(rank: Rank, size: u32) -> Membership {
 }
 
 impl Links {
-    /// Ranks without connections. Each has a region, key 0, full of its number and one.
+    /// Ranks without connections. Each has a region, key 0, full of the rank's number and one.
     pub fn open(config: &VerbsConfig, nic: &TwinConfig, size: u32) -> Links {
         Links::over(devices(config, nic, size))
     }
@@ -69,7 +69,7 @@ impl Links {
         Links((0..).zip(devices).map(open).collect())
     }
 
-    /// Connects all ranks, each on its thread, after `delay` has run there, and grants all regions to all.
+    /// Connects all ranks, each on a thread, after `delay` has run there, and grants all regions to all.
     pub fn connect(&mut self, delay: impl Fn(Rank) + Sync) {
         let addresses: Vec<Vec<u8>> = self.0.iter().map(|end| end.link.address()).collect();
         let size = self.0.len();
@@ -105,7 +105,7 @@ impl Links {
         self.grant(RegionKey(0));
     }
 
-    /// Grants all of a region of [`BYTES`] at each rank to all peers.
+    /// Grants a whole region, [`BYTES`] long, at each rank to all peers.
     pub fn grant(&mut self, key: RegionKey) {
         let size = self.0.len();
         for (owner, writer) in (0..size).flat_map(|a| (0..size).map(move |b| (a, b))) {
@@ -125,7 +125,7 @@ impl Links {
         links
     }
 
-    /// Posts a write of pages of 100 bytes, or a signal without any, that raises the lane of its writer.
+    /// Posts a write with 100-byte pages, or a signal without any, that raises the writer's lane.
     pub fn post(&mut self, from: u32, to: u32, token: u64, pages: u64) -> PostStatus {
         let lane = self.0[to as usize].granted[from as usize];
         self.post_to(from, to, token, pages, lane, None)
@@ -174,14 +174,14 @@ impl Links {
         end.lanes.value(end.granted[writer as usize].id())
     }
 
-    /// First byte of a page at `owner`.
+    /// First byte in a page at `owner`.
     pub fn byte(&self, owner: u32, page: usize) -> u8 {
         let mut seen = [0];
         self.0[owner as usize].memory.copy_out(200 * page, &mut seen);
         seen[0]
     }
 
-    /// Fences a peer; returns the tokens of the parts that failed by it.
+    /// Fences a peer; returns tokens for the parts that failed by it.
     pub fn fence(&mut self, rank: u32, peer: u32) -> Vec<u64> {
         let end = &mut self.0[rank as usize];
         end.link.fence(Rank(peer), &mut end.sink);

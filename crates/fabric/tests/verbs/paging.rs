@@ -1,4 +1,4 @@
-//! On-demand paging of regions, over simulated NICs.
+//! On-demand region paging, over simulated NICs.
 
 use crate::links::{BYTES, Links, devices, membership};
 use std::sync::Arc;
@@ -15,7 +15,8 @@ fn nic(on_demand_paging: bool, max_locked: u64) -> TwinConfig {
     TwinConfig { on_demand_paging, max_locked, ..TwinConfig::default() }
 }
 
-/// Regions of rank 1 that are paged on demand after rank 0 has written into it, and their prefetched bytes.
+/// Rank 1 regions that are paged on demand after rank 0 has written into one, and how many bytes were
+/// prefetched.
 fn paged_after_a_write(paging: OnDemandPaging, nic: &TwinConfig) -> (usize, u64) {
     let mut links = Links::over(devices(&config(paging), nic, 2));
     links.connect(|_| {});

@@ -1,4 +1,4 @@
-//! Group over simulated NICs, one of which fails with its first write after each re-formation.
+//! Group over simulated NICs; one NIC fails with its first write after each re-formation.
 
 use crate::common::PATIENCE;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn join(control: Control, nic: &Arc<TwinNic>) -> Communicator {
     Communicator::over_devices(control, config, devices).unwrap()
 }
 
-/// Signals the peer, and waits for its signal and for the completion of its own.
+/// Signals the peer, and waits for the peer's signal and for its own to complete.
 fn exchange(communicator: &Communicator, counter: CounterId) -> Result<()> {
     let (peer, mut never) = (Rank(1 - communicator.rank().0), || false);
     let mut options = communicator.wait_options(clock::now().after(PATIENCE), &mut never);
@@ -30,8 +30,8 @@ fn exchange(communicator: &Communicator, counter: CounterId) -> Result<()> {
     communicator.wait(counter, &[(peer, 1)], &mut options)
 }
 
-/// No rank is lost, so both are members of every group. Each pauses longer than the one before it until it
-/// connects, and the first whose queue pair works carries writes.
+/// No rank is lost, so both are members in every group. Each pauses longer than the one before it until
+/// it connects, and the first whose queue pair works carries writes.
 #[test]
 fn a_queue_pair_that_fails_after_each_re_formation_is_connected_after_growing_pauses() {
     let nics = [(); 2].map(|()| TwinNic::new(TwinConfig::default()));
@@ -61,7 +61,7 @@ fn a_queue_pair_that_fails_after_each_re_formation_is_connected_after_growing_pa
                     assert!(begin.elapsed() >= pause, "{rank} connected again before {pause:?}");
                     assert_eq!(communicator.world_size(), 2);
                 }
-                // The peer may still wait for the end of its own signal.
+                // The peer may still wait until its own signal ends.
                 communicator.control().all_gather(&[], PATIENCE).unwrap();
                 communicator.leave();
             });

@@ -1,4 +1,4 @@
-// Barrier of all ranks on the device.
+// Device-side barrier across all ranks.
 #pragma once
 #include "weft/team.cuh"
 #include "weft/wait.cuh"
@@ -6,8 +6,8 @@
 namespace weft {
 
 // Returns once all ranks have entered; rank r raises `words[r]`. Releases the team's earlier stores, acquires
-// those of the other teams. One team of each rank calls it, with epochs 1, 2, 3, ...: a rank may be one barrier
-// ahead of another, so each word is awaited as "at least" its epoch.
+// the other teams' stores. One team per rank calls it, with epochs 1, 2, 3, ...: a rank may be one barrier
+// ahead of another, so each word must be at least the epoch.
 WEFT_DEVICE bool barrier(const Watch &watch, const Team &team, u32 *const *peer_words, u32 ranks, u32 epoch) {
     bool all = true;
     team.sync();

@@ -1,18 +1,18 @@
-// Ring of bulk loads from global to shared memory, and a queue of flags to the warp that raises them.
+// Bulk-load ring from global to shared memory, and a flag queue to the warp that raises the flags.
 #pragma once
 #include "weft/team.cuh"
 #include "weft/wait.cuh"
 
 namespace weft {
 
-// Bulk loads of one warp into a ring of STAGES stages of BYTES bytes. All lanes call each function; the first lane
-// issues. A stage is refilled only after all lanes have passed the proxy fence between their ordinary loads and
-// bulk copies.
+// One warp's bulk loads into a ring with STAGES stages, BYTES bytes each. All lanes call each function; the first
+// lane issues. A stage is refilled only after all lanes have passed the proxy fence between ordinary loads and bulk
+// copies.
 template <u32 STAGES, u32 BYTES> struct LoadRing {
     u8 *stages;
     u64 *full; // [STAGES]
     u32 head = 0, tail = 0;
-    u32 parity = 0; // of the stage at `tail`
+    u32 parity = 0; // parity for the stage at `tail`
 
     WEFT_DEVICE LoadRing(u8 *stages, u64 *full) : stages(stages), full(full) {
         if (lane_of_thread() == 0) {
@@ -40,7 +40,7 @@ template <u32 STAGES, u32 BYTES> struct LoadRing {
         return false;
     }
 
-    // Frees the oldest stage, once it was read, or its store is complete.
+    // Frees the oldest stage once it has been read, or once its store is complete.
     WEFT_DEVICE void pop() {
         fence_shared_for_bulk();
         __syncwarp();
@@ -49,19 +49,19 @@ template <u32 STAGES, u32 BYTES> struct LoadRing {
     }
 };
 
-// Queue of flags from the warps of a block, whose writes are complete, to the one warp that raises them: one fence
-// at system scope covers all flags present, and the other warps do not wait for it.
+// Flag queue from a block's warps, whose writes are complete, to the one warp that raises flags: one fence at system
+// scope covers all flags present, and the other warps do not wait for it.
 template <u32 CAPACITY> struct FlagQueue {
     u32 entry[CAPACITY]; // flag plus 1; 0: empty
     u32 tail, writers;
 
-    // Called by all threads of the block, before a barrier.
+    // Called by all threads in the block, before a barrier.
     WEFT_DEVICE void clear(u32 warps) {
         for (u32 i = threadIdx.x; i < CAPACITY; i += blockDim.x) entry[i] = 0;
         if (threadIdx.x == 0) tail = 0, writers = warps;
     }
 
-    // Called by all lanes of a warp; lanes with `due` append a flag. Their writes are complete.
+    // Called by all lanes in a warp; lanes with `due` append a flag. The writes behind it are complete.
     WEFT_DEVICE void post(bool due, u32 flag) {
         const u32 all = __ballot_sync(~0u, due), lane = lane_of_thread();
         if (all == 0) return;
@@ -70,11 +70,11 @@ template <u32 CAPACITY> struct FlagQueue {
         first = __shfl_sync(~0u, first, 0);
         if (!due) return;
         u32 *to = entry + (first + __popc(all & ((1u << lane) - 1))) % CAPACITY;
-        __threadfence_block(); // release of the writes that this lane has observed complete
+        __threadfence_block(); // releases the writes that this lane has observed complete
         while (atomicCAS(to, 0u, flag + 1) != 0) {} // the warp that drains never blocks, so this ends
     }
 
-    // Called by all lanes of a warp after its last post.
+    // Called by all lanes in a warp after the last post.
     WEFT_DEVICE void close() {
         __syncwarp();
         __threadfence_block();

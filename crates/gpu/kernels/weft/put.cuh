@@ -1,4 +1,4 @@
-// Put: copy to a peer by a team of threads, optionally with a flag behind it.
+// Put: copy to a peer by a thread team, optionally followed by a flag.
 #pragma once
 #include "weft/team.cuh"
 #include "weft/order.cuh"

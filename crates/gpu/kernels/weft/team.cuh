@@ -1,4 +1,4 @@
-// Team: warps of a block that share a named barrier.
+// Team: warps in a block that share a named barrier.
 #pragma once
 #include "weft/ptx.cuh"
 

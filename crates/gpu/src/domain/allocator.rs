@@ -1,17 +1,17 @@
-//! Allocator of the symmetric heap: segment and offset of each block.
+//! Symmetric heap allocator: each block's segment and offset.
 //!
 //! Deterministic: ranks that make the same calls get the same offsets. First fit by segment, then by offset; free
 //! neighbours are merged.
 
 use std::collections::BTreeMap;
 
-/// Blocks start at multiples of this many bytes, and have such lengths.
+/// Blocks start at multiples of this many bytes, and have such lengths: 300 bytes take 512, for example.
 pub const ALIGNMENT: u64 = 256;
 
-/// Position of a block.
+/// Block position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Identifier of the block, never reused.
+    /// Block identifier, never reused.
     pub serial: u64,
     /// Segment, from 0.
     pub segment: u32,
@@ -21,7 +21,7 @@ pub struct Allocation {
     pub bytes: u64,
 }
 
-/// Free bytes and blocks of all segments.
+/// Free bytes and blocks in all segments.
 #[derive(Clone, Debug, Default)]
 pub struct Allocator {
     /// Segments; `None` for a removed one.
@@ -37,7 +37,7 @@ struct Segment {
 }
 
 impl Allocator {
-    /// Adds a segment, all of it free; returns its number.
+    /// Adds an entirely free segment; returns its number.
     pub fn add(&mut self, bytes: u64) -> u32 {
         let free = BTreeMap::from([(0, bytes)]);
         self.segments.push(Some(Segment { bytes, free }));
@@ -86,7 +86,7 @@ impl Allocator {
         gone
     }
 
-    /// Bytes in blocks, and bytes of all segments.
+    /// Bytes in blocks, and bytes in all segments.
     pub fn usage(&self) -> (u64, u64) {
         let all = self.segments.iter().flatten().map(|segment| segment.bytes).sum();
         (self.blocks.values().map(|block| block.bytes).sum(), all)
@@ -210,7 +210,7 @@ mod tests {
                 one.free(block.serial);
             }
             for (number, &bytes) in sizes.iter().enumerate() {
-                // First fit takes the first segment of that size.
+                // First fit takes the first segment with that size.
                 let whole = one.allocate(bytes / ALIGNMENT * ALIGNMENT, 1).unwrap();
                 prop_assert_eq!(whole.offset, 0, "segment {}", number);
             }

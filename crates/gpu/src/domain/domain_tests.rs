@@ -10,7 +10,7 @@ fn positions(blocks: &[Block]) -> Vec<(u32, u64)> {
 }
 
 fn word(address: u64) -> u32 {
-    // SAFETY: within a part of a live twin heap that no thread writes now.
+    // SAFETY: within a live twin heap part that no thread writes now.
     unsafe { std::ptr::with_exposed_provenance::<u32>(address as usize).read() }
 }
 
@@ -80,7 +80,7 @@ fn kept_blocks_are_never_reused() {
     let domains = group(2);
     let mut first = Domain::allocate_local(&domains, 4096, 1).unwrap();
     let at = positions(&first)[0];
-    // Captured on one rank alone.
+    // Captured only on one rank.
     first.pop().unwrap().keep();
     drop(first);
     assert_ne!(positions(&Domain::allocate_local(&domains, 4096, 1).unwrap())[0], at);
@@ -157,7 +157,8 @@ fn places_are_equal_on_all_ranks_and_end_with_their_segment() {
     }
     let own = blocks[0].own();
     drop(blocks);
-    // No room for it: the empty segment is returned, and another one is mapped, possibly at its address.
+    // No room for it: the empty segment is returned, and another one is mapped, possibly at the same
+    // address.
     let _larger = Domain::allocate_local(&domains, 40 << 20, 1).unwrap();
     let old = MemoryNumber::Segment(segment);
     assert!(domains[0].place(own, 8).is_none_or(|place| place.memory != old));

@@ -1,9 +1,10 @@
 //! Failure monitor: detects that the group has failed, and reports it to the other ranks.
 //!
-//! Failures come from two sources: records of kernels, and callbacks of the control plane. Each operation checks the
-//! monitor before it starts, which costs two loads of host memory.
+//! Failures come from two sources: kernel records, and control plane callbacks. Each operation checks the monitor
+//! before it starts, which costs two loads from host memory.
 
 use crate::error::{Error, Result};
+use crate::phase::is_proxy;
 use crate::watch::{Code, Families, Family, Record, Watch};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
@@ -11,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 use weft_fabric::{Cause, Communicator, Poison, PoisonFlag, Rank};
 
-/// One rank's records, abort word and state of its peers.
+/// One rank's records, abort word and peer states.
 pub struct FailureMonitor {
     watch: Watch,
     rank: u32,
@@ -23,7 +24,7 @@ pub struct FailureMonitor {
     departed: AtomicU64,
     /// First rank to leave, plus 1; 0: none.
     first_departed: AtomicU32,
-    /// Peer of an expired wait that had left before it, evaluated at the first check.
+    /// The peer, if an expired wait's peer had left before it; evaluated at the first check.
     departed_at_timeout: OnceLock<Option<u32>>,
     /// Operators that may wait for a rank that has left.
     waiting: RwLock<Vec<IsWaitingFor>>,
@@ -37,16 +38,16 @@ pub type IsWaitingFor = Box<dyn Fn(Rank) -> bool + Send + Sync>;
 /// Time that calls in progress have once a rank has left, as those on the CPU have.
 const DEPARTURE_GRACE: Duration = Duration::from_secs(1);
 
-/// Recipients of a rank's failures.
+/// Ranks that learn a rank's failures.
 pub enum FailureGroup {
-    /// Ranks of a communicator. Weak, since the flag holds the control plane, which leaves with its last handle.
+    /// Communicator ranks. Weak, since the flag holds the control plane, which leaves with the last handle.
     Fabric(Weak<PoisonFlag>),
-    /// Ranks of this process alone.
+    /// Only ranks in this process.
     Local(Arc<OnceLock<Vec<Weak<FailureMonitor>>>>),
 }
 
 impl FailureMonitor {
-    /// Monitor of a rank, with the watch that its kernels write to.
+    /// A rank's monitor, with the watch that kernels write to.
     pub fn new(rank: u32, watch: Watch) -> Arc<FailureMonitor> {
         Arc::new(FailureMonitor {
             watch,
@@ -80,12 +81,23 @@ impl FailureMonitor {
         FailureGroup::Fabric(Arc::downgrade(communicator.engine().poison_flag()))
     }
 
+    /// Ends all kernel waits also when another communicator fails. Its poison is not recorded, since it numbers ranks
+    /// otherwise.
+    pub fn end_waits_with(self: &Arc<FailureMonitor>, other: &Communicator) {
+        let weak = Arc::downgrade(self);
+        other.control().on_poison(Box::new(move |_| {
+            if let Some(monitor) = weak.upgrade() {
+                monitor.watch.abort();
+            }
+        }));
+    }
+
     /// Watch that kernels write to.
     pub fn watch(&self) -> &Watch {
         &self.watch
     }
 
-    /// Registers a family of operators, for the errors of its records.
+    /// Registers an operator family, which explains errors in records.
     ///
     /// # Errors
     /// [`Error::Families`].
@@ -93,8 +105,8 @@ impl FailureMonitor {
         self.families.write().unwrap_or_else(PoisonError::into_inner).add(family)
     }
 
-    /// Ends all waits of kernels 1 s after a peer has left, if `is_waiting` is true of it then. It runs on a thread of the
-    /// monitor.
+    /// Ends all kernel waits 1 s after a peer has left, if `is_waiting` then returns true for it. It runs on the
+    /// monitor thread.
     pub fn end_hopeless_waits(&self, is_waiting: IsWaitingFor) {
         self.waiting.write().unwrap_or_else(PoisonError::into_inner).push(is_waiting);
     }
@@ -103,7 +115,7 @@ impl FailureMonitor {
         self.families.read().unwrap_or_else(PoisonError::into_inner).error(&record)
     }
 
-    /// Records a failure of the group, and ends all present and future waits of kernels.
+    /// Records a group failure, and ends all present and future kernel waits.
     fn record_poison(&self, poison: &Poison) {
         // The first cause is kept.
         let _ = self.cause.set(poison.clone());
@@ -114,7 +126,7 @@ impl FailureMonitor {
     /// Records that a peer has left. All its writes have arrived, so waiting kernels may still succeed.
     fn record_departure(self: &Arc<FailureMonitor>, rank: Rank) {
         self.departed.fetch_or(1u64.checked_shl(rank.0).unwrap_or(0), Ordering::Relaxed);
-        // Later departures may be consequences of the first.
+        // Later departures may be consequences.
         let _ = self.first_departed.compare_exchange(
             0,
             rank.0.saturating_add(1),
@@ -134,11 +146,11 @@ impl FailureMonitor {
         };
         let started = thread::Builder::new().name("weft-departure".into()).spawn(timer);
         if let Err(error) = started {
-            log::warn!("waits for {rank}, which has left, end by their own limit: {error}");
+            log::warn!("waits for {rank}, which has left, end by the wait limit: {error}");
         }
     }
 
-    /// Ends all present and future waits if one of them is for a call that `rank`, which has left, did not make.
+    /// Ends all present and future waits if one waits for a call that `rank`, which has left, did not make.
     fn end_waits(&self, rank: Rank) {
         let waiting = self.waiting.read().unwrap_or_else(PoisonError::into_inner);
         if waiting.iter().any(|is_waiting| is_waiting(rank)) {
@@ -153,7 +165,7 @@ impl FailureMonitor {
         self.departed.load(Ordering::Relaxed) & 1u64.checked_shl(rank).unwrap_or(0) != 0
     }
 
-    /// Checks for a fatal failure. The first record of this rank's kernels is reported to `group`.
+    /// Checks for a fatal failure. The first record from this rank's kernels is reported to `group`.
     #[inline]
     pub fn check_fatal(&self, group: &FailureGroup) -> Result<()> {
         if !self.raised.load(Ordering::Acquire) && self.watch.fatal().is_none() {
@@ -173,7 +185,7 @@ impl FailureMonitor {
         Err(error)
     }
 
-    /// The most specific of the device's record and the control plane's cause.
+    /// The more specific failure: the device record or the control plane's cause.
     fn failure(&self, record: Option<Record>, cause: Option<&Poison>) -> Option<Error> {
         let poisoned = |cause: &Poison| weft_fabric::Error::Poisoned(cause.clone()).into();
         match (record, cause) {
@@ -192,16 +204,20 @@ impl FailureMonitor {
         }
     }
 
-    /// Error of an expired wait: that its peer had left, if it had. A departure after the failure is not the cause.
+    /// Error for an expired wait; it says so if the peer had left. A departure after the failure is not the cause.
     fn timeout(&self, record: Record) -> Error {
-        let departed_at_timeout = || record.peer.filter(|&peer| self.has_departed(peer));
+        // Records of a proxy number ranks as its own group does.
+        let departed_at_timeout = || {
+            let own = !is_proxy(record.phase);
+            record.peer.filter(|&peer| own && self.has_departed(peer))
+        };
         self.departed_at_timeout.get_or_init(departed_at_timeout).map_or_else(
             || self.error(record),
             |peer| departed_error(peer, self.error(record).to_string()),
         )
     }
 
-    /// Error of a wait that a departure has ended.
+    /// Error for a wait that a departure has ended.
     fn ended(&self, record: Record) -> Error {
         let families = self.families.read().unwrap_or_else(PoisonError::into_inner);
         let phase = families.phase(record.phase);
@@ -233,7 +249,7 @@ fn departed_error(rank: u32, detail: String) -> Error {
 }
 
 impl FailureGroup {
-    /// Ranks of this process, to be set once all monitors exist.
+    /// Ranks in this process, to be set once all monitors exist.
     pub fn local() -> Arc<OnceLock<Vec<Weak<FailureMonitor>>>> {
         Arc::default()
     }
@@ -304,7 +320,7 @@ mod tests {
         for _ in 0..2 {
             let error = one.check_fatal(&group).unwrap_err().to_string();
             assert!(error.starts_with("rank 0 waited for rank 1 in receive"), "{error}");
-            // A departure after the failure changes the error of no rank.
+            // A departure after the failure changes no rank's error.
             one.record_departure(Rank(1));
         }
         assert!(one.watch.is_aborted() && other.watch.is_aborted());
@@ -340,7 +356,7 @@ mod tests {
         monitor.check_peers_present().unwrap();
         monitor.record_departure(Rank(1));
         monitor.record_departure(Rank(0));
-        // Its last writes have arrived: a round in flight may complete.
+        // The last writes have arrived: a round in flight may complete.
         monitor.check_fatal(&group).unwrap();
         assert!(!monitor.watch.is_aborted());
         let error = monitor.check_peers_present().unwrap_err().to_string();

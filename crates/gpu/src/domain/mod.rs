@@ -1,27 +1,31 @@
-//! Domain: the base of all operators between the GPUs of a host, one for each communicator and GPU.
+//! Domain: the base for all operators between a host's GPUs, one per communicator and GPU.
 //!
-//! A [`Domain`] has one symmetric heap, of segments that are mapped by all ranks. [`Domain::allocate`] is a
-//! collective call that returns a [`Block`] at the same offset of the same segment on all ranks. The first bytes
-//! hold the [`Table`](crate::table::Table), which kernels, Triton and the twin read. It has one watch for records of
-//! kernels, one [`FailureMonitor`] that reports failures to all ranks, one cache of compiled kernels, and one stream of
-//! high priority. All domains of a process on a GPU share an [`OccupancyBudget`] of launches that must be co-resident.
+//! A [`Domain`] has one symmetric heap with segments that all ranks map. [`Domain::allocate`] is a collective call that
+//! returns a [`Block`] at the same segment and offset on all ranks. The first bytes hold the
+//! [`Table`](crate::table::Table), which kernels, Triton and the twin read. A domain has one watch for kernel records,
+//! one [`FailureMonitor`] that reports failures to all ranks, one compiled-kernel cache, and one high-priority stream.
+//! All domains that a process has on a GPU share an [`OccupancyBudget`] for launches that must be co-resident.
 //!
 //! # Lifetime of blocks
-//! Dropping a block is local; its bytes are reused once *all* ranks have dropped it, which they exchange at the next
+//! Dropping a block is local; the bytes are reused once *all* ranks have dropped it, which they exchange at the next
 //! collective call. So a late peer never finds other data in its block. A block kept by [`Block::keep`] stays until the
 //! domain ends.
 //!
-//! A domain without blocks at any rank ends at [`Domain::retire`], which returns all its memory to the GPU.
+//! A domain without blocks at any rank ends at [`Domain::retire`], which returns all memory to the GPU.
 //!
-//! - `allocator.rs`: deterministic allocator of offsets
-//! - `segments.rs`: segments of the heap, their blocks, and the exchange of freed blocks
-//! - `registrations.rs`: memory of the user that all ranks have mapped
-//! - `occupancy.rs`: budget of co-resident launches
-//! - `failure_monitor.rs`: failures of this rank and of peers
+//! - `allocator.rs`: deterministic offset allocator
+//! - `segments.rs`: heap segments and blocks, and the exchange of freed blocks
+//! - `registrations.rs`: user memory that all ranks have mapped
+//! - `occupancy.rs`: budget for co-resident launches
+//! - `failure_monitor.rs`: failures at this rank and at peers
+//! - `copies.rs`: copies between the host and this rank's part of the heap
+//! - `proxy.rs`: a proxy's fields in the table
 
 mod allocator;
+mod copies;
 mod failure_monitor;
 mod occupancy;
+mod proxy;
 mod registrations;
 mod segments;
 
@@ -34,20 +38,22 @@ pub use segments::{Block, MemoryNumber, SEGMENT_BYTES, SymmetricPlace};
 use crate::error::{Error, Result};
 use crate::heap::{Heap, MemoryLocation};
 use crate::jit::Cache;
+use crate::phase::is_proxy;
 use crate::table::{MAX_RANKS, TABLE_BYTES, Table, VERSION, Word};
-use crate::watch::{Family, Watch};
+use crate::watch::{Family, Record, Watch};
 use occupancy::GpuPartition;
 use segments::{Mappings, Segments};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use weft_control::Operation;
-use weft_cuda::{Context, OwnedStream, PinnedMemory, Stream, copy_async, set_bytes_async};
+use weft_cuda::{Context, OwnedStream, Stream};
 use weft_fabric::{Communicator, Time};
 
-/// Words of each rank in the flags area behind the table.
+/// Words per rank in the flags area behind the table.
 pub const FLAGS_EACH: u32 = 256;
 
-/// One rank's handle of a domain.
+/// One rank's domain handle.
 pub struct Domain {
     rank: u32,
     ranks: u32,
@@ -64,6 +70,7 @@ pub struct Domain {
     segments: Mutex<Segments>,
     mappings: Mappings,
     registrations: Registrations,
+    has_proxy: AtomicBool,
 }
 
 struct Gpu {
@@ -90,7 +97,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// UUID of the GPU, which identifies it in all processes; empty for the CPU.
+/// GPU UUID, which identifies it in all processes; empty for the CPU.
 fn uuid(location: &MemoryLocation) -> Vec<u8> {
     match location {
         MemoryLocation::Cuda { device, .. } => device.uuid().to_vec(),
@@ -98,7 +105,7 @@ fn uuid(location: &MemoryLocation) -> Vec<u8> {
     }
 }
 
-/// Resources that a rank makes without its peers.
+/// Resources that a rank makes without peers.
 struct RankResources {
     failures: Arc<FailureMonitor>,
     gpu: Option<Gpu>,
@@ -120,10 +127,10 @@ impl RankResources {
 }
 
 impl Domain {
-    /// Makes the domain of a communicator whose ranks share a host, and which has `registrations`. Collective.
+    /// Makes the domain for a communicator whose ranks share a host, and which has `registrations`. Collective.
     ///
     /// # Errors
-    /// Those of [`Heap::create`]; [`Error::TooManyRanks`].
+    /// Errors from [`Heap::create`]; [`Error::TooManyRanks`].
     pub fn create(
         communicator: &Communicator,
         location: MemoryLocation,
@@ -143,10 +150,10 @@ impl Domain {
         crate::heap::agree(communicator.control(), made, deadline)
     }
 
-    /// Domains of a group whose ranks are all in this process, by rank.
+    /// Domains for a group whose ranks are all in this process, by rank.
     ///
     /// # Errors
-    /// Those of [`Heap::local_group`]; [`Error::TooManyRanks`].
+    /// Errors from [`Heap::local_group`]; [`Error::TooManyRanks`].
     pub fn local_group(locations: &[MemoryLocation]) -> Result<Vec<Arc<Domain>>> {
         let ranks = locations.len() as u32;
         check_ranks(ranks)?;
@@ -214,6 +221,7 @@ impl Domain {
             mappings: segments.mappings(),
             segments: Mutex::new(segments),
             registrations,
+            has_proxy: AtomicBool::new(false),
         };
         domain.write(0, &table.bytes())?;
         Ok(Arc::new(domain))
@@ -224,12 +232,12 @@ impl Domain {
         self.rank
     }
 
-    /// Number of ranks.
+    /// World size.
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// Location of this rank's part.
+    /// Memory location on this rank.
     pub fn location(&self) -> MemoryLocation {
         self.location
     }
@@ -239,32 +247,32 @@ impl Domain {
         self.sharing
     }
 
-    /// Address of the table.
+    /// Table address.
     pub fn table(&self) -> u64 {
         self.table
     }
 
-    /// Monitor of failures recorded by kernels or reported by peers.
+    /// Monitor for failures that kernels record or peers report.
     pub fn failures(&self) -> &Arc<FailureMonitor> {
         &self.failures
     }
 
-    /// Context of the GPU; `None` for the twin.
+    /// GPU context; `None` for the twin.
     pub fn context(&self) -> Option<&Arc<Context>> {
         self.gpu.as_ref().map(|gpu| &gpu.context)
     }
 
-    /// Stream of the highest priority, for kernels that must not queue behind others; `None` for the twin.
+    /// Highest-priority stream, for kernels that must not queue behind others; `None` for the twin.
     pub fn stream(&self) -> Option<Stream> {
         self.gpu.as_ref().map(|gpu| gpu.stream.stream())
     }
 
-    /// Cache of compiled kernels.
+    /// Compiled-kernel cache.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// Registers a family of operators, for the errors of its records.
+    /// Registers an operator family, which explains errors in records.
     ///
     /// # Errors
     /// [`Error::Families`].
@@ -281,11 +289,17 @@ impl Domain {
         self.failures.check_fatal(&self.group)
     }
 
-    /// Checks for a fatal failure, then takes the pending notice.
+    /// Checks for a fatal failure, then takes the pending notice. A record about a proxy is the proxy's to report.
     ///
     /// # Errors
     /// The failure or the notice.
     pub fn check(&self) -> Result<()> {
+        let is_proxys = |record: &Record| is_proxy(record.phase);
+        if self.has_proxy.load(Ordering::Acquire)
+            && self.failures.watch().fatal().as_ref().is_some_and(is_proxys)
+        {
+            return Ok(());
+        }
         self.failures.check(&self.group)
     }
 
@@ -298,7 +312,7 @@ impl Domain {
         Ok(Reservation { budget: Arc::downgrade(&self.budget), number })
     }
 
-    /// Raises the limit of waits on the device to at least `limit`.
+    /// Raises the device wait limit to at least `limit`.
     ///
     /// # Errors
     /// CUDA's.
@@ -313,11 +327,11 @@ impl Domain {
         Ok(())
     }
 
-    /// Allocates a zeroed block at a multiple of `alignment` bytes from the start of its segment. Collective, with
-    /// equal arguments on all ranks.
+    /// Allocates a zeroed block at a multiple of `alignment` bytes from the segment start. Collective, with equal
+    /// arguments on all ranks.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] if ranks ask for different blocks; those of [`Heap::create`]; CUDA's.
+    /// [`Error::Disagreement`] if ranks ask for different blocks; errors from [`Heap::create`] and CUDA.
     pub fn allocate(
         &self,
         communicator: &Communicator,
@@ -348,7 +362,7 @@ impl Domain {
         segments.add_segment(heap, bytes, alignment)
     }
 
-    /// Allocates a block on each rank of a group in this process.
+    /// Allocates a block on each rank in a group in this process.
     ///
     /// # Errors
     /// As [`Domain::allocate`].
@@ -407,7 +421,7 @@ impl Domain {
     /// `settled` is the outcome of this rank's own work. In a poisoned group this does not wait.
     ///
     /// # Errors
-    /// Those of [`Domain::retire`]; then that of `settled`.
+    /// Errors from [`Domain::retire`]; then the error in `settled`.
     pub fn end_operator<E: From<Error>>(
         domain: Option<Arc<Domain>>,
         settled: std::result::Result<(), E>,
@@ -415,7 +429,7 @@ impl Domain {
         deadline: Time,
     ) -> std::result::Result<(), E> {
         let Some(domain) = domain else {
-            // Meets the other ranks, so that they do not wait until their deadline.
+            // Meets the other ranks, so that they do not wait until the deadline.
             let timeout = deadline.since(weft_fabric::clock::now());
             let met = communicator.control().all_gather_as(Operation::Close, &[], timeout);
             return settled.and(
@@ -435,102 +449,33 @@ impl Domain {
         lock(&self.segments).check_open().is_err()
     }
 
-    /// True if no rank has a block, as of the last collective call; equal on all ranks.
+    /// True if no rank had a block at the last collective call; equal on all ranks.
     pub fn is_idle(&self) -> bool {
         lock(&self.segments).is_idle()
     }
 
-    /// Place of `bytes` bytes that are at `address` on this rank; `None` if they are not in the heap. It does not wait
-    /// for collective calls.
+    /// Symmetric place for `bytes` bytes that are at `address` on this rank; `None` if they are not in the heap. It
+    /// does not wait for collective calls.
     pub fn place(&self, address: u64, bytes: u64) -> Option<SymmetricPlace> {
         self.mappings.place(address, bytes)
     }
 
-    /// Memory of the user that the communicator has registered.
+    /// User memory that the communicator has registered.
     pub fn registrations(&self) -> &Registrations {
         &self.registrations
     }
 
-    /// Bytes in blocks that not all ranks have dropped, and bytes of the heap.
+    /// Bytes in blocks that not all ranks have dropped, and bytes in the heap.
     pub fn usage(&self) -> (u64, u64) {
         lock(&self.segments).usage()
     }
 
-    /// Waits for all work on this rank's GPU, of all streams.
+    /// Waits for all work on this rank's GPU, in all streams.
     ///
     /// # Errors
-    /// CUDA's, including those of earlier work.
+    /// CUDA errors, including errors from earlier work.
     pub fn synchronize(&self) -> Result<()> {
         self.gpu.as_ref().map_or(Ok(()), |gpu| Ok(gpu.context.synchronize()?))
-    }
-
-    /// Writes to this rank's part of a block, after all work on the domain's stream, and waits for completion.
-    ///
-    /// # Errors
-    /// CUDA's.
-    ///
-    /// # Panics
-    /// If the bytes are not inside.
-    pub fn write_block(&self, block: &Block, at: u64, bytes: &[u8]) -> Result<()> {
-        assert!(at + bytes.len() as u64 <= block.bytes(), "inside of the block");
-        self.store(block.own() + at, bytes)
-    }
-
-    /// Reads bytes of this rank's part of a block, and waits for completion.
-    ///
-    /// # Errors
-    /// CUDA's.
-    ///
-    /// # Panics
-    /// If the bytes are not inside.
-    pub fn read_block(&self, block: &Block, at: u64, bytes: &mut [u8]) -> Result<()> {
-        assert!(at + bytes.len() as u64 <= block.bytes(), "inside of the block");
-        let address = block.own() + at;
-        let Some(Gpu { context, stream }) = &self.gpu else {
-            let from = std::ptr::with_exposed_provenance::<u8>(address as usize);
-            // SAFETY: within this rank's own part, which the heap keeps mapped.
-            unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
-            return Ok(());
-        };
-        let _current = context.enter()?;
-        let pinned = PinnedMemory::alloc(context, bytes.len())?;
-        copy_async(pinned.device_address(), address, bytes.len(), stream.stream())?;
-        stream.synchronize()?;
-        // SAFETY: a buffer of this function of that length, into which the copy is complete.
-        unsafe { pinned.host().copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
-        Ok(())
-    }
-
-    fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        self.store(self.table + at, bytes)
-    }
-
-    fn store(&self, address: u64, bytes: &[u8]) -> Result<()> {
-        let Some(Gpu { context, stream }) = &self.gpu else {
-            let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
-            // SAFETY: within this rank's own part, which the heap keeps mapped; see `write_block` and `write`.
-            unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-            return Ok(());
-        };
-        let _current = context.enter()?;
-        let pinned = PinnedMemory::alloc(context, bytes.len())?;
-        // SAFETY: a buffer of this function of that length.
-        unsafe { pinned.host().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        copy_async(address, pinned.device_address(), bytes.len(), stream.stream())?;
-        Ok(stream.synchronize()?)
-    }
-
-    fn zero(&self, block: &Block) -> Result<()> {
-        let (own, bytes) = (block.own(), block.bytes() as usize);
-        let Some(Gpu { context, stream }) = &self.gpu else {
-            let to = std::ptr::with_exposed_provenance_mut::<u8>(own as usize);
-            // SAFETY: the block is exclusive to this rank until the collective call has returned on all ranks.
-            unsafe { to.write_bytes(0, bytes) };
-            return Ok(());
-        };
-        let _current = context.enter()?;
-        set_bytes_async(own, 0, bytes, stream.stream())?;
-        Ok(stream.synchronize()?)
     }
 }
 

@@ -1,43 +1,44 @@
 //! Occupancy budget: checks that all kernels that wait for peers fit on the GPU together.
 //!
-//! A waiting kernel occupies its multiprocessors. If these are needed for another rank's progress here, both ranks
-//! deadlock, so all launches that may be in flight concurrently must be co-resident.
+//! A waiting kernel occupies SMs. If another rank needs these to make progress here, both ranks deadlock, so all
+//! launches that may be in flight concurrently must be co-resident.
 //!
 //! # Rule
-//! Known of an operator's largest launch: its blocks, and the number of them that fit on an empty multiprocessor
-//! (CUDA's occupancy: the scarcest of threads, registers and shared memory). So a block takes at most `1 / per_sm`
-//! of a multiprocessor. All launches fit if either
+//! An operator's largest launch has a known grid, and a known number of blocks that fit on an empty SM (CUDA's
+//! occupancy: the scarcest resource among threads, registers and shared memory). So a block takes at most
+//! `1 / per_sm` of an SM. All launches fit if either
 //!
-//! - each multiprocessor has room for its blocks of all operators, each spread evenly: their fractions add up to at
-//!   most one; or
-//! - the multiprocessors are at least as many as the blocks of all operators: a block that needs one alone finds one,
+//! - each SM has room for its blocks from all operators, each spread evenly: the fractions add up to at most one; or
+//! - there are at least as many SMs as blocks in all operators: a block that needs an SM for itself finds one,
 //!   wherever the others are.
+//!
+//!   For example, two operators with 132 blocks each fit on 132 SMs if both have `per_sm` 2.
 
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Largest launch of an operator that waits for peers.
+/// Largest launch for an operator that waits for peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorLaunch {
-    /// Name of the operator, for errors.
+    /// Operator name, for errors.
     pub name: String,
-    /// Number of blocks.
+    /// Grid size in blocks.
     pub grid: u32,
-    /// Number of its blocks that fit on an empty multiprocessor.
+    /// Maximum resident blocks on an empty SM.
     pub per_sm: u32,
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: u32,
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of shared memory of a block.
+    /// Shared memory per block in bytes.
     pub shared: u32,
-    /// True if it may be in flight together with launches of other operators; of the others, one at a time is
+    /// True if it may be in flight together with other operators' launches; among the others, one at a time is
     /// counted.
     pub concurrent: bool,
 }
 
-/// Budget of the launches of all operators on a GPU, or on a rank's partition of it.
+/// Budget for all operators' launches on a GPU, or on a rank's GPU partition.
 #[derive(Clone, Debug)]
 pub struct OccupancyBudget {
     sms: u32,
@@ -45,17 +46,17 @@ pub struct OccupancyBudget {
     launches: Vec<(u64, OperatorLaunch)>,
 }
 
-/// A rank's partition of a GPU shared by ranks of its communicator.
+/// A rank's partition of a GPU that several ranks in its communicator share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct GpuPartition {
-    /// Index of the partition, from 0.
+    /// Partition index, from 0.
     pub number: u32,
-    /// Number of ranks on the GPU.
+    /// Ranks on the GPU.
     pub sharing: u32,
 }
 
 impl GpuPartition {
-    /// Partition of `rank`, by the UUIDs of all ranks' GPUs.
+    /// Partition for `rank`, from all ranks' GPU UUIDs.
     pub fn of(gpus: &[Vec<u8>], rank: u32) -> GpuPartition {
         let own = &gpus[rank as usize];
         let before = gpus[..rank as usize].iter().filter(|gpu| *gpu == own).count();
@@ -67,7 +68,7 @@ impl GpuPartition {
 type OccupancyBudgets = HashMap<([u8; 16], GpuPartition), Weak<Mutex<OccupancyBudget>>>;
 static BUDGETS: Mutex<Option<OccupancyBudgets>> = Mutex::new(None);
 
-/// Budget of a partition of a GPU with `sms` multiprocessors: one per process, for all communicators.
+/// Budget for a GPU partition with `sms` SMs: one per process, for all communicators.
 pub(super) fn budget_of_gpu(
     gpu: [u8; 16],
     part: GpuPartition,
@@ -84,17 +85,16 @@ pub(super) fn budget_of_gpu(
     budget
 }
 
-/// One multiprocessor as an integer: divisible by all numbers of blocks per multiprocessor up to 32, the limit of
-/// GPUs.
+/// One SM as an integer: divisible by all block counts per SM up to 32, the hardware limit.
 const WHOLE: u64 = 144_403_552_893_600;
 
 impl OccupancyBudget {
-    /// Empty budget of `sms` multiprocessors.
+    /// Empty budget with `sms` SMs.
     pub fn new(sms: u32) -> OccupancyBudget {
         OccupancyBudget { sms, next: 0, launches: Vec::new() }
     }
 
-    /// Reserves a launch; returns its number for [`release`](OccupancyBudget::release).
+    /// Reserves a launch; returns a number for [`release`](OccupancyBudget::release).
     ///
     /// # Errors
     /// [`Error::NotResident`] if the launches do not fit together.
@@ -134,14 +134,14 @@ impl OccupancyBudget {
     }
 }
 
-/// True if all blocks fit, for any placement of the others.
+/// True if all blocks fit, wherever the others are placed.
 fn fit(launches: &[&OperatorLaunch], sms: u32) -> bool {
     let parts: Option<u64> = launches.iter().map(|each| part(each, sms.into())).sum();
     let blocks: u64 = launches.iter().map(|each| u64::from(each.grid)).sum();
     parts.is_some_and(|parts| parts <= WHOLE || blocks <= sms.into())
 }
 
-/// Fraction of each of `sms` multiprocessors that a launch takes, spread evenly, in units of 1 / [`WHOLE`].
+/// Fraction of each SM that a launch takes when it is spread evenly over `sms` SMs, in units of 1 / [`WHOLE`].
 fn part(launch: &OperatorLaunch, sms: u64) -> Option<u64> {
     let each = u64::from(launch.grid).div_ceil(Some(sms).filter(|&sms| sms > 0)?);
     WHOLE.checked_div(launch.per_sm.into())?.checked_mul(each)
@@ -193,7 +193,7 @@ mod tests {
         assert!(!fits(&[launch("hidden 12288", 132, 1), launch("decode", 132, 2)]));
         assert!(fits(&[launch("prefill", 64, 1), launch("another", 64, 1)]));
         assert!(!fits(&[launch("prefill", 64, 1), launch("another", 69, 1)]));
-        // Decode has a block on each multiprocessor if it starts first.
+        // Decode has a block on each SM if it starts first.
         assert!(!fits(&[launch("prefill", 64, 1), launch("decode", 132, 2)]));
         assert!(fits(&[launch("prefill", 64, 1), launch("decode", 68, 2)]));
     }

@@ -1,16 +1,16 @@
-//! Registrations: memory of the user that all ranks of a communicator have mapped, by address.
+//! Registrations: user memory that all ranks in a communicator have mapped, by address.
 
 use super::segments::{MemoryNumber, SymmetricPlace};
 use crate::heap::Heap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-/// Registered memory of a communicator, of all of its domains. Clones share the list.
+/// A communicator's registered memory, for all domains. Clones share the list.
 #[derive(Clone, Debug, Default)]
 pub struct Registrations(Arc<RwLock<Vec<Entry>>>);
 
 #[derive(Debug)]
 struct Entry {
-    /// Of this rank alone, for the removal.
+    /// Only this rank's, for the removal.
     serial: u64,
     /// [`Heap::identity`].
     identity: u64,
@@ -20,7 +20,7 @@ struct Entry {
     addresses: Vec<u64>,
 }
 
-/// Entry of a registration, removed on drop. The drop waits for calls that are being launched: see
+/// Registration entry, removed on drop. The drop waits for calls that are being launched: see
 /// [`Registrations::enter`].
 #[derive(Debug)]
 pub struct Registration {
@@ -33,7 +33,7 @@ pub struct Registration {
 pub struct RegisteredPlaces<'a>(RwLockReadGuard<'a, Vec<Entry>>);
 
 impl Registrations {
-    /// Adds the memory of [`Heap::register`]. Its mappings outlive the entry.
+    /// Adds memory from [`Heap::register`]. The mappings outlive the entry.
     pub fn add(&self, heap: &Heap) -> Registration {
         let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let serial = entries.last().map_or(0, |entry| entry.serial + 1);
@@ -44,15 +44,16 @@ impl Registrations {
         Registration { list: self.clone(), serial }
     }
 
-    /// Access to the list. No entry is removed meanwhile, so that a twin's call finds its tensors mapped, and a launch
-    /// precedes the end of its registration.
+    /// Access to the list. No entry is removed meanwhile, so that a twin call finds its tensors mapped, and a launch
+    /// precedes the end of the registration.
     pub fn enter(&self) -> RegisteredPlaces<'_> {
         RegisteredPlaces(self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl RegisteredPlaces<'_> {
-    /// Place of `bytes` bytes that are at `address` on this rank, in the latest registration that has them all.
+    /// Symmetric place for `bytes` bytes that are at `address` on this rank, in the latest registration that has them
+    /// all.
     pub fn place(&self, address: u64, bytes: u64) -> Option<SymmetricPlace> {
         let inside = |entry: &&Entry| {
             let at = address.wrapping_sub(entry.own);

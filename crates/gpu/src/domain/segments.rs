@@ -1,4 +1,4 @@
-//! Segments of a domain's heap, their blocks, and the exchange of freed blocks.
+//! Heap segments in a domain, their blocks, and the exchange of freed blocks.
 
 use super::allocator::{Allocation, Allocator};
 use crate::error::{Error, Result};
@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use weft_control::Rank;
 
-/// Granularity of segments: the page size of GPU memory.
+/// Segment granularity: the GPU page size.
 pub const SEGMENT_BYTES: u64 = 2 << 20;
 
 /// Serial numbers of blocks that this rank has dropped, until all ranks have.
 type Freed = Arc<Mutex<BTreeSet<u64>>>;
 
-/// Block of the symmetric heap: bytes at the same offset of the same segment on all ranks.
+/// Symmetric heap block: bytes at the same segment and offset on all ranks.
 ///
 /// It stays mapped until it is dropped, even after the domain. Drop it only after this rank's kernels that use it have
 /// ended.
@@ -41,12 +41,12 @@ impl Block {
         self.allocation.bytes
     }
 
-    /// Offset of the first byte in its segment; equal on all ranks.
+    /// First byte's segment offset; equal on all ranks.
     pub fn offset(&self) -> u64 {
         self.allocation.offset
     }
 
-    /// Number of its segment; equal on all ranks.
+    /// Segment number; equal on all ranks.
     pub fn segment(&self) -> u32 {
         self.allocation.segment
     }
@@ -81,13 +81,13 @@ impl std::fmt::Debug for Block {
 /// Memory that all ranks have mapped; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryNumber {
-    /// Segment of the symmetric heap.
+    /// Symmetric heap segment.
     Segment(u32),
-    /// Memory of the user, by [`Heap::identity`].
+    /// User memory, by [`Heap::identity`].
     Registration(u64),
 }
 
-/// Place in memory that all ranks have mapped, with the addresses of its first byte at all ranks.
+/// Place in memory that all ranks have mapped, with the first byte's address at each rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SymmetricPlace {
     /// Segment or registration.
@@ -99,8 +99,8 @@ pub struct SymmetricPlace {
 }
 
 impl SymmetricPlace {
-    /// First rank whose address has another remainder by `alignment` than that of `rank`. Mappings consist of whole pages,
-    /// so that all ranks find the same remainders.
+    /// First rank whose address has another remainder by `alignment` than `rank`'s address. Mappings consist of whole
+    /// pages, so that all ranks find the same remainders.
     pub fn differs(&self, rank: u32, alignment: u64) -> Option<(Rank, u64)> {
         let own = self.addresses.get(rank as usize)? % alignment;
         let remainders = self.addresses.iter().map(|address| address % alignment);
@@ -117,12 +117,12 @@ struct Mapping {
     addresses: Vec<u64>,
 }
 
-/// Addresses of the segments, which are read while a collective call changes the segments.
+/// Segment addresses, which are read while a collective call changes the segments.
 #[derive(Clone, Default)]
 pub(super) struct Mappings(Arc<RwLock<Vec<Mapping>>>);
 
 impl Mappings {
-    /// Place of `bytes` bytes that are at `address` on this rank, if they are in a segment.
+    /// Symmetric place for `bytes` bytes that are at `address` on this rank, if they are in a segment.
     pub fn place(&self, address: u64, bytes: u64) -> Option<SymmetricPlace> {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let inside = |segment: &&Mapping| {
@@ -155,7 +155,7 @@ pub(super) struct Segments {
     segments: Vec<Option<Arc<Heap>>>,
     mappings: Mappings,
     freed: Freed,
-    /// Number of live blocks, without the table.
+    /// Live block count, without the table.
     blocks: u64,
 }
 
@@ -176,7 +176,7 @@ impl Segments {
         }
     }
 
-    /// Length of a segment for a block.
+    /// Segment length for a block.
     pub fn segment_bytes(bytes: u64, alignment: u64) -> u64 {
         bytes.max(1).next_multiple_of(alignment.max(1)).next_multiple_of(SEGMENT_BYTES)
     }
@@ -186,8 +186,8 @@ impl Segments {
         self.segments.first().and_then(Option::as_ref).map(drop).ok_or_else(gone)
     }
 
-    /// This rank's message to the others: the requested block, and its freed blocks, after `settle` has waited for
-    /// work that uses them.
+    /// This rank's message to the others: the requested block, and freed blocks, after `settle` has waited for work
+    /// that uses them.
     pub fn encode_request(
         &self,
         bytes: u64,
@@ -265,7 +265,7 @@ impl Segments {
         heaps
     }
 
-    /// Addresses of the segments.
+    /// Segment addresses.
     pub fn mappings(&self) -> Mappings {
         self.mappings.clone()
     }

@@ -1,4 +1,4 @@
-//! Heap builder: checks the offers of all ranks and maps their parts.
+//! Heap builder: checks all ranks' offers and maps the parts.
 
 use super::location::{MemoryKind, MemoryLocation};
 use super::offer::{Offer, OfferMessage};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use weft_control::Rank;
 use weft_fabric::{DescriptorExchange, Time, WaitLimit};
 
-/// A rank's part, allocated and not yet connected to those of peers.
+/// A rank's part, allocated and not yet connected to peers' parts.
 #[derive(Debug)]
 pub struct HeapBuilder {
     location: MemoryLocation,
@@ -28,7 +28,7 @@ impl HeapBuilder {
     /// Allocates this rank's part, all zeros.
     ///
     /// # Errors
-    /// [`Error::Empty`] for 0 bytes; those of the driver or the system without memory.
+    /// [`Error::Empty`] for 0 bytes; driver or system errors without memory.
     pub fn allocate(location: MemoryLocation, bytes: u64) -> Result<HeapBuilder> {
         if bytes == 0 {
             return Err(Error::Empty { bytes, ranks: 1 });
@@ -47,7 +47,7 @@ impl HeapBuilder {
         HeapBuilder::of(location, HeapPart::User(SharedUserMemory::new(&location, memory)?), bytes)
     }
 
-    /// Builder of an existing part.
+    /// Builder for an existing part.
     fn of(location: MemoryLocation, part: HeapPart, bytes: u64) -> Result<HeapBuilder> {
         let process = ProcessIdentity::here();
         let exchange = match location.memory() {
@@ -74,21 +74,21 @@ impl HeapBuilder {
         OfferMessage::Offer(Box::new(self.offer.clone())).encode()
     }
 
-    /// Maps the peers' parts. Collective, with the offers of all ranks in rank order.
+    /// Maps the peers' parts. Collective, with all ranks' offers in rank order.
     ///
-    /// Free of deadlocks: each rank listens from its allocation on, and serves all peers concurrently. On return, this
-    /// rank has mapped all parts and sent its own to all.
+    /// Deadlock-free: each rank listens from allocation on, and serves all peers concurrently. On return, this rank
+    /// has mapped all parts and sent its own to all.
     ///
     /// # Errors
     /// [`Error::OtherHost`], [`Error::Namespace`], [`Error::Disagreement`], [`Error::NoPeerAccess`] and
-    /// [`Error::Peer`] for a peer that cannot join this heap; [`Error::Exchange`] for one that does not
-    /// connect before the deadline; those of the driver.
+    /// [`Error::Peer`] for a peer that cannot join this heap; [`Error::Exchange`] for a peer that does not connect
+    /// before the deadline; driver errors.
     pub fn connect(self, rank: u32, offers: Vec<Vec<u8>>, deadline: Time) -> Result<Heap> {
         let offers = self.check(rank, &offers)?;
         self.map(rank, &offers, &mut WaitLimit { deadline, give_up: &mut || Ok(()) })
     }
 
-    /// Decodes and checks the offers of all ranks, before any descriptor is exchanged.
+    /// Decodes and checks all ranks' offers before any descriptor exchange.
     pub(super) fn check(&self, rank: u32, offers: &[Vec<u8>]) -> Result<Vec<Offer>> {
         if offers.get(rank as usize) != Some(&self.offer()) {
             return Err(Error::WrongOffers { rank, offers: offers.len() });
@@ -151,7 +151,7 @@ impl HeapBuilder {
             let swapped = swapped.map_err(failed)?;
             given = addresses.iter().map(|(peer, _)| *peer).zip(swapped).collect();
         }
-        // Memory of the user is kept by the user.
+        // User memory is kept by the user.
         let ours = !matches!(part, HeapPart::User(_));
         let leaks = ours && offer.memory == MemoryKind::Ipc && offers.len() > 1;
         let mut own = Some(part);
@@ -168,7 +168,7 @@ impl HeapBuilder {
     }
 }
 
-/// Digest of all offers, which all ranks have in the same order.
+/// Digest over all offers, which all ranks have in the same order.
 fn identity(offers: &[Offer]) -> u64 {
     let mut hasher = DefaultHasher::new();
     offers.iter().for_each(|offer| {

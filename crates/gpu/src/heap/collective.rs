@@ -1,4 +1,4 @@
-//! Collective calls of a heap on a communicator: they succeed on all ranks or on none.
+//! Collective heap calls on a communicator: they succeed on all ranks or on none.
 
 use super::builder::HeapBuilder;
 use super::location::MemoryLocation;
@@ -10,17 +10,17 @@ use std::time::Duration;
 use weft_control::{Operation, Rank};
 use weft_fabric::{Communicator, GroupControl, Time, WaitLimit, clock};
 
-/// Time past the deadline in which a rank still reports its failure to the others.
+/// Time past the deadline in which a rank still reports a failure to the others.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Heap {
-    /// Makes the heap of a communicator's group. Collective, with an equal number of bytes on all ranks. It succeeds
-    /// on all ranks or on none: a rank that fails reports its error to the others.
+    /// Makes the heap for a communicator's group. Collective, with an equal byte count on all ranks. It succeeds on
+    /// all ranks or on none: a rank that fails reports the error to the others.
     ///
     /// # Errors
-    /// Those of [`HeapBuilder::allocate`] and [`HeapBuilder::connect`]; [`Error::OtherHost`] if the group spans
-    /// hosts; [`Error::Peer`] with a peer's own error; [`Error::Fabric`] if the group is poisoned or a
-    /// rank misses the deadline.
+    /// Errors from [`HeapBuilder::allocate`] and [`HeapBuilder::connect`]; [`Error::OtherHost`] if the group spans
+    /// hosts; [`Error::Peer`] with a peer's own error; [`Error::Fabric`] if the group is poisoned or a rank misses the
+    /// deadline.
     pub fn create(
         communicator: &Communicator,
         location: MemoryLocation,
@@ -33,11 +33,11 @@ impl Heap {
             .join(communicator, deadline)
     }
 
-    /// Makes a heap of memory of the user on each rank. Collective, with an equal number of bytes on all ranks; it
-    /// succeeds on all ranks or on none.
+    /// Makes a heap from user memory on each rank. Collective, with an equal byte count on all ranks; it succeeds on
+    /// all ranks or on none.
     ///
     /// # Errors
-    /// [`Error::NotShareable`] for memory of a GPU that has no IPC handle; otherwise those of [`Heap::create`].
+    /// [`Error::NotShareable`] for GPU memory without an IPC handle; otherwise errors as in [`Heap::create`].
     pub fn register(
         communicator: &Communicator,
         location: MemoryLocation,
@@ -71,7 +71,7 @@ impl Heap {
 }
 
 impl HeapBuilder {
-    /// Maps the parts of all ranks of a communicator. Collective.
+    /// Maps the parts of all ranks in a communicator. Collective.
     pub(super) fn join(self, communicator: &Communicator, deadline: Time) -> Result<Heap> {
         let control = communicator.control();
         let offers = gather(control, Operation::Heap, &self.offer(), deadline)?;
@@ -104,7 +104,7 @@ impl HeapBuilder {
     }
 }
 
-/// Replaces the socket error of a lost rank by the control plane's.
+/// Replaces a lost rank's socket error by the control plane's.
 fn verdict(communicator: &Communicator, error: Error, deadline: Time) -> Error {
     let Error::Exchange { source, remedy } = error else { return error };
     match communicator.attribute_error(source, deadline) {
@@ -113,8 +113,8 @@ fn verdict(communicator: &Communicator, error: Error, deadline: Time) -> Error {
     }
 }
 
-/// True if two ranks of one boot count as ranks of two hosts. A detected identity starts with the boot ID, followed by
-/// namespaces, which the offers check; configured identities are compared as they are.
+/// True if two ranks with one boot ID count as ranks on two hosts. A detected identity starts with the boot ID,
+/// followed by namespaces, which the offers check; configured identities are compared literally.
 fn are_apart(ours: &str, theirs: &str, boot: &str) -> bool {
     let found = |id: &str| {
         !boot.is_empty() && id.strip_prefix(boot).is_some_and(|rest| rest.starts_with('/'))
@@ -122,10 +122,10 @@ fn are_apart(ours: &str, theirs: &str, boot: &str) -> bool {
     ours != theirs && !(found(ours) && found(theirs))
 }
 
-/// Exchanges the outcomes of all ranks; fails if one has failed.
+/// Exchanges all ranks' outcomes; fails if one has failed.
 ///
 /// # Errors
-/// This rank's error, or [`Error::Peer`] with that of a peer; those of the control plane.
+/// This rank's error, or [`Error::Peer`] with a peer's error; control plane errors.
 pub fn agree<T, E: From<Error> + std::fmt::Display>(
     control: &GroupControl,
     outcome: std::result::Result<T, E>,
@@ -149,7 +149,7 @@ pub fn agree<T, E: From<Error> + std::fmt::Display>(
     Ok(outcome)
 }
 
-/// All-gather of a message, in rank order.
+/// All-gather for a message, in rank order.
 pub(crate) fn gather(
     control: &GroupControl,
     operation: Operation,
@@ -169,7 +169,7 @@ mod tests {
         assert!(!are_apart("a", "a", "boot"));
         assert!(are_apart("a", "b", "boot"));
         assert!(are_apart("boot/net:[1]/ipc:[1]", "b", "boot"));
-        // Containers of one machine: the offers check their namespaces.
+        // Containers on one machine: the offers check the namespaces.
         assert!(!are_apart("boot/net:[1]/ipc:[1]", "boot/net:[1]/ipc:[2]", "boot"));
         assert!(are_apart("boot1/net:[1]/ipc:[1]", "boot2/net:[1]/ipc:[1]", "boot"));
         assert!(are_apart("/net:[1]", "/net:[2]", ""));

@@ -1,11 +1,11 @@
-//! Location of a part (GPU or CPU) and kind of its memory.
+//! Part location (GPU or CPU) and memory kind.
 
 use weft_cuda::Device;
 
-/// Allocation and sharing of a heap's memory.
+/// Heap memory allocation and sharing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
-    /// Virtual memory of the driver, shared by file descriptor.
+    /// Driver virtual memory, shared by file descriptor.
     Fd,
     /// `cuMemAlloc`, shared by IPC handle.
     Ipc,
@@ -39,14 +39,14 @@ impl std::fmt::Display for MemoryKind {
     }
 }
 
-/// Location of a rank's part.
+/// Memory location on a rank.
 #[derive(Clone, Copy, Debug)]
 pub enum MemoryLocation {
     /// On a GPU.
     Cuda {
         /// The GPU.
         device: Device,
-        /// Kind of its memory: `Fd` or `Ipc`.
+        /// Memory kind: `Fd` or `Ipc`.
         memory: MemoryKind,
     },
     /// On the CPU.

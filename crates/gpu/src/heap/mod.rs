@@ -1,8 +1,8 @@
-//! Symmetric heap: one allocation of equal size for each rank of a host, mapped by all of them.
+//! Symmetric heap: one equally large allocation for each rank on a host, mapped by all ranks.
 //!
-//! [`Heap::create`] makes one on a communicator. Its steps: [`HeapBuilder::allocate`] allocates this rank's
-//! part, zeroed; [`HeapBuilder::offer`] is sent to all peers; [`HeapBuilder::connect`] maps the peers' parts.
-//! [`Heap::local_group`] needs no exchange for ranks of one process.
+//! [`Heap::create`] makes one on a communicator, in these steps: [`HeapBuilder::allocate`] allocates this rank's part,
+//! zeroed; [`HeapBuilder::offer`] is sent to all peers; [`HeapBuilder::connect`] maps the peers' parts.
+//! [`Heap::local_group`] needs no exchange for ranks in one process.
 //!
 //! # How memory is shared
 //! | [`MemoryKind`] | allocated by | shared as | requires |
@@ -11,38 +11,36 @@
 //! | `Ipc` | `cuMemAlloc` | a handle in the offer | one PID namespace, or as the driver requires |
 //! | `Twin` | a sealed memory file | a descriptor, as with `Fd` | as with `Fd` |
 //!
-//! A descriptor is sent only to a process of the same user that presents the token of its own offer, which was
-//! exchanged over the control plane. A rank that has mapped a part can write all of it at any time: ranks of a heap
-//! trust each other.
+//! A descriptor is sent only to a process with the same user that presents its own offer's token, which was exchanged
+//! over the control plane. A rank that has mapped a part can write all of it at any time: ranks in a heap trust each
+//! other.
 //!
 //! Descriptors and handles identify memory, not GPU numbers, so `CUDA_VISIBLE_DEVICES` may differ between
 //! processes. GPUs are identified by UUID. Ranks may share a GPU. Ranks whose GPUs lack peer access are rejected with
 //! an error that names both.
 //!
-//! The heap is allocated by Weft, independent of PyTorch's allocator and its settings, such as
-//! `expandable_segments:True`.
+//! Weft allocates the heap, independent from PyTorch's allocator and settings such as `expandable_segments:True`.
 //!
-//! [`Heap::register`] makes a heap of memory of the user ([`UserMemory`]).
+//! [`Heap::register`] makes a heap from user memory ([`UserMemory`]).
 //!
 //! # Lifetime across ranks
-//! A mapping keeps its memory alive. The kernel counts the references to the physical memory of `Fd` and
-//! `Twin`: the owner's, each descriptor and each peer's mapping hold one, so when a rank dies its part
-//! stays readable and writable for the others until they unmap it, and a kernel that is storing there does
-//! not fault. The same holds for the driver's handles of `Ipc` when the owner *dies*; but
-//! in CUDA the behaviour is undefined if a live owner *frees* memory that a peer has open. So an `Ipc` heap
-//! that is dropped without [`Heap::close`] leaves its own part allocated until the process ends.
+//! A mapping keeps the memory alive. For `Fd` and `Twin` the kernel counts references to the physical memory: the
+//! owner, each descriptor and each peer mapping hold one, so when a rank dies its part stays readable and writable for
+//! the others until they unmap it, and a kernel that is storing there does not fault. The same holds for `Ipc` driver
+//! handles when the owner *dies*; but CUDA leaves it undefined if a live owner *frees* memory that a peer has open. So
+//! an `Ipc` heap that is dropped without [`Heap::close`] leaves its own part allocated until the process ends.
 //!
 //! A heap may be dropped in any order among ranks. It must not be dropped while this rank's kernels
 //! use it: synchronise first.
 //!
 //! - `location.rs`: GPU or CPU, and how memory is shared
-//! - `process_identity.rs`: host, namespaces and user of a process
-//! - `user_memory.rs`: memory of the user as a part of a heap
+//! - `process_identity.rs`: a process's host, namespaces and user
+//! - `user_memory.rs`: user memory as a heap part
 //! - `offer.rs`: offers and refusals on the control plane
 //! - `part.rs`: one rank's part, allocated or mapped here
 //! - `host_view.rs`: CPU view of a part
-//! - `symmetric.rs`: [`Heap`], the parts of all ranks
-//! - `builder.rs`: [`HeapBuilder`], from a part and the offers of all ranks to a heap
+//! - `symmetric.rs`: [`Heap`], all ranks' parts
+//! - `builder.rs`: [`HeapBuilder`], from a part and all ranks' offers to a heap
 //! - `collective.rs`: collective calls on a communicator
 
 mod builder;

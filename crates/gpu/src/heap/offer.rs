@@ -1,22 +1,22 @@
-//! Offer: description of a rank's part of a heap, sent to its peers over the control plane.
+//! Offer: describes a rank's heap part, sent to peers over the control plane.
 
 use super::location::MemoryKind;
 use super::process_identity::ProcessIdentity;
 use weft_fabric::bytes::{Reader, put_block};
 
-/// Start of each offer; the last byte is the version.
+/// Offer prefix; the last byte is the version.
 const MAGIC: [u8; 4] = *b"WHP\x02";
 const OFFER: u8 = 1;
 const REFUSAL: u8 = 2;
-/// Limit of an error text, in characters.
+/// Error text limit, in characters.
 const MAX_TEXT: usize = 2000;
 
 /// A rank's message when a heap is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum OfferMessage {
-    /// Offer of its allocated part.
+    /// Offer for the allocated part.
     Offer(Box<Offer>),
-    /// Failure, with its error text.
+    /// Failure, with an error text.
     Refusal(String),
 }
 
@@ -26,21 +26,21 @@ pub(super) struct Offer {
     pub memory: MemoryKind,
     /// Requested bytes, equal on all ranks.
     pub bytes: u64,
-    /// Bytes of the allocation.
+    /// Allocation size in bytes.
     pub allocated: u64,
     pub process: ProcessIdentity,
-    /// UUID of the GPU; zeros for the twin.
+    /// GPU UUID; zeros for the twin.
     pub device: [u8; 16],
     pub device_name: String,
-    /// Socket address of its descriptor; empty for IPC.
+    /// Descriptor's socket address; empty for IPC.
     pub address: Vec<u8>,
     /// IPC only.
     pub handle: Option<DriverHandle>,
-    /// Offset of user memory in its file, on the CPU.
+    /// File offset of user memory, on the CPU.
     pub file_offset: Option<u64>,
 }
 
-/// IPC handle of the driver, with an offset in its allocation.
+/// Driver IPC handle, with an offset in the allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DriverHandle {
     pub handle: [u8; 64],
@@ -134,7 +134,7 @@ impl Offer {
         })
     }
 
-    /// Text of the properties that must be equal on all ranks.
+    /// Text with the properties that must be equal on all ranks.
     pub fn shape(&self) -> String {
         let whose = if self.file_offset.is_some() { " of the user's" } else { "" };
         format!("{} bytes{whose} with memory=\"{}\"", self.bytes, self.memory)

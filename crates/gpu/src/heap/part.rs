@@ -1,4 +1,4 @@
-//! One rank's part of a heap, allocated or mapped here.
+//! One rank's heap part, allocated or mapped here.
 
 use super::location::{MemoryKind, MemoryLocation};
 use super::offer::{DriverHandle, Offer};
@@ -23,9 +23,9 @@ pub(super) enum HeapPart {
     Peer(PeerMemory),
     /// CPU memory, own or a peer's.
     Twin(weft_fabric::Memory),
-    /// Memory of this process's user.
+    /// User memory in this process.
     User(SharedUserMemory),
-    /// File of a peer's user, on the CPU.
+    /// A peer user's file, on the CPU.
     PeerFile(MappedFile),
 }
 
@@ -50,7 +50,7 @@ impl HeapPart {
         Ok(part)
     }
 
-    /// Maps a peer's part, with its descriptor if it is shared by descriptor.
+    /// Maps a peer's part, with the descriptor if it is shared by descriptor.
     pub fn import(
         location: &MemoryLocation,
         peer: Rank,
@@ -92,7 +92,7 @@ impl HeapPart {
         }
     }
 
-    /// Offset in the user's file, if it is of one.
+    /// Offset in the user's file, if it lies in one.
     pub fn file_offset(&self) -> Option<u64> {
         match self {
             HeapPart::User(memory) => memory.file_offset(),
@@ -100,7 +100,7 @@ impl HeapPart {
         }
     }
 
-    /// Handle of the driver, if it is shared by handle.
+    /// Driver handle, if it is shared by handle.
     pub fn handle(&self) -> Result<Option<DriverHandle>> {
         let memory = match self {
             HeapPart::Device(memory) => memory,
@@ -158,13 +158,13 @@ pub(super) fn identity(location: &MemoryLocation) -> ([u8; 16], String) {
     }
 }
 
-/// GPU with its PCI address, for errors: GPU numbers differ between processes, addresses do not.
+/// GPU with the PCI address, for errors: GPU numbers differ between processes, addresses do not.
 fn described(device: Device) -> String {
     format!("{device} at {}", device.bus_id())
 }
 
 /// Checks that this location's GPU can access a peer's. Access to a GPU that is hidden from this process is detected
-/// only when its memory is mapped.
+/// only when the memory is mapped.
 pub(super) fn admit(
     location: &MemoryLocation,
     rank: u32,
@@ -186,7 +186,7 @@ pub(super) fn admit(
     Err(Error::NoPeerAccess { rank, peer, here, there })
 }
 
-/// GPU of this UUID, if visible to this process.
+/// GPU with this UUID, if visible to this process.
 fn visible(uuid: [u8; 16]) -> Result<Option<Device>> {
     let driver = driver()?;
     for ordinal in 0..driver.device_count()? {
@@ -198,7 +198,7 @@ fn visible(uuid: [u8; 16]) -> Result<Option<Device>> {
     Ok(None)
 }
 
-/// Enables access of all ranks of this process to all parts.
+/// Gives all ranks in this process access to all parts.
 pub(super) fn join(locations: &[MemoryLocation], parts: &[Arc<HeapPart>]) -> Result<()> {
     for (rank, location) in (0..).zip(locations) {
         for (peer, (other, part)) in (0..).map(Rank).zip(locations.iter().zip(parts)) {

@@ -1,10 +1,10 @@
-//! Identity of a process: host, namespaces and user, which determine how memory can be shared with it.
+//! Process identity: host, namespaces and user, which determine how memory can be shared with it.
 
 use crate::error::Error;
 use weft_control::{HostIdentity, Rank};
 use weft_fabric::bytes::{Reader, put_block};
 
-/// Host, namespaces and user of a process. Fields that the system does not report are empty and match all.
+/// A process's host, namespaces and user. Fields that the system does not report are empty and match all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProcessIdentity {
     pub boot: String,
@@ -15,7 +15,7 @@ pub(super) struct ProcessIdentity {
 }
 
 impl ProcessIdentity {
-    /// Identity of this process.
+    /// This process's identity.
     pub fn here() -> ProcessIdentity {
         let HostIdentity { boot, network, processes, user, .. } = HostIdentity::here();
         ProcessIdentity { boot, network, processes, user, process: std::process::id() }

@@ -1,4 +1,4 @@
-//! Heap: the parts of all ranks, as mapped here.
+//! Heap: all ranks' parts, as mapped here.
 
 use super::host_view::HostView;
 use super::location::MemoryLocation;
@@ -6,7 +6,7 @@ use super::part::{self, HeapPart};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// The parts of all ranks, as mapped here.
+/// All ranks' parts, as mapped here.
 pub struct Heap {
     pub(super) rank: u32,
     bytes: u64,
@@ -16,16 +16,16 @@ pub struct Heap {
     addresses: Vec<u64>,
     /// True if peers may have this rank's part open without keeping it alive.
     pub(super) leaks: bool,
-    /// Digest of the offers of all ranks; see [`Heap::identity`].
+    /// Digest over all ranks' offers; see [`Heap::identity`].
     pub(super) identity: u64,
 }
 
 impl Heap {
-    /// Heaps of a group whose ranks are all in this process, by rank, without an exchange.
+    /// Heaps for a group whose ranks are all in this process, by rank, without an exchange.
     ///
     /// # Errors
-    /// As [`HeapBuilder::allocate`](super::HeapBuilder::allocate); [`Error::Disagreement`] for locations of different kinds,
-    /// [`Error::NoPeerAccess`] for two GPUs without peer access.
+    /// Errors as in [`HeapBuilder::allocate`](super::HeapBuilder::allocate); [`Error::Disagreement`] for locations with
+    /// different kinds, [`Error::NoPeerAccess`] for two GPUs without peer access.
     pub fn local_group(locations: &[MemoryLocation], bytes: u64) -> Result<Vec<Heap>> {
         if bytes == 0 || locations.is_empty() {
             return Err(Error::Empty { bytes, ranks: locations.len() });
@@ -57,23 +57,23 @@ impl Heap {
         self.rank
     }
 
-    /// Number of ranks.
+    /// World size.
     pub fn size(&self) -> u32 {
         self.parts.len() as u32
     }
 
-    /// Bytes of each rank's part.
+    /// Bytes per part, on each rank.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Location of this rank's part.
+    /// Memory location on this rank.
     pub fn location(&self) -> MemoryLocation {
         self.location
     }
 
-    /// Number of this memory, equal on all ranks of a communicator; heaps of other memory have other numbers. 0 in a group
-    /// of one process.
+    /// Memory number, equal on all ranks in a communicator; heaps in other memory have other numbers. 0 in a
+    /// single-process group.
     pub fn identity(&self) -> u64 {
         self.identity
     }
@@ -121,7 +121,7 @@ impl Drop for Heap {
             && let Some(own) = self.parts.get(self.rank as usize)
         {
             log::warn!(
-                "rank {} leaves {} bytes of GPU memory allocated until the process ends: peers may \
+                "rank {} leaves {} bytes allocated on the GPU until the process ends: peers may \
                  still have them open (the heap was not closed by all ranks)",
                 self.rank,
                 own.len()

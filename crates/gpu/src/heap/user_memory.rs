@@ -1,7 +1,7 @@
-//! Memory of the user as a part of a heap, mapped by peers in place.
+//! User memory as a heap part, mapped by peers in place.
 //!
-//! On a GPU, peers open its allocation by IPC handle; on the CPU, it is a range of a file that the user has mapped.
-//! The user keeps it alive until [`Heap::close`](super::Heap::close) has returned on all ranks.
+//! On a GPU, peers open the allocation by IPC handle; on the CPU, it is a file range that the user has mapped. The
+//! user keeps it alive until [`Heap::close`](super::Heap::close) has returned on all ranks.
 
 use super::location::MemoryLocation;
 use super::offer::DriverHandle;
@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use weft_control::Rank;
 use weft_cuda::{Context, IpcHandle, is_ipc_capable};
 
-/// Memory of the user.
+/// User memory.
 #[derive(Debug)]
 pub struct UserMemory {
     /// Address.
@@ -24,7 +24,7 @@ pub struct UserMemory {
     pub file: Option<(OwnedFd, u64)>,
 }
 
-/// Memory of the user at its own rank, with the handle for peers.
+/// User memory at its own rank, with the handle for peers.
 pub(super) struct SharedUserMemory {
     memory: UserMemory,
     handle: Option<DriverHandle>,
@@ -58,12 +58,12 @@ impl SharedUserMemory {
         self.handle.clone()
     }
 
-    /// Offset in its file, on the CPU.
+    /// File offset, on the CPU.
     pub fn file_offset(&self) -> Option<u64> {
         self.memory.file.as_ref().map(|(_, offset)| *offset)
     }
 
-    /// Its file, on the CPU.
+    /// File descriptor, on the CPU.
     pub fn descriptor(&self) -> Result<Option<OwnedFd>> {
         let copy = self.memory.file.as_ref().map(|(file, _)| file.as_fd().try_clone_to_owned());
         let unusable = |error| weft_fabric::Error::system("cannot share a file", error);
@@ -71,21 +71,21 @@ impl SharedUserMemory {
     }
 }
 
-/// Range of a peer's file, mapped here. The peer must not truncate the file.
+/// Range in a peer's file, mapped here. The peer must not truncate the file.
 pub(super) struct MappedFile {
     base: NonNull<c_void>,
-    /// Bytes before the range, and of it.
+    /// Bytes before the range, and in it.
     offset: usize,
     bytes: usize,
 }
 
-// SAFETY: only addresses are handed out, of shared memory.
+// SAFETY: only addresses in shared memory are handed out.
 unsafe impl Send for MappedFile {}
 // SAFETY: as above.
 unsafe impl Sync for MappedFile {}
 
 impl MappedFile {
-    /// Maps `bytes` at `offset` of a file.
+    /// Maps `bytes` at `offset` in a file.
     pub fn new(peer: Rank, file: &OwnedFd, offset: u64, bytes: u64) -> Result<MappedFile> {
         let failed = |error: std::io::Error| weft_fabric::Error::system("cannot map a file", error);
         let held = rustix::fs::fstat(file).map_err(|error| failed(error.into()))?.st_size as u64;
@@ -115,7 +115,7 @@ impl MappedFile {
 
 impl Drop for MappedFile {
     fn drop(&mut self) {
-        // SAFETY: this mapping's own pages, which its users guarantee to be unused.
+        // SAFETY: this mapping's own pages, which the users guarantee to be unused.
         let _ = unsafe { munmap(self.base.as_ptr(), self.offset + self.bytes) };
     }
 }
@@ -137,13 +137,13 @@ mod tests {
         let file = file(&bytes);
         let mapped = MappedFile::new(Rank(1), &file, 17, 100).unwrap();
         let at = mapped.address() as *mut u8;
-        // SAFETY: 100 bytes of this test's own mapping.
+        // SAFETY: 100 bytes in this test's own mapping.
         let seen: Vec<u8> = (0..mapped.len()).map(|byte| unsafe { at.add(byte).read() }).collect();
         assert_eq!(seen, bytes[17..117]);
         // SAFETY: as above.
         unsafe { at.write(255) };
         let again = MappedFile::new(Rank(1), &file, 0, 200).unwrap();
-        // SAFETY: 200 bytes of another mapping of the same file.
+        // SAFETY: 200 bytes in another mapping of the same file.
         assert_eq!(unsafe { (again.address() as *const u8).add(17).read() }, 255);
     }
 

@@ -4,9 +4,9 @@ use super::request::CompileRequest;
 use crate::error::Result;
 use weft_cuda::nvrtc::{self, Source};
 
-/// Compiler of requests to machine code.
+/// Compiler from requests to machine code.
 pub trait Compiler: Sync {
-    /// Name and version, part of the key.
+    /// Name and version, which enter the key.
     fn version(&self) -> Result<String>;
     /// Compiles a request.
     fn compile(&self, request: &CompileRequest<'_>) -> Result<Vec<u8>>;

@@ -1,9 +1,9 @@
-//! File lock (`flock`), so that one process compiles while others wait; released when its process ends.
+//! File lock (`flock`), so that one process compiles while others wait; released when the process ends.
 
+use super::folder::Folder;
 use rustix::fd::OwnedFd;
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Longest sleep between two attempts.
@@ -22,26 +22,26 @@ pub(super) enum LockOutcome<T> {
     Held(Lock),
     /// Another process has done the work.
     Done(T),
-    /// The file cannot be locked, or its holder exceeded the timeout.
+    /// The file cannot be locked, or the holder exceeded the timeout.
     Unavailable(std::io::Error),
 }
 
-/// Locks the file at `path`, creating it if necessary. `done` runs at each attempt: the last holder has usually done
+/// Locks a file in the folder, creating it if necessary. `done` runs at each attempt: the last holder has usually done
 /// the work. Waits at most `lock_timeout` for a stopped holder.
 pub(super) fn lock<T>(
-    path: &Path,
+    folder: &Folder,
+    name: &str,
     lock_timeout: Duration,
     mut done: impl FnMut() -> Option<T>,
 ) -> LockOutcome<T> {
-    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = match open(path, flags, Mode::from_raw_mode(0o644)) {
+    let file = match folder.write(name, OFlags::empty()) {
         Ok(file) => file,
-        Err(error) => return LockOutcome::Unavailable(error.into()),
+        Err(error) => return LockOutcome::Unavailable(error),
     };
     let begin = Instant::now();
     let mut sleep = Duration::from_millis(1);
     loop {
-        // The lock belongs to this opening of the file, so threads exclude each other as well.
+        // The lock belongs to this open file description, so threads exclude each other as well.
         let held = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => true,
             Err(Errno::WOULDBLOCK | Errno::INTR) => false,
@@ -56,7 +56,7 @@ pub(super) fn lock<T>(
         if begin.elapsed() >= lock_timeout {
             return LockOutcome::Unavailable(std::io::Error::other(format!(
                 "another process has held {} for {lock_timeout:?}",
-                path.display()
+                folder.path().join(name).display()
             )));
         }
         std::thread::sleep(sleep);

@@ -1,18 +1,20 @@
-//! Run-time compilation of kernels for the shapes of the program, with a cache.
+//! Run-time kernel compilation for the program's shapes, with a cache.
 //!
-//! A [`CompileRequest`] names a source, the constants of the shape and the architecture; [`cubin`] returns the machine
-//! code, from the [`Cache`] if present. The key is a digest of all inputs of the code: the program's text and the
-//! texts that it includes, all options and the compiler's version. So entries never become stale, and ranks, programs
-//! and versions of Weft share one folder.
+//! A [`CompileRequest`] names a source, the shape's constants and the architecture; [`cubin`] returns the machine
+//! code, from the [`Cache`] if present. The key is a digest over everything that determines the code: the program's
+//! text and included texts, all options and the compiler version. So entries never become stale, and ranks, programs
+//! and Weft versions share one folder.
 //!
 //! - `request.rs`: requests, the files that a program includes, keys
 //! - `compiler.rs`: NVRTC, or a stand-in in tests
-//! - `cache.rs`: the folder, its entries and the replacement of damaged ones
+//! - `cache.rs`: the folder, entries and the replacement of damaged ones
+//! - `folder.rs`: the open folder, with owner and mode checked
 //! - `lock.rs`: file lock, so that racing processes compile once
-//! - `replaced.rs`: sources of the folder `WEFT_KERNELS`, in place of those in the library
+//! - `replaced.rs`: `WEFT_KERNELS` folder sources, in place of library sources
 
 mod cache;
 mod compiler;
+mod folder;
 mod lock;
 mod replaced;
 mod request;
@@ -28,22 +30,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use weft_cuda::{Device, Start};
 
-/// Architecture of a compute capability, with the instructions of one generation only (`a`), such as bulk copies.
+/// Architecture for a compute capability, with instructions for one generation only (`a`), such as bulk copies. For
+/// example, `(9, 0)` is `sm_90a`.
 pub fn architecture((major, minor): (u32, u32)) -> String {
     let only = if major >= 9 { "a" } else { "" };
     format!("sm_{major}{minor}{only}")
 }
 
-/// Begin of launches on a device. `WEFT_DEPENDENT_LAUNCH=0` has each kernel begin after the end of the previous one.
-pub fn launch_start(device: Device) -> Start {
-    let off = std::env::var_os("WEFT_DEPENDENT_LAUNCH").is_some_and(|value| value == "0");
-    if device.has_dependent_launch() && !off { Start::Dependent } else { Start::AfterPrevious }
+/// Kernel start rule on a device. `WEFT_DEPENDENT_LAUNCH=0` has each kernel start after the previous one has ended.
+///
+/// # Errors
+/// [`crate::Error::Variable`] if `WEFT_DEPENDENT_LAUNCH` is neither 0 nor 1.
+pub fn launch_start(device: Device) -> Result<Start> {
+    let is_on = weft_environment::flag("WEFT_DEPENDENT_LAUNCH", true)?;
+    let is_dependent = device.has_dependent_launch() && is_on;
+    Ok(if is_dependent { Start::Dependent } else { Start::AfterPrevious })
 }
 
-/// Result of a request.
+/// Compiled request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compiled {
-    /// Machine code for the architecture of the request.
+    /// Machine code for the requested architecture.
     pub cubin: Vec<u8>,
     /// True if it came from the cache.
     pub cached: bool,
@@ -51,12 +58,12 @@ pub struct Compiled {
     pub seconds: f64,
 }
 
-/// Result of a request to [`prepare`].
+/// Request result from [`prepare`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prepared {
-    /// Name of the request.
+    /// Request name.
     pub name: String,
-    /// Path of its code.
+    /// Code path.
     pub path: PathBuf,
     /// True if it was in the cache already.
     pub cached: bool,
@@ -64,10 +71,10 @@ pub struct Prepared {
     pub seconds: f64,
 }
 
-/// Machine code of a request, compiled by NVRTC; see [`cubin_with`].
+/// Machine code for a request, compiled by NVRTC; see [`cubin_with`].
 ///
 /// # Errors
-/// Those of [`cubin_with`]; [`Error::Cuda`] without NVRTC, or with the compiler's log.
+/// Errors from [`cubin_with`]; [`Error::Cuda`] without NVRTC, or with the compiler's log.
 pub fn cubin(request: &CompileRequest<'_>, cache: &Cache) -> Result<Compiled> {
     cubin_with(request, cache, &Nvrtc)
 }
@@ -75,7 +82,7 @@ pub fn cubin(request: &CompileRequest<'_>, cache: &Cache) -> Result<Compiled> {
 /// Compiles requests ahead of time with NVRTC on all cores, without a GPU; see [`prepare_with`].
 ///
 /// # Errors
-/// Those of [`prepare_with`] and of NVRTC: the first one by the order of requests.
+/// The first error from [`prepare_with`] and NVRTC, in request order.
 pub fn prepare(requests: &[CompileRequest<'_>], cache: &Cache) -> Result<Vec<Prepared>> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let next = AtomicUsize::new(0);
@@ -89,16 +96,20 @@ pub fn prepare(requests: &[CompileRequest<'_>], cache: &Cache) -> Result<Vec<Pre
         }
     };
     let mut made: Vec<(usize, Result<Prepared>)> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..cores.min(requests.len())).map(|_| scope.spawn(work)).collect();
-        let results = workers.into_iter().map(|worker| worker.join());
-        results.flat_map(|result| result.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        // Helpers for this thread, which compiles what they leave where no more threads can be started.
+        let helper = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+        let helpers: Vec<_> = (1..cores.min(requests.len())).map_while(helper).collect();
+        let own = work();
+        let results = helpers.into_iter().map(|helper| helper.join());
+        let others = results.flat_map(|it| it.unwrap_or_else(|panic| resume_unwind(panic)));
+        own.into_iter().chain(others).collect()
     });
     made.sort_by_key(|(at, _)| *at);
     made.into_iter().map(|(_, prepared)| prepared).collect()
 }
 
-/// Machine code of a request, from the cache or compiled by `compiler`. Racing threads and processes with one cache
-/// compile it once; an unusable cache costs time and a warning only.
+/// Machine code for a request, from the cache or compiled by `compiler`. Racing threads and processes with one cache
+/// compile it once; an unusable cache costs only time and a warning.
 ///
 /// # Errors
 /// [`Error::NoKernel`] and [`Error::Define`] for an invalid request, and the compiler's.
@@ -119,11 +130,11 @@ pub fn cubin_with(
     Ok(Compiled { cubin, cached, seconds: begin.elapsed().as_secs_f64() })
 }
 
-/// Compiles the requests of a program ahead of time, to avoid a pause in its first step. The key includes the
-/// compiler's version: prepare with the version that the program will load.
+/// Compiles a program's requests ahead of time, to avoid a pause in the first step. The key includes the compiler
+/// version: prepare with the version that the program will load.
 ///
 /// # Errors
-/// Those of [`cubin_with`]; [`Error::Cache`] if the code cannot be cached.
+/// Errors from [`cubin_with`]; [`Error::Cache`] if the code cannot be cached.
 pub fn prepare_with(
     requests: &[CompileRequest<'_>],
     cache: &Cache,

@@ -1,27 +1,28 @@
-//! Compile request: a program, its macros and architecture, and the digest of all inputs of its machine code.
+//! Compile request: a program, macros and architecture, and the digest over everything that determines the machine
+//! code.
 
 use super::replaced;
 use crate::error::{Error, Result};
 use crate::kernels;
 use sha2::{Digest as _, Sha256};
 
-/// Program to compile, with its constants and architecture.
+/// Program to compile, with constants and architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompileRequest<'a> {
-    /// Name of the program in `files`; it may include the others, and [`kernels::HEADERS`].
+    /// Program name in `files`; it may include the others, and [`kernels::HEADERS`].
     pub name: &'a str,
-    /// Path and text of each source file of the caller.
+    /// Path and text for each of the caller's source files.
     pub files: &'a [(&'a str, &'a str)],
     /// Macros, by name and value.
     pub defines: Vec<(String, String)>,
     /// The architecture, such as `sm_90a`.
     pub arch: String,
-    /// Additional options of the compiler.
+    /// Additional compiler options.
     pub options: Vec<String>,
 }
 
 impl<'a> CompileRequest<'a> {
-    /// The program `name` of `files`, for an architecture.
+    /// The program `name` in `files`, for an architecture.
     pub fn kernel(
         name: &'a str,
         files: &'a [(&'a str, &'a str)],
@@ -36,17 +37,17 @@ impl<'a> CompileRequest<'a> {
         }
     }
 
-    /// Path and text of all files: the caller's, then the headers. A file in the folder `WEFT_KERNELS` replaces the one
-    /// of equal path.
+    /// Path and text for all files: the caller's, then the headers. A file in the `WEFT_KERNELS` folder replaces the
+    /// file with the same path.
     pub fn sources(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
         let files = self.files.iter().chain(kernels::HEADERS);
         files.map(|(path, text)| (*path, replaced::text(path).unwrap_or(text)))
     }
 
-    /// Text of the program.
+    /// Program text.
     ///
     /// # Errors
-    /// [`Error::NoKernel`] if no file has its name.
+    /// [`Error::NoKernel`] if no file has this name.
     pub fn text(&self) -> Result<&'a str> {
         let mut own = self.sources().take(self.files.len());
         let found = own.find(|(path, _)| *path == self.name);
@@ -59,7 +60,7 @@ impl<'a> CompileRequest<'a> {
         })
     }
 
-    /// Path and text of all files that the program includes, directly or through others: those of
+    /// Path and text for all files that the program includes, directly or through others: the
     /// [`CompileRequest::sources`] named by a literal `#include`. Conditions are not evaluated, so it is a superset of
     /// the compiler's.
     pub fn included(&self) -> Vec<(&'a str, &'a str)> {
@@ -76,7 +77,7 @@ impl<'a> CompileRequest<'a> {
         found
     }
 
-    /// Options of the compiler, including the macros.
+    /// Compiler options, including the macros.
     pub fn arguments(&self) -> Vec<String> {
         let mut arguments =
             vec![format!("--gpu-architecture={}", self.arch), "--std=c++20".to_owned()];
@@ -88,6 +89,8 @@ impl<'a> CompileRequest<'a> {
     }
 
     pub(super) fn validate(&self) -> Result<()> {
+        let files = self.files.iter().chain(kernels::HEADERS);
+        replaced::check(files.map(|(path, _)| *path))?;
         self.text()?;
         for (name, _) in &self.defines {
             let mut letters = name.chars();
@@ -99,7 +102,7 @@ impl<'a> CompileRequest<'a> {
         Ok(())
     }
 
-    /// SHA-256 of all inputs of the machine code.
+    /// SHA-256 over everything that determines the machine code.
     pub(super) fn key(&self, compiler: &str) -> CacheKey {
         let mut digest = Sha256::new();
         let mut add = |text: &str| {
@@ -121,7 +124,7 @@ impl<'a> CompileRequest<'a> {
     }
 }
 
-/// Key of a cache entry.
+/// Cache entry key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CacheKey(pub(super) [u8; 32]);
 
@@ -131,7 +134,7 @@ impl std::fmt::Display for CacheKey {
     }
 }
 
-/// Path of a line's `#include`, if any.
+/// Path in an `#include` line, if any.
 fn include(line: &str) -> Option<&str> {
     let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?;
     let rest = rest.trim_start();

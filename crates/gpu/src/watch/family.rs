@@ -1,4 +1,4 @@
-//! Families of operators: their phases and codes, and the errors of their records.
+//! Operator families: phases and codes, and the errors for their records.
 
 use super::record::{Code, Record};
 use crate::error::{Error, Result};
@@ -7,22 +7,22 @@ use weft_control::Rank;
 
 /// A family: operators whose kernels share phases and codes, such as MoE's dispatch and combine.
 ///
-/// Records hold numbers. Those of all families are distinct, so each record identifies its phase.
+/// Records hold numbers. No two families share one, so each record identifies the phase.
 #[derive(Debug)]
 pub struct Family {
-    /// Its name, for errors.
+    /// Family name, for errors.
     pub name: &'static str,
-    /// Number of its first phase.
+    /// First phase number.
     pub first_phase: u32,
-    /// Names of its phases, in order.
+    /// Phase names, in order.
     pub phases: &'static [&'static str],
-    /// Order of the phases of a round, for [`Error::OutOfOrder`].
+    /// Phase order in a round, for [`Error::OutOfOrder`].
     pub order: &'static str,
-    /// Number of its first code, above [`Family::COMMON_CODES`].
+    /// First code number, above [`Family::COMMON_CODES`].
     pub first_code: u32,
-    /// Number of its codes.
+    /// Code count.
     pub codes: u32,
-    /// Report on a record with one of its codes.
+    /// Report on a record with a code from this family.
     pub explain: fn(&Record, phase: Phase) -> Report,
 }
 
@@ -30,7 +30,7 @@ impl Family {
     /// Number of codes with the same meaning in all families.
     pub const COMMON_CODES: u32 = 5;
 
-    /// True for its own phases.
+    /// True for the family's own phases.
     pub fn has_phase(&self, phase: u32) -> bool {
         self.name_of(phase).is_some()
     }
@@ -51,7 +51,7 @@ impl Family {
     }
 }
 
-/// The families of a domain.
+/// Families in a domain.
 #[derive(Clone, Debug, Default)]
 pub struct Families(Vec<&'static Family>);
 
@@ -59,7 +59,7 @@ impl Families {
     /// Adds a family, once.
     ///
     /// # Errors
-    /// [`Error::Families`] if its numbers overlap another's or the common ones.
+    /// [`Error::Families`] if numbers overlap another family's or the common ones.
     pub fn add(&mut self, family: &'static Family) -> Result<()> {
         if self.0.iter().any(|known| std::ptr::eq(*known, family)) {
             return Ok(());
@@ -75,23 +75,23 @@ impl Families {
         }
     }
 
-    /// Phase of a number, with its name.
+    /// Phase with this number, and the name.
     pub fn phase(&self, number: u32) -> Phase {
         Phase { number, name: self.0.iter().find_map(|family| family.name_of(number)) }
     }
 
-    /// Order of phases of the family that has this one.
+    /// Phase order in the family that has this phase.
     pub fn order(&self, phase: u32) -> &'static str {
         self.0.iter().find(|family| family.has_phase(phase)).map_or("", |family| family.order)
     }
 
-    /// Report of the family that has the code.
+    /// Report from the family that has the code.
     pub fn explain(&self, record: &Record, code: u32) -> Option<Report> {
         let family = self.0.iter().find(|family| family.has_code(code))?;
         Some((family.explain)(record, self.phase(record.phase)))
     }
 
-    /// Error of a record. Phases of unregistered families are printed as numbers.
+    /// Error for a record. Phases in unregistered families are printed as numbers.
     pub fn error(&self, record: &Record) -> Error {
         let Record { rank, peer, channel, slot, expected, seen, .. } = *record;
         let (rank, peer, phase) = (Rank(rank), peer.map(Rank), self.phase(record.phase));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     proptest! {
-        /// Arbitrary words of a device are a record with an error text, without a panic.
+        /// Arbitrary device words are a record with an error text, without a panic.
         #[test]
         fn any_memory_is_a_record(words: [u32; 6], expected: u64, seen: u64) {
             let record = Record::from_words(words, expected, seen);

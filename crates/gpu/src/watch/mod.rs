@@ -1,19 +1,19 @@
 //! Watch: records from kernels to the host, and the abort word from the host to kernels.
 //!
 //! A device wait that expires does not trap, which would destroy the CUDA context. It writes a [`Record`] into
-//! memory that the host reads, poisons its output and exits; the host finds the record at its next call. In the
-//! other direction there is one word: once the host has set it, all waits on the device end.
+//! memory that the host reads, poisons the output and exits; the host finds the record at the next call. In the
+//! other direction there is one word: once the host has set it, all device waits end.
 //!
-//! A [`Watch`] has 192 bytes, three lines of 64: the fatal record, the notice, the abort word. For a GPU they are
+//! A [`Watch`] has 192 bytes, three 64-byte lines: the fatal record, the notice, the abort word. For a GPU they are
 //! pinned host memory, for the CPU twin ordinary memory.
 //!
-//! The writer of a record stores its fields and then `code` with release; the reader loads `code` with acquire, so a
-//! record is read whole. The first fatal record is kept: later ones are its consequences. Taking a notice frees the
-//! line for the next. Concurrent writers elect one: [`Watch::report`] by word 6 of the record, a kernel in memory of
-//! its own.
+//! The writer stores a record's fields and then `code` with release; the reader loads `code` with acquire, so a
+//! record is read whole. The first fatal record is kept: later ones are consequences. Taking a notice frees the line
+//! for the next. Concurrent writers elect one: [`Watch::report`] by word 6 in the record, a kernel in separate
+//! memory.
 //!
-//! - `record.rs`: records and their codes
-//! - `family.rs`: phases and codes of a family of operators, and the errors of records
+//! - `record.rs`: records and codes
+//! - `family.rs`: a family's phases and codes, and errors for records
 
 mod family;
 mod record;
@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_cuda::{Context, PinnedMemory};
 
-/// Words of one line.
+/// Words per line.
 const LINE: usize = 16;
 const CODE: usize = offset_of!(RecordLayout, code) / 4;
 const CLAIM: usize = offset_of!(RecordLayout, claim) / 4;
@@ -36,7 +36,7 @@ const EXPECTED: usize = offset_of!(RecordLayout, expected) / 4;
 const SEEN: usize = offset_of!(RecordLayout, seen) / 4;
 const _: () = assert!(RecordLayout::SIZE == 4 * LINE);
 
-/// Severity of a record, which selects its line.
+/// Record severity, which selects the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {
     /// The group has failed.
@@ -61,21 +61,21 @@ const ABORT_LINE: usize = 2;
 #[derive(Default)]
 struct Line([AtomicU32; LINE]);
 
-/// Records and abort word of one rank. It must outlive all kernels that have its addresses.
+/// One rank's records and abort word. It must outlive all kernels that have its addresses.
 pub struct Watch {
     memory: WatchMemory,
-    /// Serialises takers of a notice.
+    /// Serialises threads that take a notice.
     take_lock: Mutex<()>,
 }
 
 enum WatchMemory {
-    /// Pinned host memory of at least three lines, initially zero.
+    /// Pinned host memory with at least three lines, initially zero.
     Pinned(PinnedMemory),
     Host(Box<[Line; 3]>),
 }
 
 impl Watch {
-    /// Watch for a GPU, in pinned memory, which all devices of this process reach.
+    /// Watch for a GPU, in pinned memory, which all this process's devices reach.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -84,7 +84,7 @@ impl Watch {
         Ok(Watch { memory: WatchMemory::Pinned(memory), take_lock: Mutex::default() })
     }
 
-    /// Watch for the CPU twin, in ordinary memory of this process.
+    /// Watch for the CPU twin, in ordinary memory in this process.
     pub fn on_host() -> Watch {
         Watch { memory: WatchMemory::Host(Box::default()), take_lock: Mutex::default() }
     }
@@ -105,11 +105,11 @@ impl Watch {
     /// 64-bit value that starts at this word.
     fn wide(&self, line: usize, word: usize) -> &AtomicU64 {
         debug_assert!(word.is_multiple_of(2) && word + 1 < LINE);
-        // A pointer to both words: provenance of the first alone would not cover the second.
+        // A pointer to both words: provenance from only the first would not cover the second.
         let words = &self.lines()[line].0[word..word + 2];
         let address = words.as_ptr().cast_mut().cast::<u64>();
-        // SAFETY: two words at an even index of a line, so eight aligned bytes that live as long as
-        // `self`; accessed through this function and by the device only.
+        // SAFETY: two words at an even index in a line, so eight aligned bytes that live as long as `self`; accessed
+        // only through this function and by the device.
         unsafe { AtomicU64::from_ptr(address) }
     }
 
@@ -135,7 +135,7 @@ impl Watch {
         self.read(Severity::Fatal)
     }
 
-    /// Takes the pending notice, if there is one, and frees its line.
+    /// Takes the pending notice, if there is one, and frees the line.
     pub fn take_notice(&self) -> Option<Record> {
         let _one = self.take_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let record = self.read(Severity::Notice)?;
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(watch.abort_address(), watch.record_address() + 128);
         assert!(watch.report(Severity::Notice, &record(Code::Family(6), 3)));
         let at = (watch.record_address() + 64) as *const u32;
-        // SAFETY: the second line of a live watch, which has no writer now.
+        // SAFETY: the second line in a live watch, which has no writer now.
         let words: Vec<u32> = (0..16).map(|word| unsafe { at.add(word).read() }).collect();
         assert_eq!(words, [6, 2, 1, 3, 1, 17, 1, 0, 7, 9, 6, 0, 0, 0, 0, 0]);
     }
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn an_abort_is_seen_where_the_device_looks() {
         let watch = Watch::on_host();
-        // SAFETY: the abort word of a live watch, read as the device reads it.
+        // SAFETY: the abort word in a live watch, read as the device reads it.
         let word = unsafe { AtomicU32::from_ptr(watch.abort_address() as *mut u32) };
         assert_eq!(word.load(Ordering::Acquire), 0);
         watch.abort();

@@ -1,16 +1,16 @@
-//! Record of a kernel for the host.
+//! Kernel record for the host.
 
-/// Value of the peer field without a peer.
+/// Peer field value without a peer.
 pub(super) const NO_PEER: u32 = u32::MAX;
 
-/// A record. Phases, and codes not common to all families, are numbers of a [`Family`](super::Family).
+/// A record. Phases, and codes not common to all families, are numbers in a [`Family`](super::Family).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Code of the event.
+    /// Event code.
     pub code: Code,
     /// Rank that recorded it.
     pub rank: u32,
-    /// Phase of the kernel.
+    /// Kernel phase.
     pub phase: u32,
     /// Peer concerned, if any: awaited, or without capacity.
     pub peer: Option<u32>,
@@ -24,7 +24,7 @@ pub struct Record {
     pub seen: u64,
 }
 
-/// Code of a record.
+/// Record code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Code {
     /// A wait on the device expired.
@@ -33,9 +33,9 @@ pub enum Code {
     Aborted,
     /// Two launches were in flight on one channel.
     Overlap,
-    /// The phases of a round were launched out of order.
+    /// A round's phases were launched out of order.
     OutOfOrder,
-    /// A code of a family.
+    /// A family's code.
     Family(u32),
 }
 
@@ -69,7 +69,7 @@ impl Record {
         [self.code.number(), self.rank, self.phase, peer, self.channel, self.slot]
     }
 
-    /// Record of arbitrary words, as a device wrote them.
+    /// Record from arbitrary words, as a device wrote them.
     pub fn from_words(words: [u32; 6], expected: u64, seen: u64) -> Record {
         let [code, rank, phase, peer, channel, slot] = words;
         let (code, peer) = (Code::from_number(code), (peer != NO_PEER).then_some(peer));

@@ -1,4 +1,4 @@
-//! A crate's list of kernel sources against its folder `kernels`.
+//! A crate's kernel source list against its `kernels` folder.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ fn walk(folder: &Path, found: &mut Vec<String>, root: &Path) {
     }
 }
 
-/// Asserts that `files` are all files under the folder, none of them empty.
+/// Asserts that `files` are all files under the folder, none empty.
 pub fn lists_all_of(folder: &str, files: &[(&str, &str)]) {
     let root = Path::new(folder);
     let mut found = Vec::new();

@@ -1,9 +1,9 @@
-// Combine of small batches: the outputs of a rank's experts for a row are summed at that rank, which returns one
-// reply. A team of threads processes one row, for latency.
+// Combine for small batches: a rank sums expert outputs for a row, and returns one reply. A thread team processes one
+// row, for latency.
 //
-// The reply for row (source, slot) of rank d goes to slot (d, slot) at the source, with a flag of its own;
-// the source sums a token's replies in rank order. The memory order of replies and flags is that of rows in
-// dispatch.cuh; signals.cuh describes the signals.
+// The reply for row (source, slot) on rank d goes to slot (d, slot) at the source, with a separate flag; the source
+// sums a token's replies in rank order. Replies and flags have the same memory order as rows in dispatch.cuh;
+// signals.cuh describes the signals.
 #pragma once
 #include "moe/elements.cuh"
 #include "moe/owed.cuh"
@@ -11,12 +11,12 @@
 
 namespace weft::moe {
 
-// Threads of a team that sums. Two launches fit on an SM, also by registers: kernels of two communicators, each
-// with waits for its peers, stay co-resident.
+// Threads in a team that sums. Two launches fit on an SM, also by registers: kernels from two communicators, each
+// waiting for peers, stay co-resident.
 constexpr u32 COMBINE_THREADS = 224;
 constexpr u32 REPLY_THREADS = COMBINE_THREADS + 32; // the producer warp, then the team that sums
-// Stages of a team's ring of expert outputs, and of replies in flight; two launches fit on an SM. A batch with a row or two
-// for each block has more of the former, so that all outputs of a row are fetched at once.
+// Stages in a team's ring of expert outputs, and replies in flight; two launches fit on an SM. A batch with a row or
+// two for each block has more ring stages, so that a row's outputs are all fetched at once.
 constexpr bool FEW_ROWS = MAX_TOKENS <= 256 && REPLY_BYTES <= 16384;
 constexpr u32 REPLY_STAGES = REPLY_BYTES <= 8192 ? 6 : REPLY_BYTES <= 16384 && !FEW_ROWS ? 4 : 3;
 constexpr u32 RING_ROOM = (112 * 1024 - REPLY_STAGES * REPLY_BYTES) / OUTPUT_BYTES;
@@ -26,9 +26,9 @@ constexpr u32 COMBINE_SHARED = RING * OUTPUT_BYTES + REPLY_STAGES * REPLY_BYTES;
 constexpr u32 IN_16 = per_16(WEFT_COMBINE_TYPE); // elements that a thread sums at a time
 constexpr u32 SUM_TURNS = (HIDDEN / IN_16 + COMBINE_THREADS - 1) / COMBINE_THREADS;
 
-// Ring of expert outputs: a producer warp fetches them row by row; a consumer team sums them.
+// Expert output ring: a producer warp fetches outputs row by row; a consumer team sums them.
 struct Ring {
-    enum Task : u32 { TERM = 0, LAST = 1, EMPTY = 2, STOP = 3 }; // LAST: last term of its row; EMPTY: a row without terms
+    enum Task : u32 { TERM = 0, LAST = 1, EMPTY = 2, STOP = 3 }; // LAST: last term in the row; EMPTY: a row without terms
     u64 full[RING], empty[RING];
     u32 what[RING], source[RING], slot[RING];
     float weight[RING];
@@ -36,7 +36,7 @@ struct Ring {
     u32 item;
 };
 
-// Preparation of the send half during `enter`: first ticket, owed rows, mbarriers. REPLY_THREADS threads.
+// Prepares the send half during `enter`: first ticket, owed rows, mbarriers. REPLY_THREADS threads.
 WEFT_DEVICE void prepare_replies(const Arguments &a, Ring &ring) {
     const Channel mine = channel(a, a.rank);
     if (threadIdx.x == 32) ring.item = atomicAdd(&mine.state()->combine_ticket, 1);
@@ -47,7 +47,7 @@ WEFT_DEVICE void prepare_replies(const Arguments &a, Ring &ring) {
     }
 }
 
-// Producer warp: fetches the terms of the sums, row by row, by ticket.
+// Producer warp: fetches the terms to sum, row by row, by ticket.
 //
 // The outputs were written by earlier kernels, so they are visible to bulk copies too.
 WEFT_DEVICE void fetch_outputs(const Arguments &a, const Round &round, Ring &ring, u8 *shared) {
@@ -62,7 +62,7 @@ WEFT_DEVICE void fetch_outputs(const Arguments &a, const Round &round, Ring &rin
         if (lane == 0) item = atomicAdd(ticket, 1);
         item = __shfl_sync(~0u, item, 0);
     }
-    // Rows of other ranks come first, since their replies travel.
+    // Rows for other ranks come first, since those replies travel.
     const u32 own = ring.owed.rows[a.rank];
     __syncwarp();
     if (lane == 0) ring.owed.rows[a.rank] = 0;
@@ -71,7 +71,7 @@ WEFT_DEVICE void fetch_outputs(const Arguments &a, const Round &round, Ring &rin
     for (u32 s = 0; s < RANKS; ++s) others += ring.owed.rows[s];
     u32 source, slot;
     Entry entry;
-    const auto find = [&](u32 which) { // row number `which`, with its experts
+    const auto find = [&](u32 which) { // row number `which`, with the experts
         bool some = locate(ring.owed.rows, which, a.rank, source, slot);
         if (!some) source = a.rank, slot = which - others, some = slot < own;
         entry = some ? ring.owed.entry_of(a, source, slot) : Entry{-1, 0.0f};
@@ -112,10 +112,10 @@ WEFT_DEVICE void fetch_outputs(const Arguments &a, const Round &round, Ring &rin
 WEFT_DEVICE void send_replies(const Arguments &a, const Round &round, Ring &ring, u8 *shared) {
     const Team team{1, threadIdx.x - 32, COMBINE_THREADS};
     u8 *stages = shared + RING * OUTPUT_BYTES;
-    // The first thread issues the copies. The others may write the next stage after the barrier of the previous row,
-    // so at that barrier at most PENDING copies may be in flight.
+    // The first thread issues the copies. The others may write the next stage after the previous row's barrier, so at
+    // that barrier at most PENDING copies may be in flight.
     constexpr u32 PENDING = REPLY_STAGES - 2, NONE = ~0u;
-    u32 pending[PENDING]; // source and slot of each, oldest first
+    u32 pending[PENDING]; // source and slot for each, oldest first
 #pragma unroll
     for (u32 i = 0; i < PENDING; ++i) pending[i] = NONE;
     const auto release = [&](u32 which) {
@@ -127,7 +127,7 @@ WEFT_DEVICE void send_replies(const Arguments &a, const Round &round, Ring &ring
         const u32 at = tail % RING;
         const bool fine = wait_phase(ring.full + at, tail / RING % 2);
         const u32 what = ring.what[at];
-        // Warps exit together: a warp whose wait failed joins the others at the barrier of this row.
+        // Warps exit together: a warp whose wait failed joins the others at this row's barrier.
         if (!__all_sync(~0u, fine) || what == Ring::STOP) {
             team.all(false);
             failed = !fine;
@@ -185,7 +185,7 @@ WEFT_DEVICE void send_replies(const Arguments &a, const Round &round, Ring &ring
     }
 }
 
-// Loads 16 bytes of a reply; on the packet path, waits for them.
+// Loads 16 bytes from a reply; on the packet path, waits for them.
 WEFT_DEVICE bool load_reply(const Watch &watching, const u8 *reply, u32 at, u32 epoch, u32 from, u32 slot, uint4 &v) {
     if constexpr (PATH == PACKETS) {
         PollBudget budget;
@@ -203,13 +203,14 @@ WEFT_DEVICE bool load_reply(const Watch &watching, const u8 *reply, u32 at, u32 
 
 constexpr u32 FROM_16 = per_16(WEFT_REPLY_TYPE); // elements that a thread adds at a time
 constexpr u32 ADD_TURNS = (HIDDEN / FROM_16 + COMBINE_THREADS - 1) / COMBINE_THREADS;
-// Work items per token: on the packet path, pieces of a row.
+// Work items per token: on the packet path, row chunks.
 constexpr u32 PIECES = PATH == PACKETS ? ADD_TURNS : 1;
-// Replies, and turns of each, whose loads a thread has in flight, limited by registers. Of two ranks one reply travels.
+// Replies, and turns in each, whose loads a thread has in flight, limited by registers. With two ranks only one reply
+// travels.
 constexpr u32 ADD_WIDE = PATH != PACKETS && RANKS <= 2 && ADD_TURNS % 2 == 0 ? 2 : 1, TOGETHER = PATH == PACKETS ? 1 : ADD_WIDE == 2 ? 1 : 3;
 
-// The receive half. One team of COMBINE_THREADS threads: team `number` of `teams` in a block; `thread` is the index in
-// the team. False if it failed in this thread.
+// The receive half. One team with COMBINE_THREADS threads: team `number` out of `teams` in a block; `thread` is the
+// index in the team. False if it failed in this thread.
 WEFT_DEVICE bool receive_replies(const Arguments &a, const Round &round, u32 number, u32 teams, u32 thread) {
     const Channel mine = channel(a, a.rank);
     const Watch watching = watch(a, COMBINE_RECV);

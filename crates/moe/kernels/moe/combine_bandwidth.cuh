@@ -1,11 +1,12 @@
-// Combine of large batches. The warps of a block form groups of one producer and several consumers. The producer
-// warp prefetches rows by bulk loads into a ring, with a task for each stage; each consumer warp sums one slice of
-// all rows. The send half sums the outputs of a rank's experts for a row of another rank, and stores the reply
-// there; the receive half sums the replies to a token. In a launch of both halves, a rank's own rows are summed
-// in the receive half, without a copy through the heap.
+// Combine for large batches. A block's warps form groups with one producer and several consumers. The producer warp
+// prefetches rows by bulk loads into a ring, with a task for each stage; each consumer warp sums one slice of all rows.
+// The send half sums the outputs of a rank's experts for another rank's row, and stores the reply there; the receive
+// half sums the replies to a token. If a launch has both halves, a rank's own rows are summed in the receive half,
+// without a copy through the heap.
 //
-// Memory order of reply and flag: all consumer warps of a group store, then meet at a named barrier; one lane posts
-// the flag with a release at block scope; the flag warp acquires it, passes a fence at system scope, and stores it.
+// Memory order between reply and flag: all consumer warps in a group store, then meet at a named barrier; one lane
+// posts the flag with a release at block scope; the flag warp acquires it, passes a fence at system scope, and stores
+// it.
 #pragma once
 #include "moe/elements.cuh"
 #include "moe/owed.cuh"
@@ -13,7 +14,7 @@
 
 namespace weft::moe::bandwidth {
 
-// Slices: a consumer warp sums SLICE_TURNS times 16 bytes per lane, of rows of the wider type.
+// Slices: a consumer warp sums SLICE_TURNS times 16 bytes per lane, from rows in the wider type.
 constexpr bool WIDE = bytes_of(WEFT_COMBINE_TYPE) == 4 || bytes_of(WEFT_REPLY_TYPE) == 4;
 constexpr u32 TURN_ELEMENTS = WARP * (WIDE ? 4 : 8), ROW_TURNS = (HIDDEN + TURN_ELEMENTS - 1) / TURN_ELEMENTS;
 constexpr u32 MOST_SLICES = 4, MOST_TURNS = WIDE ? 8 : 7;
@@ -23,19 +24,19 @@ constexpr u32 SLICES = (ROW_TURNS + PIECES * SLICE_TURNS - 1) / (PIECES * SLICE_
 constexpr u32 SLICE_ELEMENTS = SLICE_TURNS * TURN_ELEMENTS, PIECE_ELEMENTS = SLICES * SLICE_ELEMENTS;
 constexpr u32 PIECE_BYTES = SLICES * SLICE_TURNS * WARP * 16;
 
-// Groups: one producer warp and SLICES consumer warps each. One more warp of a block raises flags.
-// If replies equal outputs (COPIES), a further warp copies them (copy.cuh), and fewer groups sum received replies.
+// Groups: one producer warp and SLICES consumer warps each. One more warp per block raises flags. If replies equal
+// outputs (COPIES), a further warp copies them (copy.cuh), and fewer groups sum received replies.
 constexpr bool COPIES = LAYOUT == DENSE && WEFT_COMBINE_TYPE == WEFT_REPLY_TYPE;
 constexpr u32 GROUPS = COPIES ? 2 : 3;
 constexpr u32 GROUP_WARPS = SLICES + 1, ADD_WARPS = GROUPS * GROUP_WARPS, ADD_THREADS = (ADD_WARPS + 1 + COPIES) * WARP;
 constexpr u32 REPLY_TURNS = (RANKS + WARP - 1) / WARP; // ranks per lane
 constexpr u32 NO_ROW = ~0u;
 
-// Tasks of a stage of the ring, in order of execution.
+// Tasks for a ring stage, in execution order.
 enum Task : u32 {
-    OUTPUT = 1,    // add an expert's output, times its weight
+    OUTPUT = 1,    // add an expert's output, times the weight
     REPLY = 2,    // add a reply
-    ADD_GIVEN = WEFT_OUTPUT_TYPE == WEFT_REPLY_TYPE ? REPLY : 4, // add a row of the caller, after all replies
+    ADD_GIVEN = WEFT_OUTPUT_TYPE == WEFT_REPLY_TYPE ? REPLY : 4, // add a row from the caller, after all replies
     KEEP = 8,      // the sum is this rank's own reply: round it, keep it, and restart at +0
     ADD_KEPT = 16,
     STORE_REPLY = 32, // and restart at +0
@@ -44,23 +45,23 @@ enum Task : u32 {
     STOP = 256,
 };
 
-// True if a piece of a result fits in a stage. If only results are float32, rows to add to them are read in place.
+// True if a result slice fits in a stage. If only results are float32, rows to add to them are read in place.
 constexpr bool GIVEN_IN_RING = WIDE || bytes_of(WEFT_OUTPUT_TYPE) < 4;
 
 struct Stage {
-    u64 to; // destination row of the sum
+    u64 to; // destination row for the sum
     float weight;
     u32 task, piece, flag;
 };
 
 constexpr u32 ADD_ROOM = (227 * 1024 - 8192) / PIECE_BYTES;
-constexpr u32 COPY_STAGES = ADD_ROOM > 24 ? 8 : ADD_ROOM / 3; // stages of the copy warp's ring, if there is one
+constexpr u32 COPY_STAGES = ADD_ROOM > 24 ? 8 : ADD_ROOM / 3; // stages in the copy warp's ring, if there is one
 constexpr u32 COPY_ROOM = COPIES ? COPY_STAGES : 0;
-constexpr u32 DEPTH = (ADD_ROOM - COPY_ROOM) / GROUPS > 12 ? 12 : (ADD_ROOM - COPY_ROOM) / GROUPS; // stages of a ring
+constexpr u32 DEPTH = (ADD_ROOM - COPY_ROOM) / GROUPS > 12 ? 12 : (ADD_ROOM - COPY_ROOM) / GROUPS; // stages in a ring
 constexpr u32 ADD_SHARED = (GROUPS * DEPTH + COPY_ROOM) * PIECE_BYTES;
 static_assert(DEPTH >= 2, "rows are fetched while others are summed");
 
-// Shared memory of the warps of a block.
+// Shared memory for a block's warps.
 struct AddBlock {
     FlagQueue<256> flags;
     u64 full[GROUPS][DEPTH], empty[GROUPS][DEPTH];
@@ -68,10 +69,10 @@ struct AddBlock {
     u64 copied[COPY_STAGES];
     u64 replies[GROUPS][WARP];
     Owed owed;
-    u32 item[GROUPS + 1]; // first ticket of each group, and of the copy warp
+    u32 item[GROUPS + 1]; // first ticket for each group, and for the copy warp
     u32 lost[GROUPS];     // 1: the producer warp has exited without STOP
 
-    // Called by every thread of the block, before a block barrier.
+    // Called by every thread in the block, before a block barrier.
     WEFT_DEVICE void clear(u32 senders) {
         flags.clear(senders);
         if (threadIdx.x < GROUPS) lost[threadIdx.x] = 0;
@@ -84,7 +85,7 @@ struct AddBlock {
     }
 };
 
-// Producer warp of a group.
+// Producer warp in a group.
 struct Fetcher {
     AddBlock &block;
     u8 *ring;
@@ -112,7 +113,7 @@ struct Fetcher {
         return true;
     }
 
-    // Pushes a piece of a row of `TYPE`.
+    // Pushes a row slice in `TYPE`.
     template <u32 TYPE> WEFT_DEVICE bool push(Stage stage, u64 row) {
         constexpr u32 BYTES = PIECE_ELEMENTS * bytes_of(TYPE), ROW = HIDDEN * bytes_of(TYPE);
         const u32 begin = stage.piece * BYTES;
@@ -122,16 +123,16 @@ struct Fetcher {
     WEFT_DEVICE bool stop() { return push(Stage{0, 0.0f, STOP, 0, 0}, nullptr, 0); }
 };
 
-// Terms of a sum: lane i holds the address and weight of the i-th row.
+// Terms in a sum: lane i holds the i-th row's address and weight.
 struct Terms {
     u64 at = 0;
     float weight = 1.0f;
     u32 count = 0;
 };
 
-// Consumer warp: sums slice `slice` of the rows in its group's ring. False if a wait failed.
+// Consumer warp: sums slice `slice` of the rows in the group's ring. False if a wait failed.
 WEFT_DEVICE bool sum_slices(const Arguments &a, const Watch &watching, AddBlock &block, u8 *shared, u32 group, u32 slice) {
-    constexpr u32 PER = WIDE ? 4 : 8; // elements per lane and turn: 16 bytes, or 8 of a narrower type
+    constexpr u32 PER = WIDE ? 4 : 8; // elements per lane and turn: 16 bytes, or 8 in a narrower type
     const u32 lane = lane_of_thread();
     const u8 *ring = shared + group * DEPTH * PIECE_BYTES;
     float sum[SLICE_TURNS][PER] = {};
@@ -214,8 +215,8 @@ WEFT_DEVICE bool sum_slices(const Arguments &a, const Watch &watching, AddBlock 
     }
 }
 
-// Number of groups that send before they receive; the others receive from the start. Launches of few blocks are bound by
-// their sums; launches of many are bound by the links, which one sending group keeps busy while the others receive.
+// How many groups send before they receive; the others receive from the start. Launches with few blocks are bound by
+// summing; launches with many are bound by the links, which one sending group keeps busy while the others receive.
 WEFT_DEVICE u32 sending_groups() { return gridDim.x <= 48 ? 2 : 1; }
 
 // Preparation during `enter`: first tickets and owed rows. Groups below `senders` send; `own`: also to this rank itself.
@@ -232,7 +233,7 @@ WEFT_DEVICE Terms outputs_of(const Arguments &a, const Entry &entry) {
     return Terms{a.outputs + static_cast<u64>(entry.position) * OUTPUT_BYTES, entry.weight, count};
 }
 
-// Fetches the outputs of a row. `last` is the task of the last one, or of an empty stage if there are none.
+// Fetches a row's outputs. `last` is the task for the last one, or for an empty stage if there are none.
 WEFT_DEVICE bool fetch_outputs(Fetcher &fetcher, const Terms &terms, Stage stage, u32 last) {
     if (terms.count == 0) {
         stage.task = last;
@@ -246,7 +247,7 @@ WEFT_DEVICE bool fetch_outputs(Fetcher &fetcher, const Terms &terms, Stage stage
     return true;
 }
 
-// The send half of a producer warp: replies by ticket. The next row's experts are loaded while this row is fetched.
+// A producer warp's send half: replies by ticket. The next row's experts are loaded while this row is fetched.
 WEFT_DEVICE bool send_replies(const Arguments &a, const Round &round, AddBlock &block, Fetcher &fetcher) {
     const u32 lane = lane_of_thread();
     u32 *ticket = &channel(a, a.rank).state()->combine_ticket;
@@ -286,7 +287,7 @@ WEFT_DEVICE void raise_reply_flags(const Arguments &a, const Round &round, AddBl
 // have the same layout in lanes.
 constexpr bool SUMS_OWN = per_16(WEFT_COMBINE_TYPE) == per_16(WEFT_REPLY_TYPE);
 
-// Waits for the replies to a token and lists them in rank order, this rank's own only if `own`; `low` of them are from
+// Waits for the replies to a token and lists them in rank order, this rank's own only if `own`; `low` counts those from
 // lower ranks. False if a wait failed.
 WEFT_DEVICE bool replies_to(const Arguments &a, const Round &round, const Watch &watching, const i32 (&slot)[REPLY_TURNS], u64 *list, bool own, Terms &replies, u32 &low) {
     const Channel mine = channel(a, a.rank);
@@ -311,11 +312,11 @@ WEFT_DEVICE bool replies_to(const Arguments &a, const Round &round, const Watch 
     return true;
 }
 
-// Token whose replies are summed: their slots, and the outputs of this rank's own experts.
+// Token whose replies are summed: reply slots, and the outputs of this rank's own experts.
 struct Token {
     u32 id;
-    i32 slot[REPLY_TURNS]; // of this lane's ranks
-    Entry entry;            // this lane's expert of this rank, if its own sum stays in registers
+    i32 slot[REPLY_TURNS]; // for this lane's ranks
+    Entry entry;            // this lane's expert on this rank, if its own sum stays in registers
 
     // Combine may get more tokens than dispatch sent (`sent`): their sums are 0.
     WEFT_DEVICE void load(const Arguments &a, const Owed &owed, u32 which, u32 tokens, u32 sent, bool own) {
@@ -333,7 +334,7 @@ struct Token {
     }
 };
 
-// Fetches the terms of a token's sum: first this rank's own reply, which is kept, then the others in rank order, then
+// Fetches the terms in a token's sum: first this rank's own reply, which is kept, then the others in rank order, then
 // the rows that the caller adds.
 WEFT_DEVICE bool fetch_token(const Arguments &a, Fetcher &fetcher, const Terms &outputs, const Terms &replies, u32 low, u64 to, u32 piece) {
     const Stage stage{to, 1.0f, 0, piece, 0};
@@ -344,7 +345,7 @@ WEFT_DEVICE bool fetch_token(const Arguments &a, Fetcher &fetcher, const Terms &
         for (u32 i = 0; i < 3; ++i) given += a.added[i] != 0;
     const u32 last = given == 0 ? STORE_COMBINED : 0;
     if (has_own || replies.count == 0) {
-        // Without replies of lower ranks, the sum starts as +0 plus the kept reply.
+        // Without replies from lower ranks, the sum starts as +0 plus the kept reply.
         const u32 then = (has_own ? KEEP : 0) | (has_own && low == 0 ? ADD_KEPT : 0) | (replies.count == 0 ? last : 0);
         if (!fetch_outputs(fetcher, outputs, stage, then)) return false;
     }
@@ -365,8 +366,8 @@ WEFT_DEVICE bool fetch_token(const Arguments &a, Fetcher &fetcher, const Terms &
     return true;
 }
 
-// The receive half of a producer warp: tokens by ticket. `own`: this rank's replies to itself passed through the heap.
-// False if it failed.
+// A producer warp's receive half: tokens by ticket. `own`: this rank's replies to itself passed through the heap. False
+// if it failed.
 WEFT_DEVICE bool receive_replies(const Arguments &a, const Round &round, AddBlock &block, Fetcher &fetcher, bool own) {
     const Watch watching = watch(a, COMBINE_RECV);
     const u32 lane = lane_of_thread();
@@ -400,7 +401,7 @@ WEFT_DEVICE bool receive_replies(const Arguments &a, const Round &round, AddBloc
     return fine;
 }
 
-// Role of a warp in a launch: groups below `senders` send, and all groups receive if `receives`. False if it failed.
+// Warp role in a launch: groups below `senders` send, and all groups receive if `receives`. False if it failed.
 WEFT_DEVICE bool combine_rows(const Arguments &a, const Round &round, AddBlock &block, u8 *shared, u32 senders, bool receives, bool own) {
     const u32 warp = warp_of_thread();
     if (warp == ADD_WARPS) {

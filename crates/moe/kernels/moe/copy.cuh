@@ -1,7 +1,7 @@
-// Replies equal to expert outputs (dense layout): a warp copies them from the experts' array to their sources by
-// bulk loads into a ring of stages and bulk stores from it, without passing through registers.
+// Replies equal to expert outputs (dense layout): a warp copies them from the experts' array to the sources by bulk
+// loads into a stage ring and bulk stores from it, without passing through registers.
 //
-// Memory order of reply and flag: the lane that issues a store waits for its full completion
+// Memory order between reply and flag: the lane that issues a store waits for its full completion
 // (cp.async.bulk.wait_group, not .read); after __syncwarp, a lane posts the flag with a release at block scope; the
 // flag warp acquires it, passes a fence at system scope, and stores the flag. Earlier kernels wrote the outputs.
 #pragma once
@@ -12,7 +12,7 @@ namespace weft::moe::bandwidth {
 constexpr u32 TICKET_ROWS = 4; // rows per ticket, to amortise the atomic's latency
 constexpr u32 STORES = 4;      // in flight per warp
 
-// Rows to copy, by ticket. Used by all lanes of a warp; the first ticket covers the signals.
+// Rows to copy, by ticket. Used by all lanes in a warp; the first ticket covers the signals.
 struct CopyTickets {
     const Arguments &a;
     const u32 *rows;
@@ -41,13 +41,13 @@ struct CopyTickets {
     WEFT_DEVICE void take() { which = __shfl_sync(~0u, item, 0); }
 };
 
-// Copies all remaining replies through a ring of STAGES stages. One warp. False if a wait failed.
+// Copies all remaining replies through a ring with STAGES stages. One warp. False if a wait failed.
 template <u32 STAGES> WEFT_DEVICE bool copy_replies(const Arguments &a, const Round &round, AddBlock &block, u8 *ring, u64 *full, u32 first) {
     constexpr u32 AHEAD = STAGES / 2, BYTES = PIECE_ELEMENTS * bytes_of(WEFT_REPLY_TYPE);
     static_assert(AHEAD >= 1 && AHEAD + STORES < WARP, "each piece in flight has a lane");
     const u32 lane = lane_of_thread();
     CopyTickets tickets(a, round, block.owed, first);
-    // Pieces are numbered across rows; lane i holds the state of pieces i, i + 32, ...
+    // Chunks are numbered across rows; lane i holds the state for chunks i, i + 32, ...
     u64 to = 0;
     u32 bytes = 0, flag = NO_ROW; // NO_ROW: no flag, since more of the row follows
     u32 row = 0, piece = 0, loaded = 0;
@@ -68,7 +68,7 @@ template <u32 STAGES> WEFT_DEVICE bool copy_replies(const Arguments &a, const Ro
         ++loaded;
         piece = piece + 1 == PIECES ? 0 : piece + 1;
     };
-    const auto post = [&](u32 begin, u32 end) { // flags of the complete pieces [begin, end)
+    const auto post = [&](u32 begin, u32 end) { // flags for the complete chunks [begin, end)
         __syncwarp();
         const u32 mine = begin + (lane - begin) % WARP;
         block.flags.post(mine < end && flag != NO_ROW, flag);
@@ -92,7 +92,7 @@ template <u32 STAGES> WEFT_DEVICE bool copy_replies(const Arguments &a, const Ro
     return stored == loaded;
 }
 
-// Copy warp of a block.
+// A block's copy warp.
 WEFT_DEVICE bool copy_beside(const Arguments &a, const Round &round, AddBlock &block, u8 *shared) {
     u8 *ring = shared + GROUPS * DEPTH * PIECE_BYTES;
     const bool fine = copy_replies<COPY_STAGES>(a, round, block, ring, block.copied, block.item[GROUPS]);
@@ -100,7 +100,7 @@ WEFT_DEVICE bool copy_beside(const Arguments &a, const Round &round, AddBlock &b
     return fine;
 }
 
-// Warp of a send-only launch: the fetch warps of the groups copy as well. False if a wait failed.
+// Warp in a send-only launch: the groups' fetch warps copy as well. False if a wait failed.
 WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, AddBlock &block, u8 *shared) {
     const u32 warp = warp_of_thread();
     if (warp == ADD_WARPS) raise_reply_flags(a, round, block);

@@ -1,5 +1,5 @@
-// Counts of a round: every source sends every rank the number of tokens for each of its experts, and the
-// number of rows. From the counts of all sources a receiver computes every position.
+// A round's counts: every source sends every rank the token count for each of that rank's experts, and the row count.
+// From all sources' counts a receiver computes every position.
 #pragma once
 #include "moe/launch.cuh"
 
@@ -8,24 +8,24 @@ namespace weft::moe {
 constexpr u32 MAX_LOCAL = 1024;
 static_assert(LOCAL <= MAX_LOCAL, "counts of a rank's experts are kept in shared memory");
 
-// Room of this call for the rows of a rank, or of each expert.
+// This call's room for a rank's rows, or for each expert's.
 WEFT_DEVICE u32 room_of(const Arguments &a) { return LAYOUT == PADDED ? EXPERT_CAPACITY : static_cast<u32>(a.positions); }
 
-// Positions that a receiver computes from the counts of all sources.
+// Positions that a receiver computes from all sources' counts.
 struct Places {
-    u32 *start;                // [RANKS][LOCAL]: tokens of lower sources for an expert
+    u32 *start;                // [RANKS][LOCAL]: tokens from lower sources for an expert
     u32 offset[LOCAL + 1];     // start of an expert's group
-    u32 total[LOCAL];          // tokens of an expert
-    u32 rows[RANKS], most;     // rows from each source, and their maximum
-    u32 before[RANKS + 1];     // rows of lower sources: start of its rows in the dense layout
+    u32 total[LOCAL];          // an expert's tokens
+    u32 rows[RANKS], most;     // rows from each source, and the maximum
+    u32 before[RANKS + 1];     // rows from lower sources: start of the source's rows in the dense layout
     u32 failed, needed; // needed: room, if it exceeds the available room
 };
 
-// Checks and removes the map generations in the row counts. One team; false for all its threads on a mismatch.
+// Checks and removes the map generations in the row counts. One team; false for all threads in it on a mismatch.
 WEFT_DEVICE bool check_generations(const Arguments &a, const Watch &watching, const Team &team, Places &places) {
     if constexpr (!MAPPED) return true;
     const u32 own = places.rows[a.rank] >> ROWS_BITS;
-    team.sync(); // after all reads of it
+    team.sync(); // after all have read it
     for (u32 source = team.thread; source < RANKS; source += team.threads) {
         const u32 value = places.rows[source], seen = value >> ROWS_BITS;
         places.rows[source] = min(value & ((1u << ROWS_BITS) - 1), MAX_TOKENS);
@@ -37,7 +37,7 @@ WEFT_DEVICE bool check_generations(const Arguments &a, const Watch &watching, co
     return places.failed == 0;
 }
 
-// Waits for all counts, and computes every offset. One team; false for all its threads on a failure.
+// Waits for all counts, and computes every offset. One team; false for all threads in it on a failure.
 WEFT_DEVICE bool receive_counts(const Arguments &a, const Round &round, const Team &team, Places &places) {
     const Channel mine = channel(a, a.rank);
     const Watch watching = watch(a, DISPATCH_RECV);
@@ -50,7 +50,7 @@ WEFT_DEVICE bool receive_counts(const Arguments &a, const Round &round, const Te
             places.failed = 1;
             break;
         }
-        if (value >= KEPT && (e != LOCAL || !MAPPED)) { // with maps, the highest bits of a row count are its generation
+        if (value >= KEPT && (e != LOCAL || !MAPPED)) { // with maps, a row count's highest bits are the generation
             watching.fail(OTHER_PLAN, source, 0, 0, value & ~KEPT);
             places.failed = 1;
             break;
@@ -108,15 +108,15 @@ WEFT_DEVICE bool receive_counts(const Arguments &a, const Round &round, const Te
     return true;
 }
 
-// Adds an expert's tokens of this round to its load. Atomic, since rounds on other channels may add concurrently.
+// Adds an expert's token count in this round to the load. Atomic, since rounds on other channels may add concurrently.
 WEFT_DEVICE void add_load(const Arguments &a, u32 expert, u32 tokens) {
     if (a.out_load == 0) return;
     if (a.load_bytes == 8) atomicAdd(reinterpret_cast<u64 *>(a.out_load) + expert, static_cast<u64>(tokens));
     else atomicAdd(reinterpret_cast<u32 *>(a.out_load) + expert, tokens);
 }
 
-// Loads the places of a kept plan, in place of counts. The first block checks that every source uses the same plan.
-// One team; false for all its threads on a failure.
+// Loads a kept plan's places, in place of counts. The first block checks that every source uses the same plan. One
+// team; false for all its threads on a failure.
 WEFT_DEVICE bool take_plan(const Arguments &a, const Round &round, const Team &team, Places &places) {
     const Channel mine = channel(a, a.rank);
     const Watch watching = watch(a, DISPATCH_RECV);
@@ -145,7 +145,7 @@ WEFT_DEVICE bool take_plan(const Arguments &a, const Round &round, const Team &t
     return true;
 }
 
-// Publishes counts and offsets, for the host and for combine. One team of a launch.
+// Publishes counts and offsets, for the host and for combine. One team in a launch.
 WEFT_DEVICE void publish_counts(const Arguments &a, const Team &team, const Places &places) {
     const Channel mine = channel(a, a.rank);
     const u32 local = first_expert(a.rank + 1) - first_expert(a.rank);
@@ -174,7 +174,7 @@ WEFT_DEVICE void publish_counts(const Arguments &a, const Team &team, const Plac
     }
 }
 
-// Marks positions after the last group with expert -1; without room, all positions. One team of each block.
+// Marks positions after the last group with expert -1; without room, all positions. One team in each block.
 WEFT_DEVICE void mark_unused(const Arguments &a, const Team &team, const Places &places) {
     if (a.out_experts == 0) return;
     const u32 used = LAYOUT == DENSE || places.needed != 0 ? 0 : places.offset[first_expert(a.rank + 1) - first_expert(a.rank)];
@@ -183,7 +183,7 @@ WEFT_DEVICE void mark_unused(const Arguments &a, const Team &team, const Places 
 }
 
 // Marks dense rows after the last with expert -1 and weight 0, so that a kernel that reads ids may take the whole
-// array. One team of each block.
+// array. One team in each block.
 WEFT_DEVICE void mask_unused_rows(const Arguments &a, const Team &team, const Places &places) {
     const u64 used = places.needed != 0 ? 0 : places.before[RANKS], all = a.positions * TOP_K;
     for (u64 i = used * TOP_K + blockIdx.x * team.threads + team.thread; i < all; i += gridDim.x * team.threads) {
@@ -192,8 +192,8 @@ WEFT_DEVICE void mask_unused_rows(const Arguments &a, const Team &team, const Pl
     }
 }
 
-// Places of this round's rows, by counts or by a kept plan. One team; that of block `publisher` also publishes the
-// counts. False for all its threads on a failure.
+// Places for this round's rows, by counts or by a kept plan. One team; the team in block `publisher` also publishes
+// the counts. False for all its threads on a failure.
 WEFT_DEVICE bool receive_plan(const Arguments &a, const Round &round, const Team &team, Places &places, u32 publisher) {
     if (a.kept) return take_plan(a, round, team, places);
     if (!receive_counts(a, round, team, places)) return false;
@@ -203,13 +203,13 @@ WEFT_DEVICE bool receive_plan(const Arguments &a, const Round &round, const Team
     return true;
 }
 
-// Records one expert of a row at its position and returns it; -1 for experts of other ranks.
+// Records one of a row's experts at its position and returns it; -1 for experts on other ranks.
 WEFT_DEVICE i32 place(const Arguments &a, const Places &places, u32 source, u32 slot, const Choice &choice) {
     const u32 low = first_expert(a.rank), local = first_expert(a.rank + 1) - low;
-    const u32 e = choice.expert - low; // unsigned: experts of lower ranks wrap to values above `local`
+    const u32 e = choice.expert - low; // unsigned: experts on lower ranks wrap to values above `local`
     if (choice.expert == NO_EXPERT || e >= local) return -1;
     const u32 position = places.offset[e] + places.start[source * LOCAL + e] + choice.index;
-    if (position >= a.positions) return -1; // only if a peer's metadata contradict its counts
+    if (position >= a.positions) return -1; // only if a peer's metadata contradict the counts
     reinterpret_cast<i32 *>(a.out_rows)[position] = source * MAX_TOKENS + slot;
     reinterpret_cast<float *>(a.out_weights)[position] = choice.weight;
     if (a.out_experts != 0) reinterpret_cast<i32 *>(a.out_experts)[position] = e;
@@ -222,7 +222,7 @@ WEFT_DEVICE i32 place_dense(const Arguments &a, const Places &places, u32 source
     const u32 lane = lane_of_thread(), row = places.before[source] + slot;
     const u32 low = first_expert(a.rank), local = first_expert(a.rank + 1) - low;
     if (lane < TOP_K) {
-        const u32 e = choice.expert - low; // unsigned: experts of lower ranks wrap to values above `local`
+        const u32 e = choice.expert - low; // unsigned: experts on lower ranks wrap to values above `local`
         const bool here = choice.expert != NO_EXPERT && e < local;
         reinterpret_cast<Id *>(a.out_rows)[static_cast<u64>(row) * TOP_K + lane] = here ? static_cast<i32>(e) : -1;
         reinterpret_cast<float *>(a.out_weights)[static_cast<u64>(row) * TOP_K + lane] = here ? choice.weight : 0.0f;
@@ -242,7 +242,7 @@ WEFT_DEVICE i32 place_pairs(const Arguments &a, const Places &places, u32 source
     return position;
 }
 
-// This lane's expert of a staged row.
+// This lane's expert in a staged row.
 WEFT_DEVICE Choice choice_in(const u8 *stage) {
     const u32 lane = lane_of_thread();
     return lane < TOP_K ? reinterpret_cast<const Choice *>(stage + WEFT_ROW_META_AT)[lane] : Choice{NO_EXPERT, 0, 0.0f};
@@ -255,7 +255,7 @@ WEFT_DEVICE i32 place_row(const Arguments &a, const Places &places, u32 source, 
     else return place_pairs(a, places, source, slot, choice);
 }
 
-// Waits for a row that stays in its slot, and records its experts (indexed layout). One lane per row.
+// Waits for a row that stays in the slot, and records the experts (indexed layout). One lane per row.
 WEFT_DEVICE bool index_row(const Arguments &a, const Round &round, const Watch &watching, const Places &places, u32 source, u32 slot) {
     const Channel mine = channel(a, a.rank);
     if (!wait(watching, mine.row_flag(source, slot), round.epoch, source, slot)) return false;
@@ -265,7 +265,7 @@ WEFT_DEVICE bool index_row(const Arguments &a, const Round &round, const Watch &
     u32 placed = 0;
 #pragma unroll
     for (u32 k = 0; k < TOP_K; k += 2) {
-        const uint4 v = ptx::load_stream(choices + 8 * k); // the row's size is a multiple of 16
+        const uint4 v = ptx::load_stream(choices + 8 * k); // the row size is a multiple of 16
         const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (u32 i = 0; i < 2 && k + i < TOP_K; ++i) {
@@ -309,7 +309,7 @@ WEFT_DEVICE void place_scales_of(const Arguments &a, const u8 *stage, i32 positi
             place_scales(a, stage, __shfl_sync(~0u, position, __ffs(placed) - 1), lane_of_thread(), WARP);
 }
 
-// Counts of a round for the host, which allocates the outputs by them: counts and offsets as in `publish_counts`, the
+// A round's counts for the host, which sizes the outputs by them: counts and offsets as in `publish_counts`, the
 // needed room if it exceeds the available, and last the ticket `given`, by a release. One block, after the send half.
 constexpr u32 COUNT_THREADS = 256, NOT_COUNTED = 1u << 31;
 
@@ -336,7 +336,7 @@ WEFT_DEVICE void send_counts_to_host(const Arguments &a) {
     ptx::store_release_sys(told + 1, fine ? a.given : a.given | NOT_COUNTED);
 }
 
-// Poisons the outputs of dispatch: 0xFF bytes, counts 0.
+// Poisons the dispatch outputs: 0xFF bytes, counts 0.
 WEFT_DEVICE void poison_dispatch(const Arguments &a) {
     const u32 local = first_expert(a.rank + 1) - first_expert(a.rank);
     poison(a.out_tokens, a.positions * WIRE_BYTES);

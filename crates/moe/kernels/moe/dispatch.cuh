@@ -1,17 +1,17 @@
-// Dispatch of small batches: rows are sent to the ranks of their experts, and placed at their positions there,
-// without a barrier or a round trip. A team of threads processes one token, for latency.
+// Dispatch for small batches: rows are sent to the ranks of their experts, and placed at their positions there, without
+// a barrier or a round trip. A thread team processes one token, for latency.
 //
-// Every source has slots for all its tokens on every rank, so a row's slot is the number of earlier tokens to
-// that rank, which each block computes from the expert ids alone. Counts for each expert are sent first, as
-// packets; rows are sent as one bulk copy for each token and rank. A row's flag is stored when its copy is
-// complete. Positions follow from the counts of all sources. Rows are placed as they arrive, each by its own flag.
+// Every source has slots for all its tokens on every rank, so a row's slot is the count of earlier tokens to that rank,
+// which each block computes from only the expert ids. Counts for each expert are sent first, as packets; rows are sent
+// as one bulk copy per token and rank. A row's flag is stored when the copy is complete. Positions follow from all
+// sources' counts. Rows are placed as they arrive, each by a separate flag.
 //
-// Memory order of row and flag: the thread that issues a copy waits for its full completion
-// (cp.async.bulk.wait_group, not .read), after which its bytes are visible to that thread, and then releases
-// the flag at system scope. The receiver acquires the flag, passes a proxy fence, and loads.
-// Reuse of a row's memory: its reader sends a signal in combine (signals.cuh), and this rank's next dispatch
-// follows its own combine, which has received every rank's signal.
-// Progress: senders wait on no flag and take tokens by ticket, so one resident block of a launch sends all tokens.
+// Memory order between row and flag: the thread that issues a copy waits for its full completion
+// (cp.async.bulk.wait_group, not .read), after which the bytes are visible to that thread, and then releases the flag
+// at system scope. The receiver acquires the flag, passes a proxy fence, and loads. Reusing a row's memory: the reader
+// sends a signal in combine (signals.cuh), and this rank's next dispatch follows its combine, which has received every
+// rank's signal. Progress: senders wait on no flag and take tokens by ticket, so one resident block in a launch sends
+// all tokens.
 #pragma once
 #include "moe/counts.cuh"
 #include "moe/elements.cuh"
@@ -30,14 +30,14 @@ constexpr u32 SEND_SHARED = SEND_STAGES * STAGE_BYTES + IDS_BYTES;
 constexpr u32 RECEIVE_STAGES = LAYOUT == INDEXED ? 0 : PATH == PACKETS ? 1 : RECEIVE_WARPS;
 constexpr u32 RECEIVE_SHARED = RECEIVE_STAGES * STAGE_BYTES + (RANKS * LOCAL * 4 + 15) / 16 * 16;
 
-// A thread's fragment of a token, from the user's row to a staged row with scales. Its loads are in flight while
-// the token's destinations are computed.
+// A thread's token fragment, from the user's row to a staged row with scales. The loads are in flight while the token's
+// destinations are computed.
 struct Part {
     static constexpr u32 TURNS = ((CAST ? HIDDEN / 8 : WIRE_BYTES / 16) + SEND_THREADS - 1) / SEND_THREADS;
     static constexpr u32 EIGHTS = TURNS <= 1 ? 1 : TURNS <= 2 ? 2 : TURNS <= 4 ? 4 : TURNS <= 8 ? 8 : 16; // a power of two
     Eight eight[CAST ? EIGHTS : 1];
     uint4 raw[CAST ? 1 : TURNS];
-    float weight; // of this lane's top-k slot
+    float weight; // weight for this lane's top-k slot
 
     WEFT_DEVICE void load(const Arguments &a, u32 token, u32 thread) {
         const u32 lane = thread % WARP;
@@ -89,8 +89,8 @@ WEFT_DEVICE bool names(const u16 *ids, u32 token, u32 low, u32 high) {
     return any;
 }
 
-// Destinations of a token: `slot[d]` for each rank, and the row's metadata, from the ids of all earlier tokens. `weight`
-// is that of this lane's top-k slot.
+// A token's destinations: `slot[d]` for each rank, and the row metadata, from the ids of all earlier tokens. `weight`
+// belongs to this lane's top-k slot.
 WEFT_DEVICE void plan_token(const u16 *ids, u32 token, float weight, i32 *slot, Choice *choices) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 before = token * TOP_K;
@@ -116,14 +116,14 @@ WEFT_DEVICE void plan_token(const u16 *ids, u32 token, float weight, i32 *slot, 
     }
 }
 
-// Destinations of a token by the plan of an earlier round, whose receivers ignore the metadata.
+// A token's destinations by an earlier round's plan, whose receivers ignore the metadata.
 WEFT_DEVICE void kept_token(const Arguments &a, u32 token, i32 *slot, Choice *choices) {
     const u32 thread = threadIdx.x % SEND_THREADS;
     if (thread < RANKS) slot[thread] = channel(a, a.rank).slots(token)[thread];
     if (thread < TOP_K) choices[thread] = Choice{NO_EXPERT, 0, 0.0f};
 }
 
-// Sends one rank its counts: tokens for each of its experts, and rows.
+// Sends one rank the counts: tokens for each of its experts, and rows.
 WEFT_DEVICE void send_counts(const Arguments &a, const Team &team, u32 epoch, const u16 *ids, u32 tokens, u32 to) {
     __shared__ u32 bins[LOCAL + 1];
     const u32 low = first_expert(to), high = first_expert(to + 1);
@@ -145,10 +145,10 @@ WEFT_DEVICE void send_counts(const Arguments &a, const Team &team, u32 epoch, co
         if (i == LOCAL || i < high - low) ptx::store_relaxed_sys(line + i, packet(epoch, i == LOCAL ? with_generation(a, bins[i]) : bins[i]));
 }
 
-constexpr u32 LINES = RANKS; // tickets of counts, before those of tokens
+constexpr u32 LINES = RANKS; // tickets for counts, before tickets for tokens
 
-// Preparation of the send half during `enter`: validated ids, and the first ticket, with the load of its token under way.
-// One team of SEND_THREADS threads.
+// Prepares the send half during `enter`: validated ids, and the first ticket, whose token is being loaded. One team
+// with SEND_THREADS threads.
 WEFT_DEVICE void prepare_rows(const Arguments &a, u8 *shared, u32 &ticket, Part &part) {
     const u32 thread = threadIdx.x % SEND_THREADS;
     if (thread == 32) ticket = atomicAdd(&channel(a, a.rank).state()->send_ticket, 1);
@@ -165,7 +165,7 @@ WEFT_DEVICE void prepare_rows(const Arguments &a, u8 *shared, u32 &ticket, Part 
     if (ticket >= LINES && ticket - LINES < a.given) part.load(a, ticket - LINES, thread);
 }
 
-// The send half. One team of SEND_THREADS threads.
+// The send half. One team with SEND_THREADS threads.
 WEFT_DEVICE void send_rows(const Arguments &a, const Round &round, u8 *stages, u32 &ticket, Part &part) {
     __shared__ i32 slot[RANKS];
     const Channel mine = channel(a, a.rank);
@@ -174,7 +174,7 @@ WEFT_DEVICE void send_rows(const Arguments &a, const Round &round, u8 *stages, u
 
     const u32 tokens = sent_count(a);
     constexpr u32 TURNS = (RANKS + 31) / 32;
-    i32 pending[SEND_STAGES - 1][TURNS]; // slots of this lane's copies in flight, oldest first
+    i32 pending[SEND_STAGES - 1][TURNS]; // slots for this lane's copies in flight, oldest first
 #pragma unroll
     for (u32 i = 0; i < SEND_STAGES - 1; ++i)
 #pragma unroll
@@ -253,8 +253,8 @@ WEFT_DEVICE void send_rows(const Arguments &a, const Round &round, u8 *stages, u
     }
 }
 
-// Copies rows to their positions through shared memory, one warp per row. False if a wait of this thread, or of
-// another one on this rank, failed.
+// Copies rows to their positions through shared memory, one warp per row. False if a wait in this thread, or in another
+// on this rank, failed.
 WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, const Team &team, const Places &places, u8 *shared, u64 *barriers) {
     const Channel mine = channel(a, a.rank);
     const Watch watching = watch(a, DISPATCH_RECV);
@@ -262,12 +262,12 @@ WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, const Team &t
     u8 *stage = shared + warp * STAGE_BYTES;
     u8 *out = reinterpret_cast<u8 *>(a.out_tokens);
     u32 parity = 0;
-    // Consecutive rows go to different blocks, since the store rate of one SM is limited.
+    // Consecutive rows go to different blocks, since one SM's store rate is limited.
     for (u32 item = warp * gridDim.x + blockIdx.x; item / RANKS < places.most; item += gridDim.x * RECEIVE_WARPS) {
         const u32 source = (a.rank + 1 + item) % RANKS, slot = item / RANKS;
         if (slot >= places.rows[source]) continue;
         ptx::bulk_wait_read<0>(); // this lane's stores from the stage
-        fence_shared_for_bulk();  // and its ordinary reads of it
+        fence_shared_for_bulk();  // and ordinary reads
         __syncwarp();
         bool here = true;
         if (lane == 0) {
@@ -296,11 +296,11 @@ WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, const Team &t
     past_waits(RECEIVE_WARPS);
     const bool dead = lane == 0 && watching.dead(); // in flight while the last copies complete
     if (dead) ptx::bulk_wait<0>();
-    else ptx::bulk_wait_read<0>(); // the end of the kernel completes them
+    else ptx::bulk_wait_read<0>(); // the kernel's end completes them
     return !dead;
 }
 
-// Indexed layout: rows stay in their slots; one lane records the experts of a row.
+// Indexed layout: rows stay in their slots; one lane records a row's experts.
 WEFT_DEVICE bool index_rows(const Arguments &a, const Round &round, const Team &team, const Places &places) {
     const Watch watching = watch(a, DISPATCH_RECV);
     const u32 warp = team.thread / WARP, lane = team.thread % WARP;
@@ -311,7 +311,7 @@ WEFT_DEVICE bool index_rows(const Arguments &a, const Round &round, const Team &
     return true;
 }
 
-// Packet path: one block per row. A row has arrived when all of its packets carry the round's epoch.
+// Packet path: one block per row. A row has arrived when all packets in it carry the round's epoch.
 WEFT_DEVICE bool unpack_rows(const Arguments &a, const Round &round, const Team &team, Places &places, u8 *stage) {
     __shared__ i32 positions[32];
     const Channel mine = channel(a, a.rank);
@@ -360,7 +360,7 @@ WEFT_DEVICE bool unpack_rows(const Arguments &a, const Round &round, const Team 
     return true;
 }
 
-// The receive half. One team: the last RECEIVE_THREADS threads of the block. False if it failed in this thread.
+// The receive half. One team: the block's last RECEIVE_THREADS threads. False if it failed in this thread.
 WEFT_DEVICE bool receive_rows(const Arguments &a, const Round &round, const Team &team, u8 *shared) {
     __shared__ Places places;
     __shared__ u64 barriers[RECEIVE_WARPS];

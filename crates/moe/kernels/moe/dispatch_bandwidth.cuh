@@ -1,12 +1,11 @@
-// Dispatch of large batches: a warp moves whole rows, from the user's array to all destination ranks, or from the
-// arrival slot to the positions. Each warp has a ring of stages; a block has one row in flight per stage and warp.
+// Dispatch for large batches: a warp moves whole rows, from the user's array to all destination ranks, or from the
+// arrival slot to the positions. Each warp has a stage ring; a block has one row in flight per stage and warp.
 //
-// The plan (plan.cuh) has every token's slots. A row is loaded in bulk while the previous one is cast or
-// completed with its metadata, in place, and sent by one bulk copy for each rank. One flag warp per block raises
-// the flags of all warps, with one fence for all flags in its queue (FlagQueue).
-// Memory order of row and flag: the lane that issues a copy waits for its full completion
-// (cp.async.bulk.wait_group, not .read), and posts the flag with a release at block scope; the flag warp
-// acquires it, passes a fence at system scope, and stores the flag.
+// The plan (plan.cuh) has every token's slots. A row is loaded in bulk while the previous one is cast or completed with
+// metadata, in place, and sent by one bulk copy per rank. One flag warp per block raises all warps' flags, with one
+// fence for all flags in the queue (FlagQueue). Memory order between row and flag: the lane that issues a copy waits
+// for its full completion (cp.async.bulk.wait_group, not .read), and posts the flag with a release at block scope; the
+// flag warp acquires it, passes a fence at system scope, and stores the flag.
 #pragma once
 #include "moe/counts.cuh"
 #include "moe/elements.cuh"
@@ -14,7 +13,7 @@
 namespace weft::moe::bandwidth {
 
 constexpr u32 START_BYTES = (RANKS * LOCAL * 4 + 15) / 16 * 16;
-constexpr u32 SHARED_BUDGET = 227 * 1024 - sizeof(Places) - START_BYTES - 4096; // less other shared memory of a block
+constexpr u32 SHARED_BUDGET = 227 * 1024 - sizeof(Places) - START_BYTES - 4096; // less the block's other shared memory
 // A stage holds the input token and, after the cast in place, the wire row.
 constexpr u32 STAGE_BYTES = ((CAST && TOKEN_BYTES > ROW_BYTES ? TOKEN_BYTES : ROW_BYTES) + 127) / 128 * 128;
 constexpr u32 SCRATCH_BYTES = CAST ? (SCALES * SCALE_BYTES + 15) / 16 * 16 : 0, SCRATCH_ROOM = (SCRATCH_BYTES + 127) / 128 * 128;
@@ -29,7 +28,7 @@ constexpr u32 THREADS = (WARPS + 1) * WARP; // the last warp raises flags
 constexpr u32 SHARED = RING_WARPS * WARP_BYTES + START_BYTES;
 constexpr u32 TURNS = (RANKS + WARP - 1) / WARP; // ranks per lane
 constexpr u32 COUNTS_BARRIER = 1, JOIN_BARRIER = 2;
-// A launch of both halves copies this rank's own rows directly from the tokens to their positions. Tokens sent before
+// A launch with both halves copies this rank's own rows directly from the tokens to their positions. Tokens sent before
 // the positions are computed are recorded, and their own rows follow after all sends. With a cast, which bounds the
 // sending warps, own rows pass through the heap instead, and the receiving warps place them.
 constexpr bool STRAIGHT = LAYOUT != INDEXED && !CAST;
@@ -38,7 +37,7 @@ static_assert(RING_WARPS * WARP <= 256, "each lane may wait for a place in the q
 
 using Ring = LoadRing<STAGES, STAGE_BYTES>;
 
-// Shared memory of the warps of a block.
+// Shared memory for a block's warps.
 struct Block {
     FlagQueue<256> flags;
     Places places;
@@ -47,7 +46,7 @@ struct Block {
     u32 placed;      // 1: `places` is complete, or has failed
     u16 noted[WARPS][MOST_NOTED];
 
-    // Called by every thread of the block, before a block barrier.
+    // Called by every thread in the block, before a block barrier.
     WEFT_DEVICE void clear(u32 senders) {
         flags.clear(senders);
         if (threadIdx.x == 0) placed = 0;
@@ -59,17 +58,17 @@ WEFT_DEVICE Ring ring_of(Block &block, u8 *shared) {
     return Ring(shared + warp * WARP_BYTES, block.full[warp]);
 }
 
-// Preparation during `enter`: first ticket of each sending warp, from warp `first` on.
+// Preparation during `enter`: first ticket for each sending warp, from warp `first` on.
 WEFT_DEVICE void prepare_rows(const Arguments &a, Block &block, u32 first) {
     const u32 warp = warp_of_thread();
     if (lane_of_thread() == 0 && warp >= first && warp < WARPS) block.item[warp] = atomicAdd(&channel(a, a.rank).state()->send_ticket, 1);
 }
 
-// A token to send: its destinations and its metadata.
+// A token to send: destinations and metadata.
 struct Outgoing {
     u32 token;
-    i32 slot[TURNS]; // of this lane's ranks
-    Choice choice;   // of this lane's top-k slot
+    i32 slot[TURNS]; // for this lane's ranks
+    Choice choice;   // for this lane's top-k slot
 
     WEFT_DEVICE void load(const Arguments &a, u32 which) {
         const Channel mine = channel(a, a.rank);
@@ -87,7 +86,7 @@ struct Outgoing {
     }
 };
 
-// Casts a token to the codes and scales of a row, in place: writes stay below all bytes not yet read.
+// Casts a token to row codes and scales, in place: writes stay below all bytes not yet read.
 WEFT_DEVICE void cast_row(u8 *stage, u8 *scratch) {
     constexpr u32 TURN = WARP * 8, ITERATIONS = (HIDDEN + TURN - 1) / TURN, GROUP = Eight::LOADS == 2 ? 8 : 16;
     const u32 lane = lane_of_thread();
@@ -123,18 +122,19 @@ WEFT_DEVICE void complete_row(const Arguments &a, const Outgoing &row, u8 *stage
     if (lane < TOP_K) reinterpret_cast<Choice *>(stage + WEFT_ROW_META_AT)[lane] = row.choice;
 }
 
-// Removes this rank's own row from the rows sent through the heap; returns its slot, or -1.
+// Removes this rank's own row from the rows sent through the heap; returns the slot, or -1.
 WEFT_DEVICE i32 take_own(Outgoing &row) {
-    constexpr u32 LAST = (RANKS - 1) % WARP; // lane of the last step, which is this rank
+    constexpr u32 LAST = (RANKS - 1) % WARP; // lane in the last step, which is this rank
     const i32 slot = __shfl_sync(~0u, row.slot[TURNS - 1], LAST);
     if (lane_of_thread() == LAST) row.slot[TURNS - 1] = -1;
     return slot;
 }
 
-// Records the experts of an own row whose stage is complete, and copies its scales; returns this lane's position, or -1.
+// Records the experts in an own row whose stage is complete, and copies the scales; returns this lane's position, or
+// -1.
 WEFT_DEVICE i32 place_own(const Arguments &a, const Places &places, const Outgoing &row, i32 slot, const u8 *stage) {
     if (slot < 0 || places.failed || places.needed != 0) return -1;
-    __syncwarp(); // orders all writes of the stage before its reads
+    __syncwarp(); // orders all stage writes before the reads
     const i32 position = place_row(a, places, a.rank, slot, row.choice);
     place_scales_of(a, stage, position);
     return position;
@@ -169,8 +169,8 @@ WEFT_DEVICE bool send_noted(const Arguments &a, const Watch &watching, const Blo
     return true;
 }
 
-// The send half of a warp: tokens by ticket, until none remain. With `OWN`, own rows go directly to their positions.
-// Returns the number of recorded tokens.
+// A warp's send half: tokens by ticket, until none remain. With `OWN`, own rows go directly to their positions. Returns
+// how many tokens were recorded.
 template <bool OWN> WEFT_DEVICE u32 send_rows(const Arguments &a, const Round &round, const Watch &watching, Block &block, Ring &ring, u8 *shared) {
     const u32 lane = lane_of_thread(), warp = warp_of_thread(), tokens = sent_count(a);
     u8 *scratch = shared + (warp - FIRST_RING) * WARP_BYTES + STAGES * STAGE_BYTES;
@@ -182,7 +182,7 @@ template <bool OWN> WEFT_DEVICE u32 send_rows(const Arguments &a, const Round &r
         ring.push(reinterpret_cast<const u8 *>(a.tokens) + static_cast<u64>(token) * TOKEN_BYTES, TOKEN_BYTES);
     };
     Outgoing now, ahead;
-    i32 pending[TURNS]; // slots of the row whose copies are in flight
+    i32 pending[TURNS]; // slots for the row whose copies are in flight
 #pragma unroll
     for (u32 n = 0; n < TURNS; ++n) pending[n] = -1;
     const auto post = [&] {
@@ -192,7 +192,7 @@ template <bool OWN> WEFT_DEVICE u32 send_rows(const Arguments &a, const Round &r
     };
     u32 item = block.item[warp], next = 0, noted = 0;
     bool placed = false;
-    // This lane's position of the own row in `stage`; -1 if it has none or the token is recorded for later.
+    // This lane's position for the own row in `stage`; -1 if it has none or the token is recorded for later.
     const auto own_position = [&](const u8 *stage) {
         const i32 slot = take_own(now);
         if (slot < 0) return -1;
@@ -250,21 +250,21 @@ WEFT_DEVICE void raise_flags(const Arguments &a, const Round &round, Block &bloc
     block.flags.drain([&](u32 flag) { signal_released(channel(a, flag / MAX_TOKENS).row_flag(a.rank, flag % MAX_TOKENS), round.epoch); });
 }
 
-// Row of ticket `item`: round robin over the sources, starting after this rank, without this rank if not `OWN`.
-// False if the source has fewer rows.
+// Row for ticket `item`: round robin over the sources, starting after this rank, without this rank if not `OWN`. False
+// if the source has fewer rows.
 template <bool OWN> constexpr u32 SOURCES = OWN || RANKS == 1 ? RANKS : RANKS - 1;
 template <bool OWN> WEFT_DEVICE bool row_of(const Arguments &a, const Places &places, u32 item, u32 &source, u32 &slot) {
     source = (a.rank + 1 + item % SOURCES<OWN>) % RANKS, slot = item / SOURCES<OWN>;
     return (OWN || RANKS > 1) && slot < places.rows[source];
 }
 
-// Copies rows to their positions, by ticket. False if a wait of this warp, or another one on this rank, failed.
+// Copies rows to their positions, by ticket. False if a wait in this warp, or in another on this rank, failed.
 template <bool OWN> WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, const Watch &watching, const Places &places, Ring &ring) {
     const Channel mine = channel(a, a.rank);
     const u32 lane = lane_of_thread();
     u32 *ticket = &mine.state()->receive_ticket;
     u8 *out = reinterpret_cast<u8 *>(a.out_tokens);
-    // Waits for the next row and starts its load into a stage. False at the end, or if a wait failed (`fine` false).
+    // Waits for the next row and starts loading it into a stage. False at the end, or if a wait failed (`fine` false).
     bool fine = true;
     u32 after = 0;
     if (lane == 0) after = atomicAdd(ticket, 1);
@@ -304,12 +304,12 @@ template <bool OWN> WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &
         source = next_source, slot = next_slot;
     }
     const bool dead = lane == 0 && watching.dead(); // in flight while the last copies complete
-    if (fine && !dead) ptx::bulk_wait_read<0>();   // the end of the kernel completes them
+    if (fine && !dead) ptx::bulk_wait_read<0>();   // the kernel's end completes them
     else ptx::bulk_wait<0>();                      // before outputs are poisoned
     return fine && !dead;
 }
 
-// Indexed layout: rows stay in their slots. Tickets of one row per lane.
+// Indexed layout: rows stay in their slots. Tickets with one row per lane.
 WEFT_DEVICE bool index_rows(const Arguments &a, const Round &round, const Watch &watching, const Places &places) {
     u32 *ticket = &channel(a, a.rank).state()->receive_ticket;
     const u32 lane = lane_of_thread();
@@ -324,9 +324,9 @@ WEFT_DEVICE bool index_rows(const Arguments &a, const Round &round, const Watch 
     }
 }
 
-// The receive half of a warp. The first `counting` warps of the block compute the positions for all; the others join
-// after their sends. `ring` is null in the indexed layout. `OWN`: own rows came through the heap; otherwise the warp has
-// recorded `noted` of them. False if it failed in this thread.
+// A warp's receive half. The block's first `counting` warps compute the positions for all; the others join after
+// sending. `ring` is null in the indexed layout. `OWN`: own rows came through the heap; otherwise the warp has recorded
+// `noted` of them. False if it failed in this thread.
 template <bool OWN> WEFT_DEVICE bool receive_rows(const Arguments &a, const Round &round, Block &block, Ring *ring, u8 *shared, u32 counting, u32 noted) {
     const Watch watching = watch(a, DISPATCH_RECV);
     Places &places = block.places;

@@ -1,13 +1,13 @@
-// Conversion of row elements: to float32 and back, and to 8-bit floats with a scale for each block.
+// Row element conversion: to float32 and back, and to 8-bit floats with a scale for each block.
 #pragma once
 #include "moe/shape.cuh"
 
 namespace weft::moe {
 
-// Elements of `type` in 16 bytes.
+// Elements in `type` per 16 bytes.
 constexpr u32 per_16(u32 type) { return 16 / bytes_of(type); }
 
-// Widens 16 bytes of elements to float32, for the types that are summed or cast.
+// Widens 16 bytes to float32, for the types that are summed or cast.
 template <u32 TYPE, u32 COUNT> WEFT_DEVICE void widen(uint4 v, float (&to)[COUNT]) {
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
@@ -34,7 +34,7 @@ template <u32 TYPE, u32 COUNT> WEFT_DEVICE void narrow(void *to, const float (&f
     }
 }
 
-// Adds `COUNT` elements of a row to sums, from element `first` on; products with the weight are rounded.
+// Adds `COUNT` row elements to sums, from element `first` on; products with the weight are rounded.
 template <u32 TYPE, bool WEIGHTED, u32 COUNT> WEFT_DEVICE void add_to(float (&sum)[COUNT], const u8 *row, u32 first, float weight) {
     float x[COUNT];
     if constexpr (COUNT == per_16(TYPE)) {
@@ -52,7 +52,7 @@ template <u32 TYPE, bool WEIGHTED, u32 COUNT> WEFT_DEVICE void add_to(float (&su
 }
 
 // Calls `add` with each row that the caller adds to a sum: biases, and the previous content of an accumulated result.
-// `at`: byte offset of the row, equal to that in the result.
+// `at`: byte offset of the row, same as in the result.
 template <class Add> WEFT_DEVICE void for_each_added(const Arguments &a, u64 at, Add add) {
 #pragma unroll 1
     for (u32 i = 0; i < 3; ++i) {
@@ -63,7 +63,7 @@ template <class Add> WEFT_DEVICE void for_each_added(const Arguments &a, u64 at,
     }
 }
 
-// Adds `COUNT` elements of a row of `TYPE` to sums, from element `first` on, in pieces of at most 16 bytes.
+// Adds `COUNT` row elements in `TYPE` to sums, from element `first` on, at most 16 bytes at a time.
 template <u32 TYPE, u32 COUNT> WEFT_DEVICE void add_elements(float (&sum)[COUNT], const u8 *row, u32 first) {
     constexpr u32 PIECE = COUNT < per_16(TYPE) ? COUNT : per_16(TYPE);
 #pragma unroll
@@ -85,7 +85,7 @@ template <u32 COUNT> struct Kept {
     template <u32 TYPE> WEFT_DEVICE void add(float (&sum)[COUNT]) const { add_to<TYPE, false>(sum, reinterpret_cast<const u8 *>(&bits), 0, 1.0f); }
 };
 
-// Eight elements of a token to cast, in the input type.
+// Eight token elements to cast, in the input type.
 struct Eight {
     static constexpr u32 LOADS = bytes_of(WEFT_TOKEN_TYPE) == 4 ? 2 : 1;
     uint4 raw[LOADS];
@@ -123,7 +123,7 @@ struct Eight {
     }
 };
 
-// Scale of a block whose largest magnitude is `amax`; `stored` becomes its encoding in memory.
+// Scale for a block whose largest magnitude is `amax`; `stored` becomes the encoding in memory.
 WEFT_DEVICE float block_scale(float amax, u32 &stored) {
     if constexpr (WEFT_SCALE_TYPE == SCALE_E8M0) {
         if (amax == 0.0f) return stored = 127, 1.0f;
@@ -139,7 +139,7 @@ WEFT_DEVICE float block_scale(float amax, u32 &stored) {
     }
 }
 
-// Largest magnitude of eight elements; NaN is ignored.
+// Largest magnitude among eight elements; NaN is ignored.
 WEFT_DEVICE float magnitude(const Eight &eight) {
     float x[8], amax = 0.0f;
     eight.widen(x);
@@ -149,12 +149,12 @@ WEFT_DEVICE float magnitude(const Eight &eight) {
 }
 
 constexpr u32 BLOCK_ELEMENTS = CAST ? SCALE_BLOCK : 8; // parsed but unused without a cast
-// Lanes that hold a block of elements with one scale, eight elements each.
+// Lanes that hold a block with one scale, eight elements each.
 constexpr u32 BLOCK_LANES = BLOCK_ELEMENTS / 8;
 static_assert(BLOCK_LANES <= 32 && BLOCK_ELEMENTS % 8 == 0 && (BLOCK_LANES & (BLOCK_LANES - 1)) == 0, "a block is within a warp");
 
-// Butterfly maximum of each of `COUNT` values over the lanes of a block; COUNT and LANES are powers of two. Lanes
-// exchange halves while they hold several values: lane l of a block ends with value l / (LANES / COUNT).
+// Butterfly maximum for each of `COUNT` values over a block's lanes; COUNT and LANES are powers of two. Lanes exchange
+// halves while they hold several values: lane l in a block ends with value l / (LANES / COUNT).
 template <u32 COUNT, u32 LANES> WEFT_DEVICE float largest_of_block(const float (&values)[COUNT]) {
     if constexpr (LANES == 1) {
         static_assert(COUNT == 1, "a lane keeps one value");
@@ -174,12 +174,12 @@ template <u32 COUNT, u32 LANES> WEFT_DEVICE float largest_of_block(const float (
     }
 }
 
-// Casts `COUNT` times eight elements of a thread. The threads of a block of SCALE_BLOCK elements are neighbours in a
-// warp; called by all lanes. `first(i)` is the first element of the i-th eight, at least HIDDEN if there are none.
+// Casts `COUNT` times eight elements in a thread. Threads with the same SCALE_BLOCK elements are neighbours in a warp;
+// called by all lanes. `first(i)` is the first element in the i-th eight, at least HIDDEN if there are none.
 //
-// One lane computes the scale of a block, so that one division of the warp serves up to as many blocks as it has lanes.
+// One lane computes a block's scale, so that one warp-wide division serves up to as many blocks as it has lanes.
 template <u32 COUNT, class First> WEFT_DEVICE void cast_eights(const Eight (&eight)[COUNT], First first, u8 *codes, u8 *scales) {
-    // The value that a lane ends with belongs to eight number `lane / SPREAD` of its block.
+    // The value that a lane ends with belongs to eight number `lane / SPREAD` in the block.
     constexpr u32 KEPT = COUNT < BLOCK_LANES ? COUNT : BLOCK_LANES, SPREAD = BLOCK_LANES / KEPT;
     static_assert((COUNT & (COUNT - 1)) == 0, "halves are exchanged");
 #pragma unroll

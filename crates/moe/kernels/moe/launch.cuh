@@ -1,31 +1,31 @@
-// Entry and exit of the blocks of a launch, and the division of work among them.
+// Entry and exit for the blocks in a launch, and how they divide the work.
 #pragma once
 #include "moe/shape.cuh"
 
 namespace weft::moe {
 
-// Round of a block.
+// A block's round.
 struct Round {
     u32 epoch;
     bool live; // false on a dead communicator: the block exits
 };
 
-// The round of this block, in shared memory to save a register.
+// This block's round, in shared memory to save a register.
 __shared__ Round round_here;
-// Warps of this block that have passed their last wait for a peer.
+// Warps in this block that have passed the last wait for a peer.
 __shared__ u32 warps_past_waits;
 
-// Entry of a block, called by all its threads, in a launch of phases `first` to `last`. `meanwhile()` runs in all
-// threads while loads are in flight, behind the end of the previous kernel; it must be independent of the round.
+// Block entry, called by all threads in the block, in a launch with phases `first` to `last`. `meanwhile()` runs in all
+// threads while loads are in flight, after the previous kernel has ended; it must be independent from the round.
 //
-// A block adds its share to the entry counts of its phases. The number of complete launches counted before is its
-// round, since the other blocks of its own launch add up to less than one. The epoch follows from the entry count,
-// so a replayed graph gets the next one. The exit counts must equal that number of rounds in the phases of this
-// launch and later ones, and one more in earlier ones. Concurrent launches on one channel, or calls out of order,
-// violate this and fail the communicator.
+// A block adds a share to the entry counts for its phases. The number of complete launches counted before is the round,
+// since the other blocks in the launch add up to less than one. The epoch follows from the entry count, so a replayed
+// graph gets the next one. The exit counts must equal that round in this launch's phases and later ones, and one more
+// in earlier ones. Concurrent launches on one channel, or calls out of order, violate this and fail the communicator.
 //
-// Entry counts are added before the previous kernel of the stream has ended: all blocks of all earlier kernels have
-// entered by then, since a kernel starts after every block of its predecessor has started and passed its own entry.
+// Entry counts are added before the previous kernel in the stream has ended: all blocks in all earlier kernels have
+// entered by then, since a kernel starts after every block in the preceding kernel has started and passed its own
+// entry.
 template <class Meanwhile>
 WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &watch, u32 first, u32 last, Meanwhile meanwhile) {
     Round &round = round_here;
@@ -54,7 +54,7 @@ WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &wa
         round.live = dead == 0;
 #pragma unroll
         for (u32 p = 0; p < 4; ++p) {
-            // In the phases of this launch, finished blocks have already added their exit shares.
+            // In this launch's phases, finished blocks have already added their exit shares.
             const bool own = p >= first && p <= last;
             const u64 expected = rounds + (p < first ? 1 : 0);
             const u32 ahead = left[p] - static_cast<u32>(expected) * SHARES;
@@ -68,13 +68,14 @@ WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &wa
     return round;
 }
 
-// Called once by each of the `warps` warps of a block that wait for peers, behind its last wait: the next kernel may
-// start while this one ends.
+// Called once by each of the block's `warps` warps that wait for peers, after the last wait: the next kernel may start
+// while this one ends.
 WEFT_DEVICE void past_waits(u32 warps) {
     if (lane_of_thread() == 0 && atomicAdd(&warps_past_waits, 1) + 1 == warps) start_next_kernel();
 }
 
-// Exit of a block, called by all its threads; `failed`: a wait of this thread failed. True if outputs must be poisoned.
+// Block exit, called by all threads in the block; `failed`: a wait in this thread failed. True if outputs must be
+// poisoned.
 WEFT_DEVICE bool leave(const Channel &mine, u32 first, u32 last, bool failed) {
     const bool poisoned = __syncthreads_or(failed || !round_here.live);
     if (threadIdx.x == 0) {
@@ -87,13 +88,13 @@ WEFT_DEVICE bool leave(const Channel &mine, u32 first, u32 last, bool failed) {
     return poisoned;
 }
 
-// Flag of a count packet that holds the key of a kept plan.
+// Count packet flag: it holds a kept plan's key.
 constexpr u32 KEPT = 1u << 31;
 
-// Key of a plan made in this round, equal on every rank; nonzero.
+// Key for a plan made in this round, equal on every rank; nonzero.
 WEFT_DEVICE u32 own_key(const Arguments &a, u32 epoch) { return max((a.number * 0x9E3779B1u ^ epoch) & ~KEPT, 1u); }
 
-// Records the number of sent tokens for combine, and the key for a later round with this plan. One thread.
+// Records the sent token count for combine, and the key for a later round with this plan. One thread.
 WEFT_DEVICE void note_sent(const Arguments &a, const Channel &mine, u32 tokens, u32 epoch) {
     mine.state()->sent = tokens;
     if (a.kept) return;
@@ -101,7 +102,7 @@ WEFT_DEVICE void note_sent(const Arguments &a, const Channel &mine, u32 tokens, 
     mine.received()[KEY] = own_key(a, epoch);
 }
 
-// Sends every rank the key of the kept plan, in place of counts. By `threads` threads.
+// Sends every rank the kept plan's key, in place of counts. By `threads` threads.
 WEFT_DEVICE void send_keys(const Arguments &a, u32 epoch, u32 thread, u32 threads) {
     const u32 key = channel(a, a.rank).received()[KEY];
     for (u32 i = thread; i < RANKS * (LOCAL + 1); i += threads)

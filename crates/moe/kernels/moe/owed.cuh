@@ -1,12 +1,12 @@
-// Rows that still need replies from this rank, and the outputs of its experts for each of them.
+// Rows that still need replies from this rank, and the expert outputs for each.
 #pragma once
 #include "moe/signals.cuh"
 
 namespace weft::moe {
 
 struct Owed {
-    u32 rows[RANKS];   // of each source
-    u32 before[RANKS]; // rows of lower sources: start of the source's outputs in the dense layout
+    u32 rows[RANKS];   // from each source
+    u32 before[RANKS]; // rows from lower sources: start of the source's outputs in the dense layout
     u32 needed;        // room that this rank lacked; 0 if none
 
     // Called by threads 0 to RANKS. `own`: includes this rank's rows to itself.
@@ -25,7 +25,7 @@ struct Owed {
         }
     }
 
-    // This lane's expert of a row. In the dense layout a row has one output, already summed over its experts.
+    // This lane's expert in a row. In the dense layout a row has one output, already summed over experts.
     WEFT_DEVICE Entry entry_of(const Arguments &a, u32 source, u32 slot) const {
         const u32 lane = lane_of_thread();
         if constexpr (LAYOUT == DENSE) return Entry{lane == 0 ? static_cast<i32>(before[source] + slot) : -1, 1.0f};

@@ -1,6 +1,6 @@
-// Plan of a large batch: slots and indices of all tokens, computed once and stored in device memory. Two launches:
-// moe_plan_count makes a histogram of each chunk of CHUNK tokens; in moe_plan_scan each block sums the histograms
-// of earlier chunks, and the last block sends the counts to all ranks.
+// Plan for a large batch: slots and indices for all tokens, computed once and stored in device memory. Two
+// launches: moe_plan_count makes a histogram for each CHUNK tokens; in moe_plan_scan each block sums the earlier
+// chunks' histograms, and the last block sends the counts to all ranks.
 #pragma once
 #include "moe/launch.cuh"
 
@@ -8,7 +8,7 @@ namespace weft::moe {
 
 constexpr u32 PLAN_THREADS = 256;
 
-// Number of matches of `expert` among eight 16-bit ids.
+// How often `expert` occurs among eight 16-bit ids.
 WEFT_DEVICE u32 matches(uint4 ids, u32 expert) {
     const u32 words[4] = {ids.x, ids.y, ids.z, ids.w};
     u32 n = 0;

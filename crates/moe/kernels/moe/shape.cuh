@@ -1,10 +1,10 @@
-// Agreed shape as constants, with the offsets of all areas. `weft_moe::device::DeviceShape` computes the
-// offsets and passes them as macros, so each shape is compiled separately.
+// Agreed shape as constants, with offsets for all areas. `weft_moe::device::DeviceShape` computes the offsets and
+// passes them as macros, so each shape is compiled separately.
 #pragma once
 #include "moe/arguments.cuh"
 #include "weft/device.cuh"
 
-// Some shapes have no scales, no lines or one rank: their loops are empty.
+// Some shapes have no scales, no lines or one rank: the loops over them are empty.
 #pragma nv_diag_suppress 186
 
 namespace weft::moe {
@@ -26,7 +26,8 @@ enum ScaleLayout : u32 { ROW = 0, COLUMN = 1, COLUMN_PACKED = 2 };
 constexpr u32 SCALE_LAYOUT = WEFT_SCALE_LAYOUT;
 enum Layout : u32 { CONTIGUOUS = 0, INDEXED = 1, PADDED = 2, DENSE = 3 };
 constexpr u32 LAYOUT = WEFT_LAYOUT;
-// Received scales: one scale or a packed word of four per element; columns are aligned to 16 bytes, one set per group.
+// Received scales: one scale or a packed word with four per element; columns are aligned to 16 bytes, one set per
+// group.
 constexpr u32 PLACED_BYTES = SCALE_LAYOUT == COLUMN_PACKED ? 4 : SCALE_BYTES;
 constexpr u32 PLACED_COLUMNS = SCALE_LAYOUT == COLUMN_PACKED ? (SCALES + 3) / 4 : SCALES;
 constexpr u32 PLACED_ROWS = LAYOUT == PADDED && SCALE_LAYOUT != ROW ? EXPERT_CAPACITY : POSITIONS;
@@ -36,8 +37,8 @@ constexpr u64 PLACED_SCALES = SCALE_LAYOUT == ROW ? static_cast<u64>(POSITIONS) 
 enum Path : u32 { PACKETS = 0, LATENCY = 1, BANDWIDTH = 2 };
 constexpr u32 PATH = WEFT_PATH;
 
-constexpr u32 TOKEN_BYTES = HIDDEN * bytes_of(WEFT_TOKEN_TYPE); // of an input token
-constexpr u32 WIRE_BYTES = HIDDEN * bytes_of(WEFT_WIRE_TYPE);   // of a token on the wire
+constexpr u32 TOKEN_BYTES = HIDDEN * bytes_of(WEFT_TOKEN_TYPE); // input token size
+constexpr u32 WIRE_BYTES = HIDDEN * bytes_of(WEFT_WIRE_TYPE);   // token size on the wire
 constexpr u32 OUTPUT_BYTES = HIDDEN * bytes_of(WEFT_COMBINE_TYPE);
 constexpr u32 COMBINED_BYTES = HIDDEN * bytes_of(WEFT_OUTPUT_TYPE);
 constexpr u16 NO_EXPERT = 0xFFFF;
@@ -48,11 +49,11 @@ typedef i64 Id;
 typedef i32 Id;
 #endif
 
-// Replicas of a named expert are used round robin: see `replica`. Without maps the physical expert has the
-// number of the named one.
+// A named expert's replicas are used round robin: see `replica`. Without maps the physical expert has the same number
+// as the named one.
 constexpr bool MAPPED = WEFT_MAPPED;
 constexpr u32 TURNS = WEFT_TURNS;
-constexpr u32 ROWS_BITS = WEFT_ROWS_BITS; // width of a row count on the wire; the bits above hold the map's generation
+constexpr u32 ROWS_BITS = WEFT_ROWS_BITS; // row count width on the wire; the bits above hold the map generation
 
 static_assert(WIRE_BYTES % 16 == 0 && OUTPUT_BYTES % 16 == 0 && REPLY_BYTES % 16 == 0, "rows are copied by 16 bytes");
 static_assert(LAYOUT != DENSE || !WEIGHT_AT_COMBINE, "a dense row of outputs has its weights applied");
@@ -60,45 +61,45 @@ static_assert(TOP_K <= 32 && RANKS <= 64 && EXPERTS < 0x2000 && MAX_TOKENS <= 0x
 
 enum Phase : u32 { DISPATCH_SEND = 0, DISPATCH_RECV = 1, COMBINE_SEND = 2, COMBINE_RECV = 3, PLAN = 4 };
 
-// State words of a channel, shared by the kernels of its rank.
+// Channel state words, shared by the kernels on a rank.
 struct State {
     // Exit counts by phase, in shares (see `share`), since the channel was created. The host reads them in `set_maps.rs`.
     u64 left[4];
-    // Work tickets of the send halves; the operation that follows resets them to 0.
+    // Work tickets for the send halves; the operation that follows resets them to 0.
     u32 send_ticket, combine_ticket;
-    u32 first_epoch; // offset of all epochs; nonzero only in tests of wrap-around
+    u32 first_epoch; // offset for all epochs; nonzero only in wrap-around tests
     u32 reserved;
-    u32 closed; // at byte 48 (StateWord::Closed): nonzero after a close, so that the kernels of a replayed graph return at once
-    u32 receive_ticket, add_ticket; // work tickets of the receive halves
-    u32 sent; // tokens of this round's dispatch; combine may be passed another number
+    u32 closed; // at byte 48 (StateWord::Closed): nonzero after a close, so that a replayed graph's kernels return at once
+    u32 receive_ticket, add_ticket; // work tickets for the receive halves
+    u32 sent; // tokens in this round's dispatch; combine may be passed another number
     alignas(128) u64 entered[4]; // entry counts by phase, in shares
 };
 static_assert(sizeof(State) <= 256, "the area of a channel's state");
 
-// A launch of a phase consists of SHARES shares, split evenly among its blocks. Rounds are counted in shares, so
+// A phase's launch consists of SHARES shares, split evenly among the blocks. Rounds are counted in shares, so
 // consecutive launches may have different grid sizes.
 constexpr u32 SHARES = 1 << 16;
 constexpr u32 share(u32 block, u32 blocks) { return SHARES / blocks + (block < SHARES % blocks ? 1 : 0); }
 
-// Epoch of a round. Epochs wrap around and skip 0, the content of memory before the first round.
+// A round's epoch. Epochs wrap around and skip 0, the memory content before the first round.
 WEFT_DEVICE u32 epoch_of(u32 first_epoch, u64 rounds) {
     const u32 epoch = first_epoch + static_cast<u32>(rounds) + 1;
     return epoch == 0 ? 1u << 31 : epoch;
 }
 
-// Expert of a received row: position and weight.
+// A received row's expert: position and weight.
 struct Entry {
     i32 position; // -1: end of the list
     float weight;
 };
 
-// Expert of a row in wire format.
+// A row's expert in wire format.
 struct Choice {
-    u16 expert, index; // index: number of earlier tokens of this source that name the expert
+    u16 expert, index; // index: how many earlier tokens from this source name the expert
     float weight;
 };
 
-// First physical expert of a rank (for RANKS: the number of experts), and the rank that owns an expert.
+// A rank's first physical expert (for RANKS: the expert count), and the rank that owns an expert.
 #ifdef WEFT_FIRST_EXPERTS
 __constant__ u32 FIRST_EXPERTS[RANKS + 1] = {WEFT_FIRST_EXPERTS};
 WEFT_DEVICE u32 first_expert(u32 rank) { return FIRST_EXPERTS[rank]; }
@@ -113,13 +114,13 @@ WEFT_DEVICE u32 first_expert(u32 rank) { return static_cast<u32>(static_cast<u64
 WEFT_DEVICE u32 owner(u32 expert) { return static_cast<u32>(((static_cast<u64>(expert) + 1) * RANKS - 1) / EXPERTS); }
 #endif
 
-// Words of the plan after the row counts of the sources: see PlanWord in Rust.
+// Plan words after the sources' row counts: see PlanWord in Rust.
 enum PlanWord : u32 { NEEDED = RANKS, SENT, KEY, USED };
 
-// Channel in the heap of a rank, as mapped on this rank.
+// Channel in a rank's heap, as mapped on this rank.
 struct Channel {
     u8 *base;
-    u8 *plan; // this rank's plan: base of slots, received and entries
+    u8 *plan; // this rank's plan: base for slots, received and entries
 
     WEFT_DEVICE u64 *counts(u32 source) const { return reinterpret_cast<u64 *>(base + WEFT_COUNTS_AT) + source * (LOCAL + 1); }
     WEFT_DEVICE u64 *signals() const { return reinterpret_cast<u64 *>(base + WEFT_SIGNALS_AT); }
@@ -146,14 +147,14 @@ WEFT_DEVICE Watch watch(const Arguments &a, u32 phase) {
                  reinterpret_cast<const u32 *>(a.abort), a.rank, a.channel, phase};
 }
 
-// Number of valid tokens: the device's count, at most the rows of the arrays.
+// Valid token count: the device's count, at most the array rows.
 WEFT_DEVICE u32 token_count(const Arguments &a) {
     if (a.count == 0) return a.given;
     const i32 count = *reinterpret_cast<const i32 *>(a.count);
     return count < 0 ? 0 : min(static_cast<u32>(count), a.given);
 }
 
-// Replica table of a layer, with the layout of `crates/moe/src/device/shape/replica_table.rs`.
+// A layer's replica table, laid out as in `crates/moe/src/device/shape/replica_table.rs`.
 struct Map {
     u32 generation, reserved[3];
     u16 turns[NAMED][TURNS]; // physical experts
@@ -162,7 +163,7 @@ struct Map {
 };
 static_assert(sizeof(Map) >= 16 + 2 * NAMED * TURNS, "as it is declared in Rust");
 
-// Physical expert of a named expert for a token: round robin over the replicas by token number, offset by rank.
+// Physical expert for a named expert and a token: round robin over the replicas by token number, offset by rank.
 WEFT_DEVICE u16 replica(const Arguments &a, u16 expert, u32 token) {
     return Map::of(a).turns[expert][(token + a.rank) % TURNS];
 }
@@ -173,13 +174,13 @@ WEFT_DEVICE u32 with_generation(const Arguments &a, u32 rows) {
     else return rows | Map::of(a).generation << ROWS_BITS;
 }
 
-// Number of tokens that dispatch sends: the valid ones, or those of the kept plan.
+// How many tokens dispatch sends: the valid ones, or as many as in the kept plan.
 WEFT_DEVICE u32 sent_count(const Arguments &a) {
     return a.kept ? min(static_cast<u32>(channel(a, a.rank).received()[SENT]), a.given) : token_count(a);
 }
 
-// Validated physical experts of a token, of `tokens` that exist. NO_EXPERT: the id is negative, out of range or
-// repeated; the last two leave an ExpertError notice.
+// A token's validated physical experts; `tokens` exist. NO_EXPERT: the id is negative, out of range or repeated; the
+// last two leave an ExpertError notice.
 WEFT_DEVICE void clean_ids(const Arguments &a, const Watch &watch, u32 token, u32 tokens, u16 (&ids)[TOP_K]) {
 #pragma unroll
     for (u32 k = 0; k < TOP_K; ++k) {

@@ -1,22 +1,22 @@
 // Combine signals: in each round, one packet from each rank to each rank, with or without rows. The signal releases
-// the receiver's rows of this round, which the sender has read; its status announces replies or their absence.
+// the receiver's rows in this round, which the sender has read; the status announces whether replies follow.
 //
-// A rank has read the rows when dispatch_recv has read their metadata and, if rows stay in place, the experts
-// have read their tokens, in kernels before this one on the stream. So a source may write rows again once it
-// has the signals of all ranks. Its reply slots are free by then, too: a rank writes them only after it has
-// received the counts of the next round, which are sent after this round has ended.
+// A rank has read the rows when dispatch_recv has read the metadata and, if rows stay in place, the experts have
+// read the tokens, in kernels before this one on the stream. So a source may write rows again once it has all
+// ranks' signals. The reply slots are free by then, too: a rank writes them only after it has received the next
+// round's counts, which are sent after this round has ended.
 #pragma once
 #include "moe/launch.cuh"
 
 namespace weft::moe {
 
-// Status of a signal. A greater value is the room that the sender needed.
+// Signal status. A greater value is the room that the sender needed.
 enum Status : u32 { REPLIES = 0, RELEASED_ROWS = 1 };
 
-// Outcome of the signals of all ranks.
+// Outcome over all ranks' signals.
 enum class Outcome { SUM, SPOILT, FAILED };
 
-// Room for the rows of a rank, or of each expert.
+// Room for a rank's rows, or for each expert's.
 constexpr u32 ROOM = LAYOUT == PADDED ? EXPERT_CAPACITY : POSITIONS;
 
 // Room that this rank lacks, for received rows or in the outputs passed to combine; 0 if none. If it lacks
@@ -28,9 +28,9 @@ WEFT_DEVICE u32 lacking(const Arguments &a) {
     return needed != 0 ? needed : used > a.positions ? used : 0;
 }
 
-// Sends this rank's signals to all ranks. One warp of the launch.
+// Sends this rank's signals to all ranks. One warp in the launch.
 WEFT_DEVICE void send_signals(const Arguments &a, const Round &round, u32 needed) {
-    // Dispatch has recorded its own lack of room.
+    // Dispatch has recorded that this rank lacks room.
     if (needed != 0 && channel(a, a.rank).received()[NEEDED] == 0 && lane_of_thread() == 0)
         watch(a, COMBINE_SEND).notice(CAPACITY, a.rank, 0, needed, a.positions);
     const u32 status = a.release ? RELEASED_ROWS : needed != 0 ? needed : REPLIES;
@@ -38,8 +38,8 @@ WEFT_DEVICE void send_signals(const Arguments &a, const Round &round, u32 needed
         ptx::store_release_sys(channel(a, to).signals() + a.rank, packet(round.epoch, status));
 }
 
-// Waits for the signals of all ranks. Each warp polls on its own, without a barrier. The first warp of the launch
-// writes the notices for the host (`notifies`).
+// Waits for all ranks' signals. Each warp polls separately, without a barrier. The launch's first warp writes the
+// notices for the host (`notifies`).
 WEFT_DEVICE Outcome receive_signals(const Arguments &a, const Round &round, const Watch &watching, bool notifies) {
     bool here = true;
     u32 needed = 0;
@@ -60,7 +60,7 @@ WEFT_DEVICE Outcome receive_signals(const Arguments &a, const Round &round, cons
     return __any_sync(~0u, needed != 0) ? Outcome::SPOILT : Outcome::SUM;
 }
 
-// Fills this round's result with NaN, because a rank lacked room. By `threads` threads of the launch.
+// Fills this round's result with NaN, because a rank lacked room. By `threads` threads in the launch.
 WEFT_DEVICE void spoil_combined(const Arguments &a, u32 thread, u32 threads) {
     const u64 bytes = static_cast<u64>(a.given) * COMBINED_BYTES;
     for (u64 at = 16ull * thread; at < bytes; at += 16ull * threads)

@@ -1,4 +1,4 @@
-//! Element types, and weighted sums of rows.
+//! Element types, and weighted row sums.
 //!
 //! All sums are in float32, start from +0 and have a stated order. Each product is rounded before it is added
 //! (no contraction), so a sum has the same bits on every machine. Elements are little-endian and may be
@@ -22,14 +22,14 @@ pub enum DType {
     F16,
 }
 
-/// Elements of a block of sums, which fits in the first-level cache.
+/// Elements per block of sums, which fits in the L1 cache.
 const BLOCK: usize = 256;
 
 impl DType {
     /// All types.
     pub const ALL: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-    /// Bytes of an element.
+    /// Element size in bytes.
     pub fn bytes(self) -> usize {
         match self {
             DType::F32 => 4,
@@ -46,12 +46,13 @@ impl DType {
         }
     }
 
-    /// The type of that name (`float32`, `bfloat16`, `float16`).
+    /// The type with that name (`float32`, `bfloat16`, `float16`).
     pub fn from_name(name: &str) -> Option<DType> {
         DType::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// The largest relative error of rounding a number of the normal range to this type.
+    /// Largest relative error when a number in the normal range is rounded to this type, for example 2^-8 for
+    /// bfloat16.
     pub fn unit_roundoff(self) -> f64 {
         match self {
             DType::F32 => two_to(-24),
@@ -60,7 +61,7 @@ impl DType {
         }
     }
 
-    /// The largest absolute error of rounding a number below the normal range to this type.
+    /// Largest absolute error when a number below the normal range is rounded to this type.
     pub fn underflow_error(self) -> f64 {
         match self {
             DType::F32 => two_to(-150),
@@ -69,12 +70,12 @@ impl DType {
         }
     }
 
-    /// True if every number of `other` is a number of this type.
+    /// True if this type represents every number in `other` exactly.
     pub fn holds(self, other: DType) -> bool {
         self == other || self == DType::F32
     }
 
-    /// Adds `weight` times each element of `row` to the sum with the same index.
+    /// Adds `weight` times each element in `row` to the sum with the same index.
     ///
     /// `row` has one element for each sum.
     pub fn accumulate(self, sum: &mut [f32], row: &[u8], weight: f32) {
@@ -164,10 +165,10 @@ impl fmt::Display for DType {
     }
 }
 
-/// Writes the sum of weighted rows of type `from` to `out`, rounded once to `to`.
+/// Writes the sum over weighted rows in type `from` to `out`, rounded once to `to`.
 ///
-/// The terms are added in the order of the iterator, each product rounded to float32 first. No
-/// terms give zeros. Every row has as many elements as `out`.
+/// The terms are added in iterator order, each product rounded to float32 first. No terms give zeros. Every
+/// row has as many elements as `out`.
 pub fn weighted_sum<'a>(
     from: DType,
     to: DType,
@@ -186,7 +187,7 @@ pub fn weighted_sum<'a>(
     }
 }
 
-/// `bf16::from_f32` without its branch on NaN, which would prevent vectorisation.
+/// `bf16::from_f32` without the branch on NaN, which would prevent vectorisation.
 fn round_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;

@@ -5,9 +5,9 @@ use std::fmt;
 /// 8-bit floating-point format: a sign, an exponent and a mantissa.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Float8 {
-    /// Four bits of exponent, three of mantissa: up to 448, no infinity (`float8_e4m3fn`).
+    /// Four exponent bits, three mantissa bits: up to 448, no infinity (`float8_e4m3fn`).
     E4M3,
-    /// Five bits of exponent, two of mantissa: up to 57,344, with infinities (`float8_e5m2`).
+    /// Five exponent bits, two mantissa bits: up to 57,344, with infinities (`float8_e5m2`).
     E5M2,
 }
 
@@ -33,17 +33,17 @@ impl Float8 {
         self.decode(self.overflow() - 1)
     }
 
-    /// The largest relative error of rounding a number of the normal range to this type.
+    /// Largest relative error when a number in the normal range is rounded to this type.
     pub fn unit_roundoff(self) -> f64 {
         two_to(-(self.mantissa_bits() as i32) - 1)
     }
 
-    /// The largest absolute error of rounding a number below the normal range to this type.
+    /// Largest absolute error when a number below the normal range is rounded to this type.
     pub fn underflow_error(self) -> f64 {
         f64::from(self.decode(1)) / 2.0
     }
 
-    /// Number of a code; exact.
+    /// A code's number; exact. For example, code 0x38 in E4M3 is 1.
     pub fn decode(self, code: u8) -> f32 {
         match self {
             Float8::E4M3 => E4M3_VALUES[usize::from(code)],
@@ -51,20 +51,20 @@ impl Float8 {
         }
     }
 
-    /// Code of the nearest number, ties to even. As in `ml_dtypes`, a value that rounds beyond the largest
-    /// number becomes infinity, or NaN in [`Float8::E4M3`].
+    /// Nearest number's code, ties to even; for example, 1 in E5M2 is 0x3C. As in `ml_dtypes`, a value that
+    /// rounds beyond the largest number becomes infinity, or NaN in [`Float8::E4M3`].
     pub fn encode(self, value: f32) -> u8 {
         self.nearest(value.into())
     }
 
-    /// [`Float8::encode`] of a float64.
+    /// [`Float8::encode`] for a float64.
     pub(crate) fn nearest(self, value: f64) -> u8 {
         let (mantissa_bits, bias) = (self.mantissa_bits(), self.bias());
         let magnitude = value.abs();
         let code = if magnitude.is_nan() {
             self.nan()
         } else if magnitude < two_to(1 - bias) {
-            // Multiples of the smallest number; the highest one rounds up to the first number of the normal
+            // Multiples of the smallest number; the highest one rounds up to the first number in the normal
             // range.
             (magnitude * two_to(bias - 1 + mantissa_bits as i32)).round_ties_even() as u8
         } else {
@@ -92,7 +92,7 @@ impl Float8 {
         }
     }
 
-    /// Code after that of the largest number: NaN or infinity.
+    /// Code after the largest number's: NaN or infinity.
     const fn overflow(self) -> u8 {
         match self {
             Float8::E4M3 => 0x7f,
@@ -114,12 +114,12 @@ impl fmt::Display for Float8 {
     }
 }
 
-/// Power of two, exact within the normal range of float64. Rust does not specify the precision of `powi`.
+/// Power of two, exact within float64's normal range. Rust does not specify how precise `powi` is.
 pub(crate) const fn two_to(exponent: i32) -> f64 {
     f64::from_bits(((exponent + f64::MAX_EXP - 1) as u64) << (f64::MANTISSA_DIGITS - 1))
 }
 
-/// The numbers of all codes.
+/// All codes' numbers.
 const fn values(format: Float8) -> [f32; 256] {
     let mantissa_bits = format.mantissa_bits();
     let mut values = [0.0; 256];
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The number of a code, by the definition of the formats.
+    /// A code's number, by the formats' definition.
     fn defined(format: Float8, code: u8) -> f64 {
         let (mantissa_bits, bias) = if format == Float8::E4M3 { (3, 7) } else { (2, 15) };
         let exponent = i32::from((code & 0x7f) >> mantissa_bits);

@@ -1,14 +1,14 @@
-//! Elements of tokens: plain numbers, or 8-bit floats with a scale for each block.
+//! Token elements: plain numbers, or 8-bit floats with a scale for each block.
 //!
-//! The value of an element is `decode(code) * scale` of its block. Blocks are consecutive along the hidden
-//! dimension; the last one may be shorter.
+//! An element's value is `decode(code) * scale`, with the block's scale. Blocks are consecutive along the
+//! hidden dimension; the last one may be shorter.
 
 use std::fmt;
 
 use crate::elements::dtype::DType;
 use crate::elements::float8::Float8;
 
-/// The elements of a token.
+/// Token element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenType {
     /// Plain numbers, without scales.
@@ -18,7 +18,7 @@ pub enum TokenType {
 }
 
 impl TokenType {
-    /// Bytes of an element, without its share of a scale.
+    /// Element size in bytes, without a share of the scale.
     pub fn bytes(self) -> usize {
         match self {
             TokenType::Plain(dtype) => dtype.bytes(),
@@ -26,7 +26,7 @@ impl TokenType {
         }
     }
 
-    /// Bytes of the scales of a token of `hidden` elements; 0 if it has none.
+    /// Scale bytes in a token with `hidden` elements; 0 if it has none.
     pub fn scale_bytes(self, hidden: usize) -> usize {
         match self {
             TokenType::Plain(_) => 0,
@@ -42,8 +42,8 @@ impl TokenType {
         }
     }
 
-    /// Rounds `values` to nearest into a token and its scales, whose lengths are those of a token of
-    /// `values.len()` elements.
+    /// Rounds `values` to nearest into a token and its scales, whose lengths fit a token with `values.len()`
+    /// elements.
     pub fn store(self, values: &[f32], token: &mut [u8], scales: &mut [u8]) {
         match self {
             TokenType::Plain(dtype) => dtype.store(values, token),
@@ -82,28 +82,29 @@ pub struct BlockScaled {
     pub format: Float8,
     /// The scales' type.
     pub scale: ScaleType,
-    /// Elements of a block, at least 1; `hidden` need not be a multiple.
+    /// Block size in elements, at least 1; `hidden` need not be a multiple.
     pub block: u32,
 }
 
 impl BlockScaled {
-    /// Scales of a token of `hidden` elements.
+    /// Scales in a token with `hidden` elements: 7168 elements in blocks of 128 have 56, for example.
     pub fn blocks(&self, hidden: usize) -> usize {
         hidden.div_ceil(self.block as usize)
     }
 
-    /// Chooses a scale for each block of `values`, and rounds each element divided by its scale to the
+    /// Chooses a scale for each block in `values`, and rounds each element divided by its scale to the
     /// nearest code, ties to even. The quotient itself is not rounded first.
     ///
-    /// Let `m` be the largest finite magnitude of a block. A float32 scale is `m / max` rounded to float32,
-    /// at least 2^-126; a UE8M0 scale is the smallest power of two from 2^-127 on that is at least `m / max`.
-    /// So no finite element overflows. If `m` is 0, the scale is 1. Elements that are not finite do not
-    /// affect the scale: NaN stays NaN; an infinity stays itself in E5M2 and becomes NaN in E4M3.
+    /// Let `m` be the largest finite magnitude in a block. A float32 scale is `m / max` rounded to float32,
+    /// at least 2^-126; a UE8M0 scale is the smallest power of two from 2^-127 on that is at least `m / max`:
+    /// 0.5 if that is 0.3, for example. So no finite element overflows. If `m` is 0, the scale is 1. Elements
+    /// that are not finite do not affect the scale: NaN stays NaN; an infinity stays itself in E5M2 and
+    /// becomes NaN in E4M3.
     ///
     /// # The bound
-    /// With `u` and `h` the relative and the absolute error of the format
-    /// ([`Float8::unit_roundoff`], [`Float8::underflow_error`]), `u32` = 2^-24 and `s` the block's scale,
-    /// [`BlockScaled::dequantise`] gives each finite `x` back with an error of at most
+    /// With the format's relative and absolute error `u` and `h` ([`Float8::unit_roundoff`],
+    /// [`Float8::underflow_error`]), `u32` = 2^-24 and `s` the block's scale, [`BlockScaled::dequantise`]
+    /// gives each finite `x` back with an error at most
     ///
     /// `|x| * ((1 + u) * (1 + u32) - 1) + s * h * (1 + u32) + 2^-150`
     ///
@@ -119,13 +120,14 @@ impl BlockScaled {
             let finite = values.iter().map(|value| value.abs()).filter(|value| value.is_finite());
             let scale = self.scale.store(finite.fold(0.0, f32::max), self.format.max(), out);
             for (value, code) in values.iter().zip(codes) {
-                // In float64 the quotient of two float32 numbers never rounds to the midpoint of two codes.
+                // In float64 the quotient of two float32 numbers never rounds to the midpoint between two
+                // codes.
                 *code = self.format.nearest(f64::from(*value) / f64::from(scale));
             }
         }
     }
 
-    /// Widens codes into `values`: each code's number times its block's scale, rounded to float32.
+    /// Widens codes into `values`: each code's number times the block's scale, rounded to float32.
     ///
     /// # Panics
     /// As [`BlockScaled::quantise`].
@@ -148,7 +150,7 @@ impl BlockScaled {
     }
 }
 
-/// The type of a scale.
+/// Scale type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleType {
     /// IEEE 754 binary32, little-endian.
@@ -161,7 +163,7 @@ impl ScaleType {
     /// Both types.
     pub const ALL: [ScaleType; 2] = [ScaleType::F32, ScaleType::Ue8m0];
 
-    /// Bytes of a scale.
+    /// Scale size in bytes.
     pub fn bytes(self) -> usize {
         match self {
             ScaleType::F32 => 4,
@@ -185,7 +187,7 @@ impl ScaleType {
         }
     }
 
-    /// Chooses the scale of a block, writes it to `out` and returns it.
+    /// Chooses a block's scale, writes it to `out` and returns it.
     pub(crate) fn store(self, largest: f32, max: f32, out: &mut [u8]) -> f32 {
         let least = f64::from(largest) / f64::from(max);
         match self {
@@ -274,7 +276,7 @@ mod tests {
                         let least = scale * scaled.format.underflow_error() * single;
                         let bound = x.abs() * relative + least + two_to(-150);
                         prop_assert!((x - y).abs() <= bound, "{scaled:?}: {x} became {y}");
-                        // The code is the nearest to the quotient, of two the even one.
+                        // The code is the nearest to the quotient, the even one in a tie.
                         let distance = |code: u8| {
                             (x - f64::from(scaled.format.decode(code)) * scale).abs()
                         };

@@ -1,7 +1,7 @@
-//! Headers: the counts that each rank sends to every rank, and the counts of all ranks.
+//! Headers: the counts that each rank sends to every rank, and all ranks' counts.
 //!
-//! Layout, little-endian: magic (u32), rank of the sender (u32), round (u64), tokens (u32), zero (u32), rows
-//! to each rank (u32 each), rows of each expert (u32 each).
+//! Layout, little-endian: magic (u32), sender rank (u32), round (u64), tokens (u32), zero (u32), rows to each
+//! rank (u32 each), rows for each expert (u32 each).
 
 use crate::error::Error;
 use crate::plan::send::SendPlan;
@@ -9,10 +9,10 @@ use crate::shape::Shape;
 use crate::shape::config::CombineMode;
 use crate::shape::wire::{HEADER_FIXED, header_bytes};
 
-/// "WEMO" and the version of this layout.
+/// "WEMO" and the layout version.
 const MAGIC: u32 = u32::from_le_bytes(*b"WEM\x01");
 
-/// Writes the header of `plan` for `round` to the beginning of `out`.
+/// Writes `plan`'s header for `round` to the start of `out`.
 ///
 /// # Errors
 /// [`Error::WrongLength`] if `out` is shorter than a header.
@@ -35,7 +35,7 @@ pub fn encode(plan: &SendPlan, round: u64, out: &mut [u8]) -> Result<(), Error> 
     Ok(())
 }
 
-/// Counts of a round, gathered from the headers of all ranks, this one's included.
+/// A round's counts, gathered from all ranks' headers, including this one's.
 ///
 /// All ranks hold the same numbers, so all compute the same offsets and, if a rank would overflow, the same
 /// error.
@@ -45,14 +45,14 @@ pub struct RoundCounts {
     round: u64,
     accepted: Vec<bool>,
     missing: usize,
-    /// Number of rows, `[source][destination]`.
+    /// Row counts, `[source][destination]`.
     rows: Vec<u32>,
-    /// Number of pairs, `[source][destination]`.
+    /// Pair counts, `[source][destination]`.
     pairs: Vec<u32>,
-    /// Number of tokens, `[source][local expert]`, for this rank's experts.
+    /// Token counts, `[source][local expert]`, for this rank's experts.
     local: Vec<u32>,
     rows_of_expert: Vec<u64>,
-    /// Number of tokens in the header that is read; `scratch` holds its rows to ranks and of experts.
+    /// Token count in the header that is being read; `scratch` holds its row counts for ranks and experts.
     tokens: u32,
     scratch: Vec<u32>,
 }
@@ -83,7 +83,7 @@ impl RoundCounts {
         self.rows_of_expert.fill(0);
     }
 
-    /// Takes the header of `peer`; a second one in the same round is ignored.
+    /// Takes `peer`'s header; a second one in the same round is ignored.
     ///
     /// # Errors
     /// [`Error::Header`] if the header is inconsistent. The counts are then unchanged.
@@ -111,12 +111,12 @@ impl RoundCounts {
         Ok(())
     }
 
-    /// True if the header of every rank was taken.
+    /// True if every rank's header was taken.
     pub fn is_complete(&self) -> bool {
         self.missing == 0
     }
 
-    /// True if the header of `rank` was taken.
+    /// True if `rank`'s header was taken.
     pub fn has(&self, rank: u32) -> bool {
         self.accepted.get(rank as usize).copied().unwrap_or(false)
     }
@@ -146,7 +146,7 @@ impl RoundCounts {
         self.pairs[source as usize * self.accepted.len() + destination as usize]
     }
 
-    /// Replies of `destination` to `source`.
+    /// Replies from `destination` to `source`.
     pub fn replies(&self, source: u32, destination: u32) -> u32 {
         match self.shape.config().combine {
             CombineMode::ReduceAtExpert => self.rows(source, destination),
@@ -159,24 +159,24 @@ impl RoundCounts {
         self.rows(source, destination).saturating_sub(self.shape.config().private_rows)
     }
 
-    /// First slot of `source`'s rows in the remainder of `destination`, behind the rows of all lower ranks.
-    /// Within the area if [`RoundCounts::check_capacity`] passes.
+    /// First slot for `source`'s rows in the remainder at `destination`, after all lower ranks' rows. Within
+    /// the area if [`RoundCounts::check_capacity`] passes.
     pub fn remainder_offset(&self, source: u32, destination: u32) -> u32 {
         let slots = |lower| self.shape.sizes().slots_of(self.remainder(lower, destination));
         (0..source).map(slots).fold(0, u32::saturating_add)
     }
 
-    /// First row of `destination`'s replies in the replies area of `source`, behind those of all lower ranks.
+    /// First row for `destination`'s replies in the replies area at `source`, after all lower ranks' replies.
     pub fn reply_offset(&self, source: u32, destination: u32) -> u32 {
         (0..destination).map(|lower| self.replies(source, lower)).sum()
     }
 
-    /// For each expert of the group, the tokens that name it, over the headers taken so far.
+    /// For each expert in the group, the tokens that name it, over the headers taken so far.
     pub fn rows_of_expert(&self) -> &[u64] {
         &self.rows_of_expert
     }
 
-    /// For each of this rank's experts, the tokens of `source` that name it.
+    /// For each of this rank's experts, the tokens from `source` that name it.
     pub(crate) fn local_rows(&self, source: u32) -> &[u32] {
         let local = self.shape.local_experts();
         &self.local[source as usize * local..][..local]
@@ -186,7 +186,7 @@ impl RoundCounts {
         0..self.shape.config().ranks
     }
 
-    /// Reads a header into the scratch and checks its fixed part.
+    /// Reads a header into the scratch and checks the fixed part.
     fn decode(&mut self, peer: u32, header: &[u8]) -> Result<(), Error> {
         let wrong = |what, expected, seen| Err(Error::Header { peer, what, expected, seen });
         let length = header_bytes(self.shape.config()) as u64;
@@ -222,7 +222,7 @@ impl RoundCounts {
         Ok(())
     }
 
-    /// Checks that the rows to each rank are consistent with the counts of its experts, and stores the sums.
+    /// Checks that the row counts to each rank are consistent with its experts' counts, and stores the sums.
     fn check_and_store(&mut self, peer: u32) -> Result<(), Error> {
         let ranks = self.accepted.len();
         let (to_rank, of_expert) = self.scratch.split_at(ranks);

@@ -1,8 +1,8 @@
-//! Metadata records of a send plan's rows.
+//! Metadata records for a send plan's rows.
 //!
-//! Layout, little-endian, aligned to 4 bytes: a count (u32), then for each expert its number within the
-//! destination's block (u16), its top-k slot (u16) and the router's weight (float32). Scales begin and end at
-//! a multiple of 16 bytes. All records of a shape have the same length.
+//! Layout, little-endian, aligned to 4 bytes: a count (u32), then for each expert the number within the
+//! destination's block (u16), the top-k slot (u16) and the router's weight (float32). Scales begin and end at
+//! a multiple of 16 bytes. All records in a shape have the same length.
 
 use crate::area::Area;
 use crate::error::Error;
@@ -10,8 +10,8 @@ use crate::plan::record::encode;
 use crate::plan::rows::RowsMut;
 use crate::plan::send::SendPlan;
 
-/// Writes the records of `rows` of the plan, the first into row 0 of `out`. `scales` holds the scales of all
-/// tokens of the batch, `[tokens, blocks]`; it is empty for tokens without scales.
+/// Writes the records for `rows` in the plan, the first into row 0 of `out`. `scales` holds the scales for
+/// all tokens in the batch, `[tokens, blocks]`; it is empty for tokens without scales.
 ///
 /// # Errors
 /// [`Error::TooFewRows`] or [`Error::RowLength`] if `out` does not fit this plan's shape;
@@ -34,7 +34,7 @@ pub fn pack(
     Ok(())
 }
 
-/// Rejects scales whose length differs from that of the plan's tokens.
+/// Rejects scales whose length does not fit the plan's tokens.
 pub(crate) fn check_scales(plan: &SendPlan, scales: &[u8]) -> Result<(), Error> {
     let (expected, given) = (plan.tokens() * plan.shape().scale_bytes(), scales.len());
     if given != expected {

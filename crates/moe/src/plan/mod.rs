@@ -1,13 +1,13 @@
 //! Planners: pure functions from expert ids and counts to rows, offsets and sums.
 //!
-//! - `rows.rs`: rows of equal length in plain bytes
+//! - `rows.rs`: equally long rows in plain bytes
 //! - `send.rs`: the sender's plan, from expert ids
-//! - `record.rs`: metadata record of a row
-//! - `metadata.rs`: records of a send plan's rows
+//! - `record.rs`: a row's metadata record
+//! - `metadata.rs`: records for a send plan's rows
 //! - `header.rs`: counts that ranks exchange
 //! - `receive.rs`: the receiver's plan, from all counts
-//! - `packing.rs`: choice and size of packed writes
-//! - `reduce.rs`: arithmetic of combine
+//! - `packing.rs`: packed writes, when they are used and how large they are
+//! - `reduce.rs`: combine arithmetic
 
 pub mod header;
 pub mod metadata;

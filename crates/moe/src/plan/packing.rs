@@ -1,34 +1,35 @@
-//! Packing: rows of one write copied into one page, for routes whose parts take few pages.
+//! Packing: a write's rows copied into one page, for routes whose parts take few pages, such as one or four.
 //!
-//! A write of rows has two destination areas, and its tokens come from anywhere in the user's array: a page
-//! for the records and a page for each token. If a part takes one page, or four, each row or two would need a
-//! part and an immediate. On such a route the sender copies the tokens of the write to a staging buffer,
-//! followed by the records, and writes both as one page; the receiver's slots have room for the records
-//! behind the tokens. Both ends derive the choice from the route's rule and the number of rows.
+//! A row write has two destination areas, and the tokens come from anywhere in the user's array: a page for
+//! the records and a page for each token. If a part takes one page, or four, each row or two would need a
+//! part and an immediate. On such a route the sender copies the tokens to a staging buffer, followed by the
+//! records, and writes both as one page; the receiver's slots have room for the records behind the tokens.
+//! Both ends derive the choice from the route's rule and the row count.
 
 use crate::area::Area;
 use crate::shape::Shape;
 use weft_fabric::PartRule;
 
-/// Parts of at least this number of pages are filled from the user's array. A page is at least a token, so
-/// such parts are long enough, and a copy would only add latency.
+/// Parts with at least this many pages are filled from the user's array. A page is at least a token, so such
+/// parts are long enough, and a copy would only add latency.
 const MANY_PAGES: u32 = 16;
 
-/// Alignment of packed writes in the staging buffer, in bytes.
+/// Alignment for packed writes in the staging buffer, in bytes.
 pub(crate) const ALIGNMENT: u64 = 64;
 
-/// True if a write of `rows` rows, at least one, is packed on a route of this rule.
+/// True if a write with `rows` rows, at least one, is packed on a route with this rule.
 pub(crate) fn is_packed(parts: PartRule, rows: usize) -> bool {
     // One page for each row, and one for the records.
     parts.max_pages_per_part < MANY_PAGES && rows >= parts.max_pages_per_part as usize
 }
 
-/// Bytes of a packed write: tokens at the distance of slots, then the records.
+/// Packed write size in bytes: tokens at the slot stride, then the records.
 pub(crate) fn packed_bytes(shape: &Shape, rows: usize) -> u64 {
     rows as u64 * (stride(shape, Area::Tokens) + stride(shape, Area::Metadata))
 }
 
-/// Raises of the rows lane by `rows` rows: one write for the private rows, one for the remainder.
+/// Number of times that `rows` rows raise the rows lane: one write for the private rows, one for the
+/// remainder.
 pub(crate) fn raises_of_rows(shape: &Shape, parts: PartRule, rows: u32) -> u64 {
     let write = |rows: u32| match rows as usize {
         0 => 0,
@@ -42,7 +43,7 @@ pub(crate) fn raises_of_rows(shape: &Shape, parts: PartRule, rows: u32) -> u64 {
     write(private) + write(rows - private)
 }
 
-/// Bytes of the staging buffer of a channel, for peers over routes of these rules; 0 if none of them packs.
+/// Staging buffer size for a channel in bytes, for peers over routes with these rules; 0 if none packs.
 pub(crate) fn staging_bytes(shape: &Shape, routes: impl Iterator<Item = PartRule>) -> u128 {
     let packing = routes.filter(|parts| parts.max_pages_per_part < MANY_PAGES).count() as u32;
     let config = shape.config();
@@ -50,7 +51,7 @@ pub(crate) fn staging_bytes(shape: &Shape, routes: impl Iterator<Item = PartRule
     let copies = packing.min(config.top_k).min(shape.placement().owners());
     let row = u128::from(packed_bytes(shape, 1));
     let rows = u128::from(config.max_tokens) * u128::from(copies);
-    // The private rows and the remainder of each rank begin at a multiple of the alignment.
+    // Each rank's private rows and remainder begin at a multiple of the alignment.
     rows * row + 2 * u128::from(packing) * u128::from(ALIGNMENT)
 }
 
@@ -70,7 +71,7 @@ mod tests {
         PartRule { max_part_bytes: MIB, max_pages_per_part, ..PartRule::WHOLE }
     }
 
-    /// Tokens of a decode step: 7168 elements of bfloat16, top-8 of 256 experts on 32 ranks.
+    /// Tokens in a decode step: 7168 bfloat16 elements, top-8 from 256 experts on 32 ranks.
     fn shape(private_rows: u32) -> Shape {
         let config = Config::new(32, 0, 256, 8).sized(128, 7168).dtype(DType::BF16);
         Shape::new(Config { private_rows, ..config }).unwrap()
@@ -79,7 +80,7 @@ mod tests {
     #[test]
     fn decode_batches_are_at_most_two_parts_of_rows() {
         let shape = shape(64);
-        // Records of 68 bytes: 72 rows fit into 1 MiB.
+        // 68-byte records: 72 rows fit into 1 MiB.
         assert_eq!(packed_bytes(&shape, 72), 1_037_088);
         for pages in [1, 4] {
             for rows in 1..=128 {

@@ -1,7 +1,7 @@
-//! Receive plan: slot of each received row, and its positions by expert.
+//! Receive plan: each received row's slot, and its positions by expert.
 //!
-//! The counts alone determine the start of each (source, expert) group, so sources are taken in any order.
-//! Metadata are untrusted: each record is checked against the counts before use.
+//! The counts determine the start of each (source, expert) group, so sources are taken in any order. Metadata
+//! are untrusted: each record is checked against the counts before use.
 
 use std::ops::Range;
 
@@ -20,7 +20,8 @@ pub const PADDING: u32 = u32::MAX;
 ///
 /// *Rows* are received token copies, ordered by source and then by token. *Pairs* are (row, local expert), in
 /// that order and by top-k slot within a row. *Positions* are pairs ordered by local expert first, with the
-/// layout's padding: the rows of the experts' input and output.
+/// layout's padding: the experts' input and output rows. For example, a row that two local experts take is
+/// one row, two pairs and two positions.
 #[derive(Clone, Debug)]
 pub struct ReceivePlan {
     shape: Shape,
@@ -29,7 +30,7 @@ pub struct ReceivePlan {
     row_base: Vec<u32>,
     pair_base: Vec<u32>,
     remainder_offset: Vec<u32>,
-    /// First position of each group, `[source][local expert]`, with one more source for the ends.
+    /// Each group's first position, `[source][local expert]`, with one more source for the ends.
     position_base: Vec<u32>,
     expert_counts: Vec<u32>,
     expert_offsets: Vec<u32>,
@@ -40,7 +41,7 @@ pub struct ReceivePlan {
     row_pair: Vec<u32>,
     /// Position and weight, by pair.
     pairs: Vec<PairPosition>,
-    /// Cursor of each group while one source is read, by local expert.
+    /// Each group's cursor while one source is read, by local expert.
     cursors: Vec<GroupCursor>,
 }
 
@@ -54,12 +55,12 @@ struct PairPosition {
 struct GroupCursor {
     next: u32,
     end: u32,
-    /// Row of the last pair, plus 1.
+    /// Row in the last pair, plus 1.
     mark: u32,
 }
 
 impl ReceivePlan {
-    /// An empty plan with room for any round of this shape.
+    /// An empty plan with room for any round in this shape.
     pub fn new(shape: &Shape) -> ReceivePlan {
         let ranks = shape.config().ranks as usize;
         let local = shape.local_experts();
@@ -84,7 +85,7 @@ impl ReceivePlan {
         }
     }
 
-    /// Begins a round, given the counts of all ranks.
+    /// Begins a round, given all ranks' counts.
     ///
     /// # Errors
     /// [`Error::Capacity`] if some rank would receive more than it has room for.
@@ -133,8 +134,8 @@ impl ReceivePlan {
         Ok(())
     }
 
-    /// Rows of `source`. `run` returns the rows of a range of slots; it is called for the private rows and
-    /// for the remainder. Peers may still be writing to other slots.
+    /// Rows from `source`. `run` returns the rows for a slot range; it is called for the private rows and for
+    /// the remainder. Peers may still be writing to other slots.
     pub fn source_rows<'a>(
         &self,
         source: u32,
@@ -154,11 +155,11 @@ impl ReceivePlan {
         }
     }
 
-    /// Takes the metadata of `source`, once all its rows have arrived.
+    /// Takes `source`'s metadata, once all its rows have arrived.
     ///
     /// # Errors
     /// [`Error::Metadata`] if they contradict the source's header; [`Error::TooFewRows`] or
-    /// [`Error::RowLength`] if the records are not of this shape.
+    /// [`Error::RowLength`] if the records do not fit this shape.
     pub fn accept(&mut self, source: u32, metadata: SourceRows<'_>) -> Result<(), Error> {
         let record = self.shape.sizes().extent(Area::Metadata).stride as usize;
         metadata.require(Area::Metadata, self.rows_from(source).len(), record)?;
@@ -233,12 +234,12 @@ impl ReceivePlan {
         Ok(())
     }
 
-    /// True if the metadata of every source were taken.
+    /// True if every source's metadata were taken.
     pub fn is_complete(&self) -> bool {
         self.missing == 0
     }
 
-    /// Slot of row `index` of `source`, in the token and metadata areas.
+    /// Slot for row `index` from `source`, in the token and metadata areas.
     pub fn slot(&self, source: u32, index: u32) -> u32 {
         let config = self.shape.config();
         let private_slots = self.shape.sizes().private_slots();
@@ -257,7 +258,7 @@ impl ReceivePlan {
         self.row_base[source] as usize..self.row_base[source + 1] as usize
     }
 
-    /// Rows of the send-replies area for `source`.
+    /// Rows for `source` in the send-replies area.
     pub fn replies_to(&self, source: u32) -> Range<usize> {
         let at = source as usize;
         match self.shape.config().combine {
@@ -266,39 +267,39 @@ impl ReceivePlan {
         }
     }
 
-    /// Number of received rows.
+    /// Received row count.
     pub fn row_count(&self) -> usize {
         self.row_base.last().map_or(0, |&rows| rows as usize)
     }
 
-    /// Tokens of each local expert.
+    /// Token count for each local expert.
     pub fn expert_counts(&self) -> &[u32] {
         &self.expert_counts
     }
 
-    /// First position of each local expert's group, then the number of positions.
+    /// Each local expert group's first position, then the position count.
     pub fn expert_offsets(&self) -> &[u32] {
         &self.expert_offsets
     }
 
-    /// Number of positions: rows of the experts' input and output, padding included.
+    /// Position count: the experts' input and output rows, including padding.
     pub fn positions(&self) -> usize {
         self.slots.len()
     }
 
-    /// Slot of each position in the token area, or [`PADDING`]. In the indexed layout this is the
+    /// Each position's slot in the token area, or [`PADDING`]. In the indexed layout this is the
     /// concatenation of the experts' lists.
     pub fn slots(&self) -> &[u32] {
         &self.slots
     }
 
-    /// Router's weight of each position; 0 for padding.
+    /// Router's weight for each position; 0 for padding.
     pub fn weights(&self) -> &[f32] {
         &self.weights
     }
 
-    /// Copies the rows of `source`, whose metadata were taken, to their positions (contiguous layout): tokens
-    /// to [`Area::Expert`], or scales to [`Area::ExpertScales`].
+    /// Copies `source`'s rows, whose metadata were taken, to their positions (contiguous layout): tokens to
+    /// [`Area::Expert`], or scales to [`Area::ExpertScales`].
     ///
     /// # Errors
     /// [`Error::TooFewRows`] or [`Error::RowLength`] if rows do not fit the plan.
@@ -322,7 +323,7 @@ impl ReceivePlan {
         Ok(())
     }
 
-    /// Writes zeros to the padding of [`Area::Expert`] or [`Area::ExpertScales`].
+    /// Writes zeros to the padding in [`Area::Expert`] or [`Area::ExpertScales`].
     ///
     /// # Errors
     /// [`Error::TooFewRows`] or [`Error::RowLength`] if `out` does not fit the plan.
@@ -336,13 +337,13 @@ impl ReceivePlan {
         Ok(())
     }
 
-    /// Position and weight of each pair of `row`, in top-k order.
+    /// Position and weight for each pair in `row`, in top-k order.
     pub(crate) fn pairs_of(&self, row: usize) -> impl Iterator<Item = (usize, f32)> + Clone + '_ {
         let pairs = self.row_pair[row] as usize..self.row_pair[row + 1] as usize;
         self.pairs[pairs].iter().map(|pair| (pair.position as usize, pair.weight))
     }
 
-    /// Shape of the plan.
+    /// The plan's shape.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }

@@ -1,12 +1,11 @@
-//! Metadata record of a row: the destination's experts that take it, their weights, and the scales of its
-//! elements.
+//! A row's metadata record: the destination's experts that take it, the weights, and the element scales.
 
 use crate::shape::wire::{RECORD_COUNT as COUNT, RECORD_ENTRY as ENTRY};
 
-/// Expert of a row.
+/// A row's expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecordEntry {
-    /// Number of the expert within its rank's block.
+    /// Expert number within the rank's block.
     pub expert: u16,
     /// The top-k slot.
     pub slot: u16,
@@ -41,7 +40,7 @@ impl<'a> MetadataRecord<'a> {
         MetadataRecord { count, entries: rest.as_chunks().0 }
     }
 
-    /// Entries up to the count or the end of the record.
+    /// Entries up to the count or the record's end.
     pub(crate) fn entries(&self) -> impl Iterator<Item = RecordEntry> + 'a {
         self.entries.iter().take(self.count as usize).map(|[a, b, c, d, w @ ..]| RecordEntry {
             expert: u16::from_le_bytes([*a, *b]),

@@ -1,10 +1,10 @@
-//! Arithmetic of combine: replies at the experts' rank, and their sum at the source.
+//! Combine arithmetic: replies at the experts' rank, and the sum at the source.
 //!
 //! Sums are in float32 from +0; products are rounded before they are added. If replies are reduced at the
-//! experts, a rank's reply is its sum in top-k order, rounded once to the reply type; the source adds the
+//! experts, a rank's reply is the sum in top-k order, rounded once to the reply type; the source adds the
 //! replies in rank order and rounds once to the output type. With one reply per expert each output is rounded
-//! to the reply type, which is exact if that is the outputs' own type or float32; the source adds `weight *
-//! reply` in top-k order, as a single process does.
+//! to the reply type, which is exact if that is the outputs' own type or float32; the source adds
+//! `weight * reply` in top-k order, as a single process does.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use crate::shape::config::{CombineMode, Weighting};
 
 /// Writes the replies to `source` into `out`, the first into row 0.
 ///
-/// `outputs` holds the experts' outputs in the combine type, a row for each position of the plan.
+/// `outputs` holds the experts' outputs in the combine type, a row for each position in the plan.
 ///
 /// # Errors
 /// [`Error::TooFewRows`] or [`Error::RowLength`] if an array does not fit the plan.
@@ -59,10 +59,10 @@ pub fn reply(
     Ok(())
 }
 
-/// Writes the combined result of `tokens` to `out`, which has a row for each token of the batch. A token
+/// Writes the combined result for `tokens` to `out`, which has a row for each token in the batch. A token
 /// without experts gives zeros.
 ///
-/// `replies` is the used part of the replies area.
+/// `replies` is the used part in the replies area.
 ///
 /// # Errors
 /// [`Error::TooFewRows`] or [`Error::RowLength`] if an array does not fit the plan.

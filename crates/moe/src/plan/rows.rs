@@ -1,10 +1,10 @@
-//! Rows of equal length in plain bytes: views of areas and of the caller's arrays.
+//! Equally long rows in plain bytes: views into areas and the caller's arrays.
 
 use crate::area::Area;
 use crate::error::Error;
 use std::ops::Range;
 
-/// Rows of `row_bytes` bytes at a distance of `stride` bytes.
+/// Rows with `row_bytes` bytes, `stride` bytes apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
     bytes: &'a [u8],
@@ -19,7 +19,7 @@ impl<'a> Rows<'a> {
         Rows { bytes, row_bytes, stride }
     }
 
-    /// The number of whole rows.
+    /// Number of whole rows.
     pub fn count(&self) -> usize {
         whole_rows(self.bytes.len(), self.row_bytes, self.stride)
     }
@@ -29,20 +29,20 @@ impl<'a> Rows<'a> {
         &self.bytes[index * self.stride..][..self.row_bytes]
     }
 
-    /// A stretch of each row: bytes `columns`, which are at least one.
+    /// The same stretch in each row: bytes `columns`, at least one.
     pub fn columns(&self, columns: Range<usize>) -> Rows<'a> {
         assert!(columns.end <= self.row_bytes, "a stretch of a row is within it");
         let bytes = self.bytes.get(columns.start..).unwrap_or_default();
         Rows::new(bytes, columns.len(), self.stride)
     }
 
-    /// Rejects fewer than `count` rows, and rows of another length.
+    /// Rejects fewer than `count` rows, and rows with another length.
     pub fn require(&self, what: Area, count: usize, row_bytes: usize) -> Result<(), Error> {
         require(what, (self.count(), self.row_bytes), (count, row_bytes))
     }
 }
 
-/// The rows that one source sent, from an area of slots: see
+/// The rows that one source sent, from a slot area: see
 /// [`ReceivePlan::source_rows`](crate::ReceivePlan::source_rows).
 #[derive(Clone, Copy, Debug)]
 pub struct SourceRows<'a> {
@@ -52,7 +52,7 @@ pub struct SourceRows<'a> {
 }
 
 impl<'a> SourceRows<'a> {
-    /// Row `index` of the source; panics past the end, so callers [`SourceRows::require`] first.
+    /// The source's row `index`; panics past the end, so callers [`SourceRows::require`] first.
     pub fn row(&self, index: usize) -> &'a [u8] {
         match index.checked_sub(self.private_rows) {
             None => self.private.row(index),
@@ -60,7 +60,7 @@ impl<'a> SourceRows<'a> {
         }
     }
 
-    /// A stretch of each row: bytes `columns`, which are at least one.
+    /// The same stretch in each row: bytes `columns`, at least one.
     pub fn columns(&self, columns: Range<usize>) -> SourceRows<'a> {
         SourceRows {
             private: self.private.columns(columns.clone()),
@@ -69,7 +69,7 @@ impl<'a> SourceRows<'a> {
         }
     }
 
-    /// Rejects fewer than `count` rows, and rows of another length.
+    /// Rejects fewer than `count` rows, and rows with another length.
     pub fn require(&self, what: Area, count: usize, row_bytes: usize) -> Result<(), Error> {
         let private = count.min(self.private_rows);
         self.private.require(what, private, row_bytes)?;
@@ -92,7 +92,7 @@ impl<'a> RowsMut<'a> {
         RowsMut { bytes, row_bytes, stride }
     }
 
-    /// The number of whole rows.
+    /// Number of whole rows.
     pub fn count(&self) -> usize {
         whole_rows(self.bytes.len(), self.row_bytes, self.stride)
     }
@@ -102,7 +102,7 @@ impl<'a> RowsMut<'a> {
         &mut self.bytes[index * self.stride..][..self.row_bytes]
     }
 
-    /// Rejects fewer than `count` rows, and rows of another length.
+    /// Rejects fewer than `count` rows, and rows with another length.
     pub fn require(&self, what: Area, count: usize, row_bytes: usize) -> Result<(), Error> {
         require(what, (self.count(), self.row_bytes), (count, row_bytes))
     }

@@ -1,8 +1,9 @@
 //! Send plan: from expert ids to the rows for each rank.
 //!
-//! A token goes once to each rank that owns any of its experts. Two passes over the ids make the plan: the
-//! first counts; the second is a counting sort by destination, so each destination's rows are in token order
-//! and its pairs in top-k order within a row. Both passes are bound by about 24 instructions per pair.
+//! A token goes once to each rank that owns any of its experts: with experts 0 and 1 on one rank, for
+//! example, it is one row there. Two passes over the ids make the plan: the first counts; the second is a
+//! counting sort by destination, so each destination's rows are in token order and its pairs in top-k order
+//! within a row. Both passes are bound by about 24 instructions per pair.
 
 use std::ops::Range;
 
@@ -13,13 +14,13 @@ use crate::shape::Shape;
 use crate::shape::config::CombineMode;
 use crate::shape::wire::MARK;
 
-/// A slot without a reply of its own.
+/// A slot without a separate reply.
 const NO_REPLY: u32 = u32::MAX;
 /// A slot without an expert.
 const NO_EXPERT: u32 = u32::MAX;
-/// Flag of a slot's expert: the first of its token at its rank.
+/// Flag on a slot's expert: the first that the token names on that rank.
 const FIRST: u32 = MARK;
-/// Flag of a row's first pair: the token names more experts of that rank.
+/// Flag on a row's first pair: the token names more experts on that rank.
 const MORE: u32 = MARK;
 /// Rows that one rank sends in one round. Allocated once; [`SendPlan::build`] fills it without allocating.
 ///
@@ -32,16 +33,16 @@ pub struct SendPlan {
     /// Owner rank, by expert.
     owners: Vec<u32>,
     experts: Vec<Tally>,
-    /// Number of rows in the first pass, by rank.
+    /// Row counts in the first pass, by rank.
     ranks: Vec<Tally>,
     cursors: Vec<DestinationCursor>,
     rows_of_expert: Vec<u32>,
     rows_to_rank: Vec<u32>,
     row_base: Vec<u32>,
     pair_base: Vec<u32>,
-    /// Index of the first pair in the array of ids, `token * top_k + slot`, with [`MORE`]; by row.
+    /// Index of the first pair in the id array, `token * top_k + slot`, with [`MORE`]; by row.
     rows: Vec<u32>,
-    /// Expert, with [`FIRST`], or [`NO_EXPERT`]; by index in the array of ids.
+    /// Expert, with [`FIRST`], or [`NO_EXPERT`]; by index in the id array.
     slots: Vec<u32>,
     reply_of_slot: Vec<u32>,
     weights: Vec<f32>,
@@ -54,7 +55,7 @@ struct Tally {
     count: u32,
 }
 
-/// Next row (lower half) and next pair (upper half) of a destination, so that one store advances both.
+/// A destination's next row (lower half) and next pair (upper half), so that one store advances both.
 #[derive(Clone, Copy, Debug, Default)]
 struct DestinationCursor(u64);
 
@@ -78,7 +79,7 @@ impl DestinationCursor {
 }
 
 impl SendPlan {
-    /// An empty plan with room for any round of this shape.
+    /// An empty plan with room for any round in this shape.
     pub fn new(shape: &Shape) -> SendPlan {
         let placement = shape.placement();
         let config = shape.config();
@@ -195,7 +196,7 @@ impl SendPlan {
         Ok(())
     }
 
-    /// Between the passes: prefix sums of the counts.
+    /// Between the passes: prefix sums over the counts.
     fn place(&mut self) {
         for (count, expert) in self.rows_of_expert.iter_mut().zip(&self.experts) {
             *count = expert.count;
@@ -214,7 +215,7 @@ impl SendPlan {
         (self.row_base[ranks], self.pair_base[ranks]) = (row, pair);
     }
 
-    /// Second pass: assigns each pair and each row its index.
+    /// Second pass: assigns an index to each pair and each row.
     fn sort<const PER_EXPERT: bool>(&mut self, ids: usize) {
         let SendPlan { owners, cursors, rows, slots, reply_of_slot, .. } = self;
         let slots = slots[..ids].iter().zip(&mut reply_of_slot[..ids]);
@@ -236,12 +237,12 @@ impl SendPlan {
         }
     }
 
-    /// Shape of the plan.
+    /// The plan's shape.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Number of tokens of the batch.
+    /// Token count in the batch.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
@@ -251,17 +252,17 @@ impl SendPlan {
         &self.rows_to_rank
     }
 
-    /// For each expert of the group, the tokens that name it.
+    /// For each expert in the group, the tokens that name it.
     pub fn rows_of_expert(&self) -> &[u32] {
         &self.rows_of_expert
     }
 
-    /// Number of rows, over all destinations.
+    /// Row count, over all destinations.
     pub fn row_count(&self) -> usize {
         self.row_base[self.ranks.len()] as usize
     }
 
-    /// Number of pairs, over all destinations.
+    /// Pair count, over all destinations.
     pub fn pair_count(&self) -> usize {
         self.pair_base[self.ranks.len()] as usize
     }
@@ -278,7 +279,7 @@ impl SendPlan {
         self.pair_base[rank] as usize..self.pair_base[rank + 1] as usize
     }
 
-    /// Rows of the replies area for the replies of `rank`.
+    /// Rows in the replies area for replies from `rank`.
     pub fn replies_from(&self, rank: u32) -> Range<usize> {
         match self.shape.config().combine {
             CombineMode::ReduceAtExpert => self.rows_for(rank),
@@ -286,7 +287,7 @@ impl SendPlan {
         }
     }
 
-    /// Number of replies, over all ranks.
+    /// Reply count, over all ranks.
     pub fn reply_count(&self) -> usize {
         match self.shape.config().combine {
             CombineMode::ReduceAtExpert => self.row_count(),
@@ -294,12 +295,12 @@ impl SendPlan {
         }
     }
 
-    /// Token of `row`.
+    /// Token in `row`.
     pub fn token_of(&self, row: usize) -> usize {
         ((self.rows[row] & !MORE) / self.shape.config().top_k) as usize
     }
 
-    /// Metadata of `row`: the destination's experts that take it, in top-k order.
+    /// Metadata for `row`: the destination's experts that take it, in top-k order.
     pub(crate) fn entries(&self, row: usize) -> impl Iterator<Item = RecordEntry> + '_ {
         let (first, more) = (self.rows[row] & !MORE, self.rows[row] & MORE != 0);
         let top_k = self.shape.config().top_k;
@@ -307,7 +308,7 @@ impl SendPlan {
         let end = if more { token + top_k } else { first + 1 };
         let expert = |place: u32| self.slots[place as usize] & !FIRST;
         let block = self.shape.placement().experts_of(self.owners[expert(first) as usize]);
-        // The token's other slots of the same rank. No block contains the value of an empty slot.
+        // The token's other slots on the same rank. No block contains the empty-slot value.
         (first..end).filter_map(move |place| {
             let expert = expert(place);
             block.contains(&expert).then(|| RecordEntry {
@@ -318,13 +319,13 @@ impl SendPlan {
         })
     }
 
-    /// Bytes of a metadata record.
+    /// Metadata record size in bytes.
     pub(crate) fn metadata_bytes(&self) -> usize {
         self.shape.sizes().extent(Area::Metadata).stride as usize
     }
 
-    /// Orders the replies of `tokens` by rank, the order of the sum over replies that were reduced at the
-    /// experts. Rows are sorted by rank, so this is the order of row numbers.
+    /// Orders the replies to `tokens` by rank, the summation order for replies that were reduced at the
+    /// experts. Rows are sorted by rank, so this is row number order.
     pub(crate) fn order_replies(&mut self, tokens: Range<usize>) {
         let top_k = self.shape.config().top_k as usize;
         if self.shape.config().combine == CombineMode::ReduceAtExpert {
@@ -336,7 +337,7 @@ impl SendPlan {
         }
     }
 
-    /// Rows of the replies area for `token`, in summation order, each with the weight of its top-k slot. The
+    /// Rows in the replies area for `token`, in summation order, each with its top-k slot's weight. The
     /// weight is meaningful only with one reply per expert.
     pub(crate) fn replies_of(&self, token: usize) -> impl Iterator<Item = (f32, u32)> + Clone + '_ {
         let top_k = self.shape.config().top_k as usize;

@@ -13,14 +13,14 @@ use weft_fabric::{
     Time, WaitOptions, clock,
 };
 
-/// Expert-parallel all-to-all: tokens to the ranks of their experts, results back.
+/// Expert-parallel all-to-all: sends tokens to their experts' ranks, and returns results.
 ///
-/// Every rank starts its rounds in the same order. The four halves of a handle come in order; with more than
-/// one channel the next round may begin before the previous one is released. Any thread may call at any time:
-/// no call blocks on another thread's wait, so the halves of several rounds may be in several threads. Calls
-/// on the same round need external ordering.
+/// Every rank starts its rounds in the same order. A handle's four halves come in order; with more than one
+/// channel the next round may begin before the previous one is released. Any thread may call at any time: no
+/// call blocks on another thread's wait, so several rounds' halves may be in several threads. Calls on the
+/// same round need external ordering.
 ///
-/// Each call takes a host: [`weft_fabric::Communicator::access`], or an engine of the caller.
+/// Each call takes a host: [`weft_fabric::Communicator::access`], or the caller's engine.
 pub struct AllToAll {
     pub(crate) driver: SharedDriver<Driver>,
     pub(crate) counters: Vec<CounterId>,
@@ -45,10 +45,10 @@ impl AllToAll {
         self.driver.is_ended()
     }
 
-    /// Starts a round by [`Driver::begin`] and submits its first writes.
+    /// Starts a round by [`Driver::begin`] and submits the first writes.
     ///
     /// # Errors
-    /// Those of [`Driver::begin`] and of the fabric; the round has then not begun. [`Error::Closed`], as from
+    /// Errors from [`Driver::begin`] and the fabric; the round has then not begun. [`Error::Closed`], as from
     /// every call.
     pub fn dispatch_send<I: Copy + Into<i64>>(
         &self,
@@ -66,12 +66,11 @@ impl AllToAll {
         Ok(handle)
     }
 
-    /// Waits until all tokens for this rank's experts have arrived and all writes of this rank have
-    /// completed.
+    /// Waits until all tokens for this rank's experts have arrived and all this rank's writes have completed.
     ///
     /// # Errors
     /// [`Error::Timeout`], after which the call may be repeated; [`Error::Capacity`], the same on every rank,
-    /// after which the round has ended and the next may begin; protocol violations and losses of peers, after
+    /// after which the round has ended and the next may begin; protocol violations and lost peers, after
     /// which the group is poisoned.
     pub fn dispatch_recv(
         &self,
@@ -88,8 +87,8 @@ impl AllToAll {
         Ok(())
     }
 
-    /// Calls `look` with the received tokens of a round (see [`Driver::received`]) and the tokens of each
-    /// expert of the group.
+    /// Calls `look` with a round's received tokens (see [`Driver::received`]) and the token count for each
+    /// expert in the group.
     ///
     /// # Errors
     /// [`Error::WrongStage`].
@@ -102,9 +101,9 @@ impl AllToAll {
         self.call(host, |driver, _| Ok(look(driver.received(handle)?, driver.expert_load(handle)?)))
     }
 
-    /// Sends the experts' outputs back. `outputs` has a row for every position of the received plan, in the
-    /// combine dtype, and may be changed once this returns. Replies for one source are sent while those for
-    /// the next are computed.
+    /// Sends the experts' outputs back. `outputs` has a row for every position in the received plan, in the
+    /// combine dtype, and may be changed once this returns. Replies to one source are sent while the next
+    /// source's are computed.
     pub fn combine_send(
         &self,
         host: &mut impl EngineAccess,
@@ -200,7 +199,7 @@ impl AllToAll {
         Self::poison_on_violation(host, turned)?.ok_or(Error::Closed)
     }
 
-    /// Waits, after the end of all calls, until no write of this rank is in flight.
+    /// Waits, after all calls have ended, until no write from this rank is in flight.
     pub(crate) fn drain(
         &self,
         host: &mut impl EngineAccess,

@@ -1,9 +1,9 @@
-//! Memory of a channel, by area.
+//! Channel memory, by area.
 //!
-//! The only file of this crate that accesses memory that peers write. Soundness rests on the protocol of
-//! [`crate::protocol::channel`]: of an arrival area only those rows are accessed that a counter has counted
-//! and that were not credited, so no peer writes them; peers may be writing other rows of the same area. The
-//! other areas are written by this rank alone.
+//! Only this file in the crate accesses memory that peers write. Soundness rests on the
+//! [`crate::protocol::channel`] protocol: in an arrival area, only rows are accessed that a counter has
+//! counted and that were not credited, so no peer writes them; peers may be writing other rows in the same
+//! area. Only this rank writes the other areas.
 
 use crate::area::Area;
 use crate::plan::rows::{Rows, RowsMut};
@@ -12,12 +12,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use weft_fabric::{Engine, Memory, Region, RegionKey};
 
-/// Memory of one channel.
+/// Memory for one channel.
 #[derive(Debug)]
 pub(crate) struct ChannelMemory {
     shape: Shape,
     region: Region,
-    /// Staging memory of packed rows; `None` if no route packs.
+    /// Staging memory for packed rows; `None` if no route packs.
     staging: Option<Region>,
 }
 
@@ -60,12 +60,12 @@ impl ChannelMemory {
         &self.region
     }
 
-    /// Key of the region.
+    /// Region key.
     pub fn key(&self) -> RegionKey {
         self.region.key()
     }
 
-    /// Memory of the region.
+    /// Region memory.
     pub fn memory(&self) -> &Arc<Memory> {
         self.region.memory()
     }
@@ -75,24 +75,24 @@ impl ChannelMemory {
         0..self.shape.sizes().extent(Area::SendHeader).offset
     }
 
-    /// The first byte of a row.
+    /// A row's first byte.
     pub fn offset(&self, area: Area, row: usize) -> u64 {
         let extent = self.shape.sizes().extent(area);
         extent.offset + row as u64 * u64::from(extent.stride)
     }
 
-    /// Rows `rows` of an area, for reading. Of an arrival area, all these rows must have arrived.
+    /// Rows `rows` in an area, for reading. In an arrival area, all these rows must have arrived.
     pub fn rows(&self, area: Area, rows: Range<usize>) -> Rows<'_> {
         let extent = self.shape.sizes().extent(area);
         let stride = extent.stride as usize;
         let (offset, length) = (self.offset(area, rows.start) as usize, rows.len() * stride);
-        // SAFETY: see the module's header. Callers name rows of arrival areas between count and credit only;
-        // the other areas are written by this rank only, through `&mut self`.
+        // SAFETY: see the module's header. Callers name rows in arrival areas only between count and credit;
+        // only this rank writes the other areas, through `&mut self`.
         let bytes = unsafe { self.memory().bytes(offset, length) };
         Rows::new(bytes, self.shape.area_row_bytes(area), stride)
     }
 
-    /// Rows of one area, for writing, and a reader of the rows of another.
+    /// Rows in one area, for writing, and a reader for rows in another.
     ///
     /// # Panics
     /// If both are the same area.
@@ -107,7 +107,7 @@ impl ChannelMemory {
         (this.rows_mut_unchecked(area, rows), move |rows| this.rows(other, rows))
     }
 
-    /// Rows of an area, for writing.
+    /// Rows in an area, for writing.
     pub fn rows_mut(&mut self, area: Area, rows: Range<usize>) -> RowsMut<'_> {
         self.rows_mut_unchecked(area, rows)
     }
@@ -116,7 +116,7 @@ impl ChannelMemory {
         let stride = self.shape.sizes().extent(area).stride as usize;
         let (offset, length) = (self.offset(area, rows.start) as usize, rows.len() * stride);
         // SAFETY: see the module's header. `write_beside` and `rows_mut` hold `&mut self`, and the only other
-        // slices that live at the same time are of another area.
+        // slices that live at the same time are in another area.
         let bytes = unsafe { self.memory().bytes_mut(offset, length) };
         RowsMut::new(bytes, self.shape.area_row_bytes(area), stride)
     }

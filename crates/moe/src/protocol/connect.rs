@@ -1,4 +1,4 @@
-//! Construction of an all-to-all on all ranks of a communicator, and its end.
+//! Constructing an all-to-all on all ranks in a communicator, and ending it.
 
 use crate::error::Error;
 use crate::protocol::all_to_all::AllToAll;
@@ -13,8 +13,8 @@ impl AllToAll {
     /// `rank`.
     ///
     /// # Errors
-    /// Those of [`crate::Shape::new`]; [`Error::Disagreement`] if the ranks' configurations differ, before
-    /// any allocation; those of the fabric; [`Error::PeerRefused`] if a peer could not allocate its part. All
+    /// Errors from [`crate::Shape::new`]; [`Error::Disagreement`] if the ranks' configurations differ, before
+    /// any allocation; fabric errors; [`Error::PeerRefused`] if a peer could not allocate its part. All
     /// memory is released on every rank, unless grants were exchanged.
     pub fn connect(
         communicator: &Communicator,
@@ -58,9 +58,9 @@ impl AllToAll {
         Ok(AllToAll::new(driver))
     }
 
-    /// Releases all memory, and the mappings of the peers' memory; every rank calls this. Writes in flight
-    /// arrive first, also those of rounds that were not released, and are dropped. Waits of other threads end
-    /// with [`Error::Closed`]. A second call returns at once.
+    /// Releases all memory, and the mappings to peers' memory; every rank calls this. Writes in flight arrive
+    /// first, also in rounds that were not released, and are dropped. Waits in other threads end with
+    /// [`Error::Closed`]. A second call returns at once.
     ///
     /// # Errors
     /// [`weft_fabric::Error::Timeout`] if the other ranks do not call this. The memory then stays until the
@@ -85,7 +85,7 @@ impl AllToAll {
         if leave(driver, &mut communicator.engine()) { Ok(()) } else { settled }
     }
 
-    /// [`AllToAll::close`] by this rank alone. Peers may still write to its memory, which stays until the
+    /// [`AllToAll::close`] on only this rank. Peers may still write to its memory, which stays until the
     /// communicator is dropped, unless the group is poisoned.
     pub fn abandon(&self, communicator: &Communicator) {
         if self.driver.end(&mut communicator.access())
@@ -108,8 +108,7 @@ fn leave(driver: Driver, engine: &mut Engine) -> bool {
     poisoned
 }
 
-/// Returns the driver if every rank has allocated its own. Otherwise releases it: no peer has a grant of it
-/// yet.
+/// Returns the driver if every rank has allocated its own. Otherwise releases it: no peer has a grant yet.
 fn made_by_all(
     communicator: &Communicator,
     made: Result<Driver, Error>,

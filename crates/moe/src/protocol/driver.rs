@@ -1,4 +1,4 @@
-//! All channels of an all-to-all as one polled driver.
+//! All channels in an all-to-all as one polled driver.
 
 use crate::area::Area;
 use crate::error::{Error, fits};
@@ -9,9 +9,9 @@ use crate::protocol::peer::{Lane, PeerState};
 use crate::shape::Shape;
 use weft_fabric::{CounterId, Engine, Event, Grant, Rank, RemoteRegion, Requests, Time};
 
-/// State machine of an all-to-all: no clock, no I/O, no allocation after construction.
+/// All-to-all state machine: no clock, no I/O, no allocation after construction.
 ///
-/// `round.rs` has the calls on its rounds.
+/// `round.rs` has the calls on rounds.
 pub struct Driver {
     shape: Shape,
     channels: Vec<Channel>,
@@ -21,12 +21,12 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Allocates the channels and the counters. Every rank of the group does this in the same order relative
+    /// Allocates the channels and the counters. Every rank in the group does this in the same order relative
     /// to its other objects, once all [agree](crate::Config::agree); then grants are exchanged and linked.
     ///
     /// # Errors
     /// [`Error::WrongGroup`]; [`Error::TooLarge`] if the staging memory exceeds [`crate::Config::max_bytes`];
-    /// those of the fabric. Memory allocated before the error is released.
+    /// fabric errors. Memory allocated before the error is released.
     pub fn allocate(engine: &mut Engine, shape: &Shape) -> Result<Driver, Error> {
         let (rank, ranks) = (shape.config().rank, shape.config().ranks);
         let (engine_rank, engine_ranks) = (engine.rank().0, engine.size());
@@ -56,7 +56,7 @@ impl Driver {
         Ok(engine.grant(peer, &regions, &self.counters)?)
     }
 
-    /// Imports the grant of `peer`.
+    /// Imports `peer`'s grant.
     pub fn link(
         &mut self,
         engine: &mut Engine,
@@ -68,7 +68,7 @@ impl Driver {
         self.linked(engine, peer, remotes)
     }
 
-    /// Takes the regions of `peer`, whose grant the engine has imported.
+    /// Takes `peer`'s regions, whose grant the engine has imported.
     pub(crate) fn linked(
         &mut self,
         engine: &Engine,
@@ -88,7 +88,7 @@ impl Driver {
         let bytes = self.shape.sizes().channel_bytes();
         for (channel, remote) in self.channels.iter_mut().zip(remotes) {
             if remote.length != bytes {
-                return differ("bytes of a channel", bytes, remote.length);
+                return differ("channel bytes", bytes, remote.length);
             }
             channel.link(peer, PeerState::new(remote.key, route.parts));
         }
@@ -100,12 +100,12 @@ impl Driver {
         &self.shape
     }
 
-    /// True if no write of this rank is in flight, in any round.
+    /// True if no write from this rank is in flight, in any round.
     pub(crate) fn is_drained(&self) -> bool {
         self.channels.iter().all(Channel::is_drained)
     }
 
-    /// Releases the memory here, and the mappings of the peers' memory. No rank writes to either any more.
+    /// Releases the memory here, and the mappings to peers' memory. No rank writes to either any more.
     pub(crate) fn give_back(self, engine: &mut Engine) {
         for counter in self.counters {
             // May have been released with its last call; a second release is rejected without effect.
@@ -121,17 +121,17 @@ impl Driver {
         }
     }
 
-    /// Number of the next round.
+    /// Next round's number.
     pub fn next_round(&self) -> u64 {
         self.next_round
     }
 
-    /// Advances the number of the next round.
+    /// Advances the next round's number.
     pub(crate) fn advance_round(&mut self) {
         self.next_round += 1;
     }
 
-    /// Channel of a round.
+    /// A round's channel.
     pub(crate) fn channel(&self, round: u64) -> &Channel {
         &self.channels[(round % self.channels.len() as u64) as usize]
     }
@@ -141,7 +141,7 @@ impl Driver {
         &mut self.channels[index]
     }
 
-    /// Requests with room for those of one poll.
+    /// Requests with room for one poll.
     pub fn requests(&self) -> Requests {
         let peers = self.shape.config().ranks as usize;
         let rows = self.shape.sizes().extent(Area::SendMetadata).rows as usize;
@@ -151,7 +151,7 @@ impl Driver {
     }
 }
 
-/// Memory and counters of all channels; on an error all of it is released.
+/// Memory and counters for all channels; on an error all are released.
 fn memory_and_counters(
     engine: &mut Engine,
     shape: &Shape,
@@ -179,7 +179,7 @@ fn memory_and_counters(
             each.release(engine);
         }
         for counter in counters {
-            // Created above, so its release succeeds.
+            // Created above, so releasing it succeeds.
             let _ = engine.release_counter(counter);
         }
         return Err(error.into());
@@ -187,14 +187,14 @@ fn memory_and_counters(
     Ok((areas, counters.as_chunks().0.to_vec()))
 }
 
-/// Bytes of each channel's staging memory.
+/// Staging memory per channel in bytes.
 fn staging_bytes(engine: &Engine, shape: &Shape) -> Result<usize, Error> {
     let routes = engine.peers().filter_map(|peer| engine.route(peer));
     let of_channel = packing::staging_bytes(shape, routes.map(|route| route.parts));
     let sizes = shape.sizes();
     let limit = shape.config().max_bytes.unwrap_or(i64::MAX as u64);
     let of_all = of_channel * u128::from(shape.config().channels) + u128::from(sizes.total_bytes());
-    fits("bytes of all channels, with those to pack rows in", of_all, limit)?;
+    fits("bytes in all channels, including staging buffers", of_all, limit)?;
     Ok(of_channel as usize)
 }
 

@@ -1,15 +1,15 @@
-//! Outcome exchange: every rank gets the error of a rank whose step failed, so that none waits for it.
+//! Outcome exchange: every rank gets the error from a rank whose step failed, so that none waits for it.
 
 use crate::error::Error;
 use weft_fabric::{Communicator, Time};
 
-/// Longest text of an error that is sent, or taken of a peer, in characters.
+/// Longest error text that is sent to or taken from a peer, in characters.
 const MAX_DETAIL: usize = 2000;
 
-/// Sends every rank this rank's outcome. Returns the first rank that failed, with the text of its error.
+/// Sends every rank this rank's outcome. Returns the first rank that failed, with the error text.
 ///
 /// # Errors
-/// Those of [`Communicator::exchange`].
+/// Errors from [`Communicator::exchange`].
 pub(crate) fn trade<T>(
     communicator: &Communicator,
     outcome: &Result<T, Error>,

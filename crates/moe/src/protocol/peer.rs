@@ -1,8 +1,8 @@
-//! State of a peer in a channel: credits, lanes and progress of the round.
+//! Peer state in a channel: credits, lanes and progress in the round.
 
 use weft_fabric::PartRule;
 
-/// Counter of a channel. Each of the three is a lane to and from each peer.
+/// Channel counter. Each of the three is a lane to and from each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     /// Headers: one from each rank.
@@ -15,7 +15,7 @@ pub(crate) enum Lane {
 
 pub(crate) const LANES: [Lane; 3] = [Lane::Headers, Lane::Rows, Lane::Replies];
 
-/// A lane of a peer toward this rank, in one round.
+/// A peer's lane toward this rank, in one round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LaneState {
     /// Raises by the peer that this rank has not yet credited.
@@ -25,7 +25,7 @@ pub(crate) struct LaneState {
     pub expected: u64,
 }
 
-/// Progress of a round with one peer.
+/// Round progress with one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PeerProgress {
     pub header_sent: bool,
@@ -40,14 +40,14 @@ pub(crate) struct PeerProgress {
     pub writes_completed: u64,
 }
 
-/// State of a peer in one channel.
+/// Peer state in one channel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerState {
     /// The peer's region for this channel.
     pub region: weft_fabric::RegionKey,
     /// Rule that divides writes between the two ranks into parts.
     pub parts: PartRule,
-    /// Credits from the peer: rounds of which it has read all writes of this rank.
+    /// Credits from the peer: rounds in which it has read all writes from this rank.
     pub credits: u64,
     /// Rounds that this rank has started toward the peer.
     pub started: u64,
@@ -56,7 +56,7 @@ pub(crate) struct PeerState {
 }
 
 impl PeerProgress {
-    /// True if the sources of all writes to the peer are free.
+    /// True if the source buffers for all writes to the peer are free.
     pub fn is_drained(&self) -> bool {
         self.writes_completed == self.writes_asked
     }
@@ -72,7 +72,7 @@ impl PeerState {
         self.credits >= self.started
     }
 
-    /// Starts the next round and returns its number, which all writes of the round carry.
+    /// Starts the next round and returns the number, which all writes in the round carry.
     pub fn start(&mut self) -> u64 {
         self.started += 1;
         self.started - 1

@@ -1,4 +1,4 @@
-//! Calls of a round on the driver. None of them waits; their writes progress with each poll.
+//! Round calls on the driver. None waits; the writes progress with each poll.
 
 use crate::area::Area;
 use crate::error::Error;
@@ -13,14 +13,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use weft_fabric::{Memory, MissingPeer, Requests};
 
-/// Handle of a round, from its dispatch to its release.
+/// Round handle, from dispatch to release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RoundHandle {
     pub(crate) round: u64,
 }
 
 impl RoundHandle {
-    /// Number of the round, from 0, equal on all ranks.
+    /// Round number, from 0, equal on all ranks.
     pub fn round(&self) -> u64 {
         self.round
     }
@@ -28,37 +28,37 @@ impl RoundHandle {
 
 /// Received tokens in place. They are valid until the handle is released.
 pub struct ReceivedTokens<'a> {
-    /// Memory of the channel.
+    /// Channel memory.
     pub memory: &'a Arc<Memory>,
-    /// Byte range of the rows in `memory`.
+    /// The rows' byte range in `memory`.
     pub bytes: Range<usize>,
-    /// Distance of rows, in bytes.
+    /// Row stride in bytes.
     pub stride: usize,
-    /// Number of rows: positions in the contiguous layout, slots in the indexed one.
+    /// Row count: positions in the contiguous layout, slots in the indexed one.
     pub rows: usize,
-    /// Scales of the rows, if tokens have scales.
+    /// Row scales, if tokens have scales.
     pub scales: Option<ReceivedScales>,
-    /// Positions of the rows by expert.
+    /// Row positions by expert.
     pub plan: &'a ReceivePlan,
 }
 
-/// Scales of received tokens, a row of scales for each row of tokens.
+/// Received tokens' scales, a scale row for each token row.
 #[derive(Clone, Debug)]
 pub struct ReceivedScales {
     /// Byte range in the tokens' memory; the first row begins at its first byte.
     pub bytes: Range<usize>,
-    /// Distance of rows of scales, in bytes.
+    /// Scale row stride in bytes.
     pub stride: usize,
 }
 
 impl Driver {
-    /// Begins a round. `tokens` holds `[tokens, hidden]` of the token type and must stay unchanged until the
-    /// round is [`Stage::Dispatched`]; `ids` and `weights` are `[tokens, top_k]`. `scales` holds `[tokens,
-    /// blocks]`, if tokens have scales.
+    /// Begins a round. `tokens` holds `[tokens, hidden]` in the token type and must stay unchanged until the
+    /// round is [`Stage::Dispatched`]; `ids` and `weights` are `[tokens, top_k]`. `scales` holds
+    /// `[tokens, blocks]`, if tokens have scales.
     ///
     /// # Errors
     /// [`Error::InUse`] if all channels are held by rounds that were not released; [`Error::NotOnHost`] if
-    /// the CPU cannot read the tokens; [`Error::WrongLength`]; those of [`crate::SendPlan::build`]. On an
+    /// the CPU cannot read the tokens; [`Error::WrongLength`]; errors from [`crate::SendPlan::build`]. On an
     /// error the round has not begun.
     pub fn begin<I: Copy + Into<i64>>(
         &mut self,
@@ -89,13 +89,13 @@ impl Driver {
         Ok(RoundHandle { round })
     }
 
-    /// Stage of a round; [`Stage::Idle`] after its release.
+    /// A round's stage; [`Stage::Idle`] after release.
     pub fn stage(&self, handle: RoundHandle) -> Stage {
         let channel = self.channel(handle.round);
         if channel.round == handle.round { channel.stage } else { Stage::Idle }
     }
 
-    /// True if all tokens for this rank's experts have arrived and all writes of this rank have completed.
+    /// True if all tokens for this rank's experts have arrived and all this rank's writes have completed.
     ///
     /// # Errors
     /// [`Error::Capacity`], the same on every rank, if a rank lacks room for its tokens; the round has then
@@ -110,12 +110,12 @@ impl Driver {
         }
     }
 
-    /// Phase of a round, and the peers that block it.
+    /// A round's phase, and the peers that block it.
     pub fn missing(&self, handle: RoundHandle) -> (&'static str, Vec<MissingPeer>) {
         self.channel(handle.round).missing()
     }
 
-    /// Received tokens of a round.
+    /// Tokens received in a round.
     ///
     /// # Errors
     /// [`Error::WrongStage`].
@@ -150,7 +150,7 @@ impl Driver {
         Ok(ReceivedTokens { memory, bytes, stride, rows, scales, plan })
     }
 
-    /// Tokens of each expert of the group in this round.
+    /// Token count for each expert in the group in this round.
     ///
     /// # Errors
     /// [`Error::WrongStage`].
@@ -161,7 +161,7 @@ impl Driver {
     }
 
     /// Computes the replies for one more source; the next poll sends them. `outputs` has a row for every
-    /// position of the received plan, in the combine dtype, the same in each call. Returns true if sources
+    /// position in the received plan, in the combine dtype, the same in each call. Returns true if sources
     /// remain.
     ///
     /// # Errors
@@ -179,7 +179,7 @@ impl Driver {
         channel.reply_next(weighting, outputs)
     }
 
-    /// Sums the replies of a round that is [`Stage::Combined`] into `out`, `[tokens, hidden]` in the output
+    /// Sums the replies in a round that is [`Stage::Combined`] into `out`, `[tokens, hidden]` in the output
     /// dtype.
     ///
     /// # Errors
@@ -212,8 +212,8 @@ impl Driver {
         self.channel(handle.round).plan.tokens()
     }
 
-    /// Rows sent to other ranks, and (token, expert) pairs, the rows of one copy per expert; both without
-    /// those that stay on this rank.
+    /// Rows sent to other ranks, and (token, expert) pairs, the row count with one copy per expert; both
+    /// without rows that stay on this rank.
     pub fn copies_sent(&self, handle: RoundHandle) -> (usize, usize) {
         let plan = &self.channel(handle.round).plan;
         let me = self.shape().config().rank;

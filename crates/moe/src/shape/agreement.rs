@@ -1,19 +1,19 @@
-//! Agreement of the ranks' configurations, checked before any allocation.
+//! Configuration agreement between ranks, checked before any allocation.
 //!
-//! Each rank encodes its configuration as text, with a `name=value` line for each field. All ranks gather all
-//! texts, and each compares them with its own. So the first difference is reported by name, also between
-//! versions of Weft.
+//! Each rank encodes its configuration as text, with a `name=value` line for each field, for example
+//! `top_k=8`. All ranks gather all texts, and each compares them with its own. So the first difference is
+//! reported by name, also between Weft versions.
 
 use crate::elements::token_type::TokenType;
 use crate::error::Error;
 use crate::shape::config::{CombineMode, Config, Layout, Weighting};
 use crate::shape::placement::Placement;
 
-/// Maximum number of characters of a peer's text in an error.
+/// Longest text from a peer in an error, in characters.
 const MOST_SHOWN: usize = 40;
 const ABSENT: &str = "none";
 
-/// Name and value of a field.
+/// A field's name and value.
 pub(crate) type Field = (&'static str, String);
 
 /// Encoded fields, as sent to the other ranks.
@@ -53,7 +53,7 @@ fn compare(fields: &[Field], peer: u32, encoded: &str) -> Result<(), Error> {
     })
 }
 
-/// Experts of each rank, or `even` for the default placement.
+/// Experts on each rank, or `even` for the default placement.
 pub(crate) fn counts(firsts: Option<&[u32]>) -> String {
     let counts = |firsts: &[u32]| -> Vec<String> {
         firsts.windows(2).map(|ends| (ends[1] - ends[0]).to_string()).collect()
@@ -71,12 +71,12 @@ impl Config {
     ///
     /// # Errors
     /// [`Error::Disagreement`] with the first rank and the first field that differ; [`Error::WrongLength`] if
-    /// their number is not that of the ranks.
+    /// there is not one text per rank.
     pub fn agree(&self, encoded: &[Vec<u8>]) -> Result<(), Error> {
         agree(&self.fields(), self.ranks, encoded)
     }
 
-    /// Names and values, in the order of comparison.
+    /// Names and values, in comparison order.
     fn fields(&self) -> [Field; 20] {
         let Config { ranks, rank: _, experts, top_k, hidden, max_tokens, .. } = self;
         let layout = match self.layout {

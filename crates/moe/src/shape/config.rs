@@ -1,20 +1,20 @@
-//! Configuration of an all-to-all: the fields that every rank passes.
+//! All-to-all configuration: the fields that every rank passes.
 
 use crate::elements::dtype::DType;
 use crate::elements::token_type::TokenType;
 use crate::error::Error;
 use crate::shape::placement::Placement;
 
-/// Configuration of an all-to-all. All fields but `rank` are equal on all ranks.
+/// All-to-all configuration. All fields but `rank` are equal on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Number of ranks.
+    /// World size.
     pub ranks: u32,
     /// This rank, from 0.
     pub rank: u32,
-    /// Number of experts of all ranks together.
+    /// Expert count on all ranks together.
     pub experts: u32,
-    /// Owner rank of each expert; `None` for [`Placement::new`].
+    /// Owner rank for each expert; `None` for [`Placement::new`].
     pub placement: Option<Placement>,
     /// Expert ids per token.
     pub top_k: u32,
@@ -26,37 +26,38 @@ pub struct Config {
     /// Values above `max_tokens` are limited to `max_tokens`.
     pub private_rows: u32,
     /// Maximum number of rows (token copies) that a rank receives in one round from all sources together.
-    /// `None` is the worst case, `ranks * max_tokens`. A smaller value saves memory, and a round that needs
-    /// more fails on every rank with [`Error::Capacity`].
+    /// `None` is the worst case, `ranks * max_tokens`, for example 64 * 128 = 8192. A smaller value saves
+    /// memory, and a round that needs more fails on every rank with [`Error::Capacity`].
     pub max_receive_rows: Option<u32>,
-    /// Channels, each for one round in flight. With two, a round may begin while the arrays of the previous
-    /// one are held.
+    /// Channels, each for one round in flight. With two, a round may begin while the previous one's arrays
+    /// are held.
     pub channels: u32,
-    /// Element type of tokens, which are sent unchanged.
+    /// Token element type; tokens are sent unchanged.
     pub token_type: TokenType,
-    /// Element type of expert outputs.
+    /// Expert output element type.
     pub combine_dtype: DType,
-    /// Element type of replies, to which each is rounded once.
+    /// Reply element type, to which each reply is rounded once.
     pub reply_dtype: DType,
-    /// Element type of the combined result.
+    /// Combined result element type.
     pub output_dtype: DType,
-    /// Layout of received tokens.
+    /// Received token layout.
     pub layout: Layout,
-    /// Content of the replies.
+    /// Reply content.
     pub combine: CombineMode,
-    /// Application of the router's weights.
+    /// Rule for applying the router's weights.
     pub weighting: Weighting,
-    /// Maximum number of bytes of all areas, if limited.
+    /// Maximum size of all areas in bytes, if limited.
     pub max_bytes: Option<u64>,
 }
 
-/// Layout of received tokens.
+/// Received token layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// Tokens are copied into a group for each expert, ordered by source rank and then by token. A group
     /// begins and ends at a multiple of `pad_to` rows; padding is zeros.
     Contiguous {
-        /// Group sizes are rounded up to a multiple of this number of rows, at least 1.
+        /// Group sizes are rounded up to a multiple of this many rows, at least 1. With 8, for example, 46
+        /// tokens make a group with 48 rows.
         pad_to: u32,
     },
     /// Tokens stay in the slots in which they arrived; each expert has a list of slots, in the same order.
@@ -73,7 +74,7 @@ impl Layout {
     }
 }
 
-/// Content of the replies.
+/// Reply content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CombineMode {
     /// One row per received token: the weighted sum over this rank's experts, in float32 and top-k order,
@@ -84,7 +85,7 @@ pub enum CombineMode {
     PerExpert,
 }
 
-/// Application of the router's weights.
+/// Rule for applying the router's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Weighting {
     /// Combine multiplies by the weights.
@@ -95,7 +96,7 @@ pub enum Weighting {
 }
 
 impl Config {
-    /// Default number of private rows: enough for a decode step.
+    /// Default private row count: enough for a decode step.
     pub const PRIVATE_ROWS: u32 = 32;
 
     /// A configuration with the defaults: float32, contiguous layout without padding, reduction at the
@@ -123,7 +124,7 @@ impl Config {
         }
     }
 
-    /// The placement, if its ranks and experts are those of the configuration.
+    /// The placement, if ranks and experts match the configuration.
     pub(super) fn placement(&self) -> Result<Placement, Error> {
         let placement = self.placement.clone();
         let placement = placement.unwrap_or_else(|| Placement::new(self.ranks, self.experts));

@@ -1,16 +1,17 @@
-//! Expert map: logical expert of each physical expert, and the replica of each token.
+//! Expert map: each physical expert's logical expert, and each token's replica.
 
 use crate::error::Error;
 use crate::shape::placement::Placement;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Maximum number of replicas of one expert; the choice among them repeats after this number of tokens.
+/// Maximum number of replicas for one expert; the choice among them repeats after this many tokens.
 pub const MOST_REPLICAS: u32 = 64;
 
-/// Logical expert of each physical expert. Tokens name logical experts; each has one or more physical
-/// experts, its replicas, with the same weights.
+/// Each physical expert's logical expert. Tokens name logical experts; each has one or more physical experts, its
+/// replicas, with the same weights.
 ///
-/// Physical experts are numbered rank by rank, so those of a rank are a block: see [`ExpertMap::placement`].
+/// Physical experts are numbered rank by rank, so a rank's experts are a block: see [`ExpertMap::placement`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertMap {
     placement: Placement,
@@ -18,13 +19,13 @@ pub struct ExpertMap {
     logical: Arc<[u32]>,
     /// Physical experts grouped by logical expert, in ascending order.
     replicas: Arc<[u32]>,
-    /// Start of each logical expert's group in `replicas`, then the end of the last.
+    /// Start of each logical expert's group in `replicas`, then the last group's end.
     firsts: Arc<[u32]>,
 }
 
 impl ExpertMap {
-    /// Map whose `ranks` list the logical expert of each physical expert, by rank; there are `experts`
-    /// logical experts.
+    /// Map whose `ranks` list each physical expert's logical expert, by rank; there are `experts` logical experts.
+    /// For example, `[[0, 1], [2, 0]]` gives expert 0 a replica on both ranks.
     ///
     /// # Errors
     /// [`Error::Zero`]; [`Error::MapExpert`] if a rank holds an expert that does not exist; [`Error::MapReplicas`] if
@@ -34,6 +35,13 @@ impl ExpertMap {
             if value == 0 {
                 return Err(Error::Zero { field });
             }
+        }
+        // Before memory for each expert is allocated: there may be billions.
+        let held: BTreeSet<u32> = ranks.iter().flatten().copied().collect();
+        if held.len() < experts as usize
+            && let Some(expert) = (0..experts).find(|expert| !held.contains(expert))
+        {
+            return Err(Error::MapReplicas { expert, count: 0, most: MOST_REPLICAS });
         }
         let mut of_expert = vec![Vec::new(); experts as usize];
         let mut logical = Vec::new();
@@ -63,17 +71,17 @@ impl ExpertMap {
         })
     }
 
-    /// Owner rank of each physical expert.
+    /// Owner rank for each physical expert.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// The number of logical experts.
+    /// Logical expert count.
     pub fn experts(&self) -> u32 {
         self.firsts.len() as u32 - 1
     }
 
-    /// Logical expert of each physical expert.
+    /// Logical expert for each physical expert.
     pub fn logical(&self) -> &[u32] {
         &self.logical
     }
@@ -84,7 +92,8 @@ impl ExpertMap {
         &self.replicas[ends[0] as usize..ends[1] as usize]
     }
 
-    /// Physical expert of `expert` for token number `token` of `rank`: round robin over the replicas.
+    /// Physical expert that `rank` uses for `expert` and token number `token`: round robin over the replicas. For
+    /// example, with replicas 0 and 5, rank 0's tokens 0, 1 and 2 use 0, 5 and 0.
     pub fn choose(&self, expert: u32, rank: u32, token: u32) -> u32 {
         let replicas = self.replicas_of(expert);
         let turn = rank.wrapping_add(token) % MOST_REPLICAS;
@@ -110,6 +119,12 @@ mod tests {
 
     fn map(ranks: &[&[u32]], experts: u32) -> Result<ExpertMap, Error> {
         ExpertMap::new(experts, &ranks.iter().map(|held| held.to_vec()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn more_experts_than_memory_are_refused() {
+        let error = map(&[&[0], &[1, 0]], u32::MAX).unwrap_err();
+        assert!(matches!(error, Error::MapReplicas { expert: 2, count: 0, .. }), "{error}");
     }
 
     #[test]
@@ -157,7 +172,7 @@ mod tests {
                     assert_eq!(map.logical()[physical as usize], expert);
                     taken[physical as usize]
                 });
-                // Ten sequences of 64 tokens.
+                // Ten sequences with 64 tokens each.
                 let (least, most) = (shares.clone().min().unwrap(), shares.clone().max().unwrap());
                 prop_assert!(most - least <= 10, "{taken:?}");
                 prop_assert_eq!(shares.sum::<i32>(), 640);

@@ -1,12 +1,12 @@
-//! Shape of an all-to-all: the configuration of all ranks and the sizes that follow from it.
+//! All-to-all shape: all ranks' configuration and the sizes that follow from it.
 //!
 //! - `config.rs`: the configuration
-//! - `agreement.rs`: comparison of the ranks' configurations
-//! - `placement.rs`: owner rank of each expert
-//! - `expert_map.rs`: replicas of experts
-//! - `wire.rs`: byte sizes and count limits of headers and metadata records
-//! - `sizes.rs`: rows, strides and offsets of each memory area
-//! - this file: a checked configuration with its sizes
+//! - `agreement.rs`: comparison between the ranks' configurations
+//! - `placement.rs`: owner rank for each expert
+//! - `expert_map.rs`: expert replicas
+//! - `wire.rs`: byte sizes and count limits for headers and metadata records
+//! - `sizes.rs`: rows, strides and offsets for each memory area
+//! - this file: a checked configuration with the derived sizes
 
 pub(crate) mod agreement;
 pub(crate) mod config;
@@ -30,6 +30,10 @@ pub struct Shape {
     placement: Placement,
     sizes: Sizes,
 }
+
+/// Maximum number of channels: more would take all of a group's lanes, and memory before any area is
+/// limited.
+const MOST_CHANNELS: u64 = 1 << 12;
 
 impl Shape {
     /// Checks `config` and computes all sizes, without allocation.
@@ -56,6 +60,7 @@ impl Shape {
         let placement = config.placement()?;
         fits("top_k", config.top_k.into(), wire::MOST_SLOTS)?;
         fits("experts", config.experts.into(), wire::MOST_MARKED)?;
+        fits("channels", config.channels.into(), MOST_CHANNELS)?;
         fits("experts of one rank", placement.most_local().into(), wire::MOST_LOCAL_EXPERTS)?;
         config.private_rows = config.private_rows.min(config.max_tokens);
         let sizes = Sizes::new(&config, &placement)?;
@@ -67,17 +72,17 @@ impl Shape {
         &self.config
     }
 
-    /// Owner rank of each expert.
+    /// Owner rank for each expert.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// Rows and bytes of each area.
+    /// Rows and bytes in each area.
     pub fn sizes(&self) -> &Sizes {
         &self.sizes
     }
 
-    /// The number of experts that this rank owns.
+    /// Number of experts that this rank owns.
     pub fn local_experts(&self) -> usize {
         self.placement.experts_of(self.config.rank).len()
     }
@@ -87,29 +92,29 @@ impl Shape {
         self.config.top_k.min(self.placement.experts_of(rank).len() as u32)
     }
 
-    /// Bytes of `hidden` elements of `dtype`.
+    /// Size of `hidden` elements in `dtype`, in bytes.
     pub fn row_bytes(&self, dtype: DType) -> usize {
         self.config.hidden as usize * dtype.bytes()
     }
 
-    /// Bytes of one token's elements.
+    /// Element bytes in one token.
     pub fn token_bytes(&self) -> usize {
         self.config.hidden as usize * self.config.token_type.bytes()
     }
 
-    /// Bytes of one token's scales; 0 if it has none.
+    /// Scale bytes in one token; 0 if it has none.
     pub fn scale_bytes(&self) -> usize {
         self.config.token_type.scale_bytes(self.config.hidden as usize)
     }
 
-    /// Byte range of the scales in a metadata record.
+    /// The scales' byte range in a metadata record.
     pub fn scales_in_record(&self) -> Range<usize> {
         let record = self.sizes.extent(Area::Metadata).stride as usize;
         let begin = record - self.scale_bytes().next_multiple_of(wire::RECORD_ALIGNMENT);
         begin..begin + self.scale_bytes()
     }
 
-    /// Bytes of a row of an area, without alignment padding.
+    /// Area row size in bytes, without alignment padding.
     pub fn area_row_bytes(&self, area: Area) -> usize {
         match area {
             Area::Input | Area::Tokens | Area::Expert => self.token_bytes(),
@@ -164,6 +169,7 @@ mod tests {
             Config::new(most, 0, most, most).sized(most, most),
             Config::new(1, 0, 1, 1).sized(most, most),
             Config { channels: most, ..Config::new(1, 0, 1, 1).sized(1 << 20, most) },
+            Config { channels: 4097, ..Config::new(1, 0, 1, 1).sized(1, 1) },
             Config {
                 layout: Layout::Contiguous { pad_to: most },
                 ..Config::new(4, 0, 400, 8).sized(8, 8)

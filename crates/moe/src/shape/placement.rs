@@ -1,29 +1,30 @@
-//! Placement: owner rank of each expert.
+//! Placement: owner rank for each expert.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Experts in contiguous blocks over ranks.
 ///
-/// By default rank `r` of `N` owns experts `r*E/N .. (r+1)*E/N`, rounded down: block sizes differ by at most
-/// one, and with fewer experts than ranks some ranks own none. [`Placement::of_counts`] has blocks of any
-/// sizes.
+/// By default rank `r` among `N` owns experts `r*E/N .. (r+1)*E/N`, rounded down: block sizes differ by at
+/// most one, and with fewer experts than ranks some ranks own none. For example, 8 experts on 3 ranks make
+/// blocks 0 to 1, 2 to 4 and 5 to 7. [`Placement::of_counts`] has blocks with any sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     ranks: u32,
     experts: u32,
-    /// First expert of each rank, then the number of experts; `None` for the default.
+    /// Each rank's first expert, then the expert count; `None` for the default.
     firsts: Option<Arc<[u32]>>,
 }
 
 impl Placement {
-    /// The placement of `experts` on `ranks`; both at least 1.
+    /// Placement for `experts` on `ranks`; both at least 1.
     pub fn new(ranks: u32, experts: u32) -> Placement {
         assert!(ranks > 0 && experts > 0, "a placement has ranks and experts");
         Placement { ranks, experts, firsts: None }
     }
 
-    /// Placement with the given number of experts on each rank.
+    /// Placement with the given expert count on each rank. For example, `[3, 5]` puts experts 0 to 2 on
+    /// rank 0 and 3 to 7 on rank 1.
     ///
     /// # Panics
     /// If there are no ranks, no experts, or more experts than a `u32` counts.
@@ -39,17 +40,17 @@ impl Placement {
         if is_even { even } else { Placement { firsts: Some(firsts.into()), ..even } }
     }
 
-    /// First expert of each rank, then the number of experts; `None` for the blocks of [`Placement::new`].
+    /// Each rank's first expert, then the expert count; `None` for the blocks in [`Placement::new`].
     pub fn uneven(&self) -> Option<&[u32]> {
         self.firsts.as_deref()
     }
 
-    /// The number of ranks.
+    /// World size.
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// The number of experts of all ranks together.
+    /// Expert count on all ranks together.
     pub fn experts(&self) -> u32 {
         self.experts
     }
@@ -68,7 +69,7 @@ impl Placement {
         (((u64::from(expert) + 1) * ranks - 1) / experts) as u32
     }
 
-    /// Largest number of experts of a rank.
+    /// Largest expert count on a rank.
     pub fn most_local(&self) -> u32 {
         match &self.firsts {
             Some(firsts) => firsts.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0),

@@ -1,4 +1,4 @@
-//! Rows and bytes of each area, computed before any allocation.
+//! Rows and bytes in each area, computed before any allocation.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use crate::shape::config::{CombineMode, Config, Layout};
 use crate::shape::placement::Placement;
 use crate::shape::wire;
 
-/// Alignment of areas, in bytes from the start of the region.
+/// Area alignment, in bytes from the region start.
 const AREA_ALIGNMENT: u64 = 64;
-/// Alignment of rows, in bytes from the start of their area.
+/// Row alignment, in bytes from the area start.
 const ROW_ALIGNMENT: u64 = 16;
 
-/// Areas of a channel; the arrival areas, which peers write, come first.
+/// Channel areas; the arrival areas, which peers write, come first.
 const AREAS: [Area; 9] = [
     Area::Headers,
     Area::Tokens,
@@ -26,7 +26,7 @@ const AREAS: [Area; 9] = [
     Area::SendReplies,
 ];
 
-/// Rows, strides and offsets of every area; equal on all ranks of a group. `Display` prints a table.
+/// Rows, strides and offsets for every area; equal on all ranks in a group. `Display` prints a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
     channels: u64,
@@ -37,19 +37,19 @@ pub struct Sizes {
     extents: [Extent; AREAS.len()],
 }
 
-/// Offset of an area within its channel, and its rows.
+/// An area's offset within the channel, and rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Extent {
-    /// First byte, from the start of the channel.
+    /// First byte, from the channel start.
     pub offset: u64,
-    /// The number of rows.
+    /// Row count.
     pub rows: u32,
-    /// Bytes from the start of one row to that of the next.
+    /// Bytes from the start of one row to the start of the next.
     pub stride: u32,
 }
 
 impl Extent {
-    /// Bytes of all rows.
+    /// Size of all rows in bytes.
     pub fn bytes(&self) -> u64 {
         u64::from(self.rows) * u64::from(self.stride)
     }
@@ -85,7 +85,7 @@ impl Sizes {
         let scales = config.token_type.scale_bytes(config.hidden as usize) as u128;
         let metadata = wire::record_bytes(local_pairs, scales);
         let token = aligned(hidden * config.token_type.bytes() as u128, ROW_ALIGNMENT);
-        // Records of packed rows follow the tokens of their write.
+        // Packed rows' records follow the tokens in their write.
         let remainder_slots =
             remainder_rows + remainder_rows * metadata / token + ranks.min(remainder_rows);
         let private_slots = with_records(private, metadata, token);
@@ -109,18 +109,18 @@ impl Sizes {
                 Area::Input | Area::ExpertOutput | Area::Output => continue,
             };
             // One number is reserved: it marks an absent row.
-            fits("rows of an area", rows, u64::from(u32::MAX) - 1)?;
-            fits("bytes of a row", stride, u64::from(u32::MAX))?;
+            fits("area rows", rows, u64::from(u32::MAX) - 1)?;
+            fits("row bytes", stride, u64::from(u32::MAX))?;
             let end = offset + aligned(rows * stride, AREA_ALIGNMENT);
-            fits("bytes of one channel", end, i64::MAX as u64)?;
+            fits("channel bytes", end, i64::MAX as u64)?;
             *extent = Extent { offset: offset as u64, rows: rows as u32, stride: stride as u32 };
             offset = end;
         }
         // Pairs are 32-bit numbers as well.
-        fits("expert ids of a batch", tokens * top_k, wire::MOST_MARKED)?;
+        fits("expert ids in a batch", tokens * top_k, wire::MOST_MARKED)?;
         fits("pairs that a rank receives", receive_pairs, u64::from(u32::MAX) - 1)?;
         let limit = config.max_bytes.unwrap_or(i64::MAX as u64);
-        fits("bytes of all channels", offset * wide(config.channels), limit)?;
+        fits("bytes in all channels", offset * wide(config.channels), limit)?;
         Ok(Sizes {
             channels: config.channels.into(),
             receive_rows: receive_rows as u32,
@@ -146,30 +146,30 @@ impl Sizes {
         self.receive_pairs
     }
 
-    /// Rows of the shared remainder.
+    /// Rows in the shared remainder.
     pub fn remainder_rows(&self) -> u32 {
         self.remainder_rows
     }
 
-    /// Slots of a write of `rows` rows: one for each token, and the slots that packed records take behind
-    /// them.
+    /// Slots for a write with `rows` rows: one for each token, and the slots that packed records take
+    /// behind them.
     pub fn slots_of(&self, rows: u32) -> u32 {
         let stride = |area| u64::from(self.extent(area).stride);
         let records = u64::from(rows) * stride(Area::Metadata);
         rows + records.div_ceil(stride(Area::Tokens)) as u32
     }
 
-    /// Slots for the private rows of one source.
+    /// Slots for one source's private rows.
     pub fn private_slots(&self) -> u32 {
         self.private_slots
     }
 
-    /// Bytes of one channel.
+    /// Channel size in bytes.
     pub fn channel_bytes(&self) -> u64 {
         self.extents.iter().map(|extent| extent.bytes().next_multiple_of(AREA_ALIGNMENT)).sum()
     }
 
-    /// Bytes of all channels.
+    /// Size of all channels in bytes.
     pub fn total_bytes(&self) -> u64 {
         self.channels * self.channel_bytes()
     }
@@ -187,7 +187,7 @@ impl fmt::Display for Sizes {
     }
 }
 
-/// Slots of a run of rows and of their records behind them.
+/// Slots for a run of rows with the records behind them.
 fn with_records(rows: u128, record: u128, token: u128) -> u128 {
     rows + (rows * record).div_ceil(token)
 }
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(sizes.total_bytes(), 2 * end);
         // Nine float32 are 36 bytes; rows are multiples of 16.
         assert_eq!(sizes.extent(Area::Tokens).stride, 48);
-        // Records are 20 bytes: those of three rows take two slots. Each source leaves at most one slot
+        // Records are 20 bytes: three rows' records take two slots. Each source leaves at most one slot
         // unfilled.
         assert_eq!(sizes.slots_of(3), 5);
         assert_eq!(sizes.extent(Area::Tokens).rows, 3 * 5 + (3 * 2 + 2 + 3));

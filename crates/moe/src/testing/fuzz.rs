@@ -1,5 +1,5 @@
-//! Parsers of bytes from outside, as functions of arbitrary bytes, for the fuzzer (`fuzz/`) and the tests.
-//! Not part of the library. Each panics on a violated guarantee.
+//! Parsers for bytes from outside, as functions on arbitrary bytes, for the fuzzer (`fuzz/`) and the
+//! tests. Not part of the library. Each panics on a violated guarantee.
 
 use crate::area::Area;
 use crate::plan::header::{self, RoundCounts};
@@ -11,16 +11,16 @@ use crate::shape::config::{CombineMode, Config, Layout};
 use crate::shape::wire::header_bytes;
 use std::ops::Range;
 
-/// Name of a corpus, and its parser.
+/// Corpus name and parser.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target of this crate.
+/// Every target in this crate.
 pub const TARGETS: [Target; 3] =
     [("moe_header", header), ("moe_metadata", metadata), ("moe_agreement", agreement)];
 
 const ROUND: u64 = 5;
 
-/// Shape of two ranks; rank 1 is the peer.
+/// Shape with two ranks; rank 1 is the peer.
 fn shape(choice: u8) -> Option<Shape> {
     let layout = match choice % 2 {
         0 => Layout::Indexed,
@@ -34,7 +34,7 @@ fn shape(choice: u8) -> Option<Shape> {
     Shape::new(Config { layout, combine, private_rows: u32::from(choice / 4) % 4, ..config }).ok()
 }
 
-/// Counts of a round in which this rank sends two tokens.
+/// Counts in a round where this rank sends two tokens.
 fn counts(shape: &Shape) -> Option<RoundCounts> {
     let mut plan = SendPlan::new(shape);
     plan.build(&[0, 4, 1, 2, -1, 3], None).ok()?;

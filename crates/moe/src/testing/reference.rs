@@ -1,4 +1,4 @@
-//! Reference result of a round in float64, with an error bound. Tests and benchmarks compare with it.
+//! Reference result for a round in float64, with an error bound. Tests and benchmarks compare with it.
 
 use crate::area::Area;
 use crate::elements::dtype::DType;
@@ -16,7 +16,7 @@ pub struct Reference {
     bounds: Vec<f64>,
 }
 
-/// Element whose error exceeds its bound.
+/// Element whose error exceeds the bound.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error(
     "element {element} of token {token} is {actual}, where {expected} was expected with an error of at \
@@ -36,25 +36,24 @@ pub struct Mismatch {
 }
 
 impl Reference {
-    /// Computes the reference for a batch. `expert(token, expert, output)` writes the output of that expert
-    /// for the token, which is rounded to the combine type before the sum. Without `weights` every weight is
-    /// 1, as for experts that apply the weights themselves.
+    /// Computes the reference for a batch. `expert(token, expert, output)` writes that expert's output for
+    /// the token, which is rounded to the combine type before the sum. Without `weights` every weight is 1,
+    /// as for experts that apply the weights themselves.
     ///
     /// # The bound
-    /// Let a token have `m` experts on `d` ranks, with outputs `y` and weights `w`, `A` the sum of
-    /// `|w*y|`, and `u32`, `ua`, `uo` the unit roundoffs of float32, the reply and the output type.
-    /// A term is multiplied once, added at most `m - 1` times in float32 (within its rank and then over
-    /// ranks, the first addition to zero being exact), rounded once to the reply type and once to
-    /// the output type, so the error is at most
+    /// Let a token have `m` experts on `d` ranks, with outputs `y` and weights `w`, `A` the sum over `|w*y|`,
+    /// and `u32`, `ua`, `uo` the unit roundoffs for float32, the reply and the output type. A term is
+    /// multiplied once, added at most `m - 1` times in float32 (within its rank and then over ranks, the
+    /// first addition to zero being exact), rounded once to the reply type and once to the output type, so
+    /// the error is at most
     ///
     /// `A * ((1 + u32)^m * (1 + ua) * (1 + uo) - 1)`
     ///
-    /// plus what underflow adds: at most half the smallest positive number of its type for each of `m`
-    /// products, `d` replies and one output, twice for what later roundings make of it. With one
-    /// reply per expert there are `m` replies, each multiplied by its weight afterwards; if every
-    /// output is a reply without rounding, `ua` and the replies drop out. A sum beyond the largest
-    /// number of a type is infinite; in float16 that can happen to a rank's reply even where the
-    /// whole sum is small.
+    /// plus what underflow adds: at most half the type's smallest positive number for each of `m` products,
+    /// `d` replies and one output, doubled for later roundings. With one reply per expert there are `m`
+    /// replies, each multiplied by its weight afterwards; if every output is a reply without rounding, `ua`
+    /// and the replies drop out. A sum beyond a type's largest number is infinite; in float16 that can happen
+    /// to a rank's reply even where the whole sum is small.
     pub fn new(
         shape: &Shape,
         ids: &[i64],
@@ -115,8 +114,8 @@ impl Reference {
         &self.bounds
     }
 
-    /// Compares `output`, a row per token in the output type. Returns the largest error found, as a
-    /// fraction of its bound.
+    /// Compares `output`, a row per token in the output type. Returns the largest error found, as a fraction
+    /// of the bound.
     ///
     /// # Errors
     /// The first element that is out of bounds; or [`Error`] if the array does not fit.
@@ -144,7 +143,7 @@ impl Reference {
     }
 }
 
-/// The error bound of one token.
+/// Error bound for one token.
 struct Bound {
     relative: f64,
     absolute: f64,
@@ -170,7 +169,7 @@ impl Bound {
             growth *= 1.0 + reply.unit_roundoff();
             underflow += replies * reply.underflow_error();
         }
-        // The error of the float64 sum is far below the last term.
+        // The float64 sum's error is far below the last term.
         Bound { relative: (growth - 1.0) * (1.0 + 1e-6), absolute: 2.0 * underflow }
     }
 

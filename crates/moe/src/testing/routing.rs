@@ -1,18 +1,19 @@
-//! Synthetic routings for tests and benchmarks, and their imbalance.
+//! Synthetic routings for tests and benchmarks, and load imbalance.
 
 use std::fmt;
 
 use crate::shape::placement::Placement;
 use weft_fabric::random::SplitMix64;
 
-/// Distribution of a synthetic router. The experts of a token are distinct; with fewer experts than top-k
-/// slots, the last slots are empty (-1).
+/// Synthetic router distribution. A token's experts are distinct; with fewer experts than top-k slots, the
+/// last slots are empty (-1).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Routing {
     /// Uniform over the experts.
     Uniform,
-    /// The i-th most popular expert has a probability proportional to `i^-exponent`. The seed shuffles the
-    /// order of popularity, the same on every rank.
+    /// The i-th most popular expert has a probability proportional to `i^-exponent`. For example, with
+    /// exponent 1 the second is half as likely as the first. The seed shuffles the popularity order, the same
+    /// on every rank.
     Zipf {
         /// 0 is uniform; 1 is the classic law.
         exponent: f64,
@@ -23,7 +24,7 @@ pub enum Routing {
 }
 
 impl Routing {
-    /// Ids (`tokens * top_k`) of `rank`'s batch, a pure function of the arguments.
+    /// Ids (`tokens * top_k`) in `rank`'s batch, a pure function of the arguments.
     pub fn ids(self, seed: u64, rank: u32, tokens: usize, top_k: usize, experts: u32) -> Vec<i64> {
         let mut random =
             SplitMix64::new(seed ^ u64::from(rank).wrapping_mul(0xA24B_AED4_963E_E407));
@@ -48,7 +49,7 @@ impl Routing {
         ids
     }
 
-    /// Router weights (`tokens * top_k`): positive, with a sum of 1 for each token.
+    /// Router weights (`tokens * top_k`): positive, and they sum to 1 for each token.
     pub fn weights(seed: u64, rank: u32, tokens: usize, top_k: usize) -> Vec<f32> {
         let mut random =
             SplitMix64::new(!seed ^ u64::from(rank).wrapping_mul(0x9FB2_1C65_1E98_DF25));
@@ -62,7 +63,7 @@ impl Routing {
     }
 }
 
-/// Experts in order of popularity.
+/// Experts in popularity order.
 fn popularity(routing: Routing, seed: u64, experts: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..experts).collect();
     if let Routing::Zipf { .. } = routing {
@@ -74,7 +75,7 @@ fn popularity(routing: Routing, seed: u64, experts: u32) -> Vec<u32> {
     order
 }
 
-/// Cumulative probability by place in the order of popularity, not normalised.
+/// Cumulative probability by popularity rank, not normalised.
 fn cumulative(routing: Routing, experts: u32) -> Vec<f64> {
     let mut sum = 0.0;
     (1..=experts)
@@ -106,7 +107,7 @@ fn pick(random: &mut SplitMix64, heights: &[f64], taken: &[usize], token: usize)
         .unwrap_or(place)
 }
 
-/// Load of experts and ranks, over the batches of all ranks.
+/// Expert and rank load, over all ranks' batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
     /// For each expert, the tokens that name it.
@@ -116,13 +117,13 @@ pub struct Load {
 }
 
 impl Load {
-    /// Zero load on the experts and ranks of `placement`.
+    /// Zero load on the experts and ranks in `placement`.
     pub fn new(placement: &Placement) -> Load {
         let (ranks, experts) = (placement.ranks() as usize, placement.experts() as usize);
         Load { of_expert: vec![0; experts], to_rank: vec![0; ranks] }
     }
 
-    /// Adds one rank's batch, with the counts of its [`SendPlan`](crate::SendPlan).
+    /// Adds one rank's batch, with the counts from its [`SendPlan`](crate::SendPlan).
     pub fn add(&mut self, rows_to_rank: &[u32], rows_of_expert: &[u32]) {
         for (total, count) in self.to_rank.iter_mut().zip(rows_to_rank) {
             *total += u64::from(*count);
@@ -142,12 +143,12 @@ impl Load {
         self.of_expert.iter().sum()
     }
 
-    /// Load of the busiest expert over the mean; 1 without load.
+    /// Busiest expert's load over the mean; 1 without load. For example, loads 6, 2 and 1 give 2.
     pub fn expert_imbalance(&self) -> f64 {
         imbalance(&self.of_expert)
     }
 
-    /// Rows of the busiest rank over the mean; 1 without load.
+    /// Busiest rank's rows over the mean; 1 without load.
     pub fn rank_imbalance(&self) -> f64 {
         imbalance(&self.to_rank)
     }

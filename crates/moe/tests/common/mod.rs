@@ -14,12 +14,12 @@ pub struct Batch {
     pub ids: Vec<i64>,
     pub weights: Option<Vec<f32>>,
     pub tokens: Vec<u8>,
-    /// Those of the tokens, if they have any.
+    /// Token scales, if there are any.
     pub scales: Vec<u8>,
 }
 
 impl Batch {
-    /// The codes and the scales of one token.
+    /// One token's codes and scales.
     pub fn token(&self, config: &Config, token: usize) -> (&[u8], &[u8]) {
         let hidden = config.hidden as usize;
         let (bytes, scales) =
@@ -28,7 +28,8 @@ impl Batch {
     }
 }
 
-/// Plain tokens of every element type, and 8-bit ones with both kinds of scales in blocks of `block`.
+/// Plain tokens in every element type, and 8-bit ones with both scale types in blocks with `block`
+/// elements.
 pub fn token_types(block: u32) -> Vec<TokenType> {
     let mut types: Vec<TokenType> = DType::ALL.into_iter().map(TokenType::Plain).collect();
     for format in Float8::ALL {
@@ -44,7 +45,7 @@ pub fn batches(config: &Config, routing: Option<Routing>, masked: u64, seed: u64
     let mut random = Random::new(seed);
     (0..config.ranks)
         .map(|rank| {
-            // Half of the batches are empty or full, where things break.
+            // Half the batches are empty or full, where things break.
             let tokens = match random.below(4) {
                 0 => 0,
                 1 => u64::from(config.max_tokens),
@@ -53,7 +54,7 @@ pub fn batches(config: &Config, routing: Option<Routing>, masked: u64, seed: u64
             let top_k = config.top_k as usize;
             let mut ids = match routing {
                 Some(routing) => routing.ids(seed, rank, tokens, top_k, config.experts),
-                // Everything to the last expert alone.
+                // Everything to the last expert.
                 None => (0..tokens * top_k)
                     .map(|at| if at % top_k == 0 { i64::from(config.experts) - 1 } else { -1 })
                     .collect(),

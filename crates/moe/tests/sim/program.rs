@@ -1,19 +1,21 @@
-//! Program of a rank: begins rounds when possible, runs experts, checks results.
+//! Rank program: begins rounds when possible, runs experts, checks results.
 
 use crate::common::{Batch, busiest, check_output, run_expert};
 use crate::scenario::{Round, Scenario, shape};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Duration;
 use weft_fabric::providers::sim::{Cluster, World};
 use weft_fabric::random::SplitMix64;
-use weft_fabric::{CounterId, Driver as _, Engine, Event, Memory, Rank, Region, Requests, Time};
+use weft_fabric::{
+    CounterId, Driver as _, Engine, Event, Memory, Poison, Rank, Region, Requests, Time,
+};
 use weft_moe::{
     Driver, Error, Layout, PADDING, ReceivedTokens, RoundHandle, Rows, RowsMut, Stage, TokenInput,
     Weighting,
 };
+use weft_scenarios::{Failure, sleeps};
 
-/// Failure of a rank's program.
+/// Failure in a rank's program.
 #[derive(Debug)]
 pub enum Wrong {
     Moe(Error),
@@ -30,6 +32,15 @@ impl From<Error> for Wrong {
 impl From<weft_fabric::Error> for Wrong {
     fn from(error: weft_fabric::Error) -> Wrong {
         Wrong::Moe(error.into())
+    }
+}
+
+impl Failure for Wrong {
+    fn poison(&self) -> Option<&Poison> {
+        match self {
+            Wrong::Moe(Error::Fabric(weft_fabric::Error::Poisoned(poison))) => Some(poison),
+            _ => None,
+        }
     }
 }
 
@@ -51,13 +62,48 @@ pub struct Program {
     live: Vec<Live>,
     begun: usize,
     asleep_until: Time,
-    /// By round: the bytes received, then the sums of the replies if there were any.
+    /// By round: the bytes received, then the reply sums if there were any.
     pub results: BTreeMap<usize, Vec<u8>>,
-    /// Counter and peers of traffic that is none of the driver's business.
+    /// Counter and peers for traffic that the driver does not handle.
     foreign: Option<(CounterId, Vec<Rank>)>,
 }
 
-const NAP: Duration = Duration::from_micros(30);
+impl weft_scenarios::Program for Program {
+    type Failure = Wrong;
+
+    fn step(
+        &mut self,
+        world: &World,
+        engine: &mut Engine,
+        now: Time,
+        events: &[Event],
+        requests: &mut Requests,
+    ) -> Result<bool, Wrong> {
+        self.driver.poll(now, events, requests)?;
+        if let Some((counter, peers)) = self.foreign.take() {
+            for peer in peers {
+                requests.write(peer, counter, 0, [], u64::from(self.driver.namespace() - 1));
+            }
+        }
+        if sleeps(&mut self.asleep_until, self.scenario.laziness, &mut self.random, world, now) {
+            return Ok(false);
+        }
+        while self.act(engine, requests)? {
+            self.driver.poll(now, &[], requests)?;
+        }
+        Ok(self.begun == self.scenario.rounds.len() && self.live.is_empty())
+    }
+
+    fn waits_for(&self) -> String {
+        let rounds = self.live.iter().map(|live| {
+            let (phase, missing) = self.driver.missing(live.handle);
+            let stage = self.driver.stage(live.handle);
+            format!("round {} is {stage}, waits for {phase} {missing:?}", live.number)
+        });
+        let rounds: Vec<String> = rounds.collect();
+        format!("rank {}: {}", self.driver.shape().config().rank, rounds.join("; "))
+    }
+}
 
 impl Program {
     /// A linked program for every rank.
@@ -87,46 +133,6 @@ impl Program {
             }
         }
         Ok(programs)
-    }
-
-    /// One look at the world; whether all rounds are over.
-    pub fn step(
-        &mut self,
-        world: &World,
-        engine: &mut Engine,
-        now: Time,
-        events: &[Event],
-        requests: &mut Requests,
-    ) -> Result<bool, Wrong> {
-        self.driver.poll(now, events, requests)?;
-        if let Some((counter, peers)) = self.foreign.take() {
-            for peer in peers {
-                requests.write(peer, counter, 0, [], u64::from(self.driver.namespace() - 1));
-            }
-        }
-        if now < self.asleep_until {
-            return Ok(false);
-        }
-        if self.random.chance(self.scenario.laziness) {
-            self.asleep_until = now.after(self.random.duration(NAP));
-            world.wake_at(self.asleep_until);
-            return Ok(false);
-        }
-        while self.act(engine, requests)? {
-            self.driver.poll(now, &[], requests)?;
-        }
-        Ok(self.begun == self.scenario.rounds.len() && self.live.is_empty())
-    }
-
-    /// Peers that block the rounds in flight.
-    pub fn waits_for(&self) -> String {
-        let rounds = self.live.iter().map(|live| {
-            let (phase, missing) = self.driver.missing(live.handle);
-            let stage = self.driver.stage(live.handle);
-            format!("round {} is {stage}, waits for {phase} {missing:?}", live.number)
-        });
-        let rounds: Vec<String> = rounds.collect();
-        format!("rank {}: {}", self.driver.shape().config().rank, rounds.join("; "))
     }
 
     /// Does one thing that can be done, if there is one.
@@ -216,7 +222,7 @@ impl Program {
         Ok(true)
     }
 
-    /// Releases the input of a round and overwrites it: it may not be read any more.
+    /// Releases a round's input and overwrites it: it may not be read any more.
     fn drop_input(&mut self, at: usize, engine: &mut Engine) {
         if let Some(region) = self.live[at].input.take() {
             region.memory().fill(0, region.memory().len(), 0xEE);
@@ -296,7 +302,7 @@ impl Program {
     }
 }
 
-/// The row of every position, padding included.
+/// Every position's row, including padding.
 fn rows<'a>(received: &ReceivedTokens<'a>, layout: Layout) -> impl Iterator<Item = usize> + 'a {
     let slots = received.plan.slots().iter().enumerate();
     slots.map(move |(position, &slot)| match layout {

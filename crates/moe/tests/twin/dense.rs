@@ -1,4 +1,4 @@
-//! Reference for the twin: weft-moe's own planner and sums, which are independent of devices.
+//! Reference for the twin: weft-moe's own planner and sums, which are independent from devices.
 
 use weft_moe::device::{DeviceConfig, DeviceLayout};
 use weft_moe::{
@@ -8,7 +8,8 @@ use weft_moe::{
 
 use crate::common::Batch;
 
-/// The same all-to-all over the fabric, of physical experts. With every row private, slots are numbered as on devices.
+/// The same all-to-all over the fabric, with physical experts. With every row private, slots are numbered as on
+/// devices.
 pub fn config(config: &DeviceConfig) -> Config {
     Config {
         ranks: config.ranks,
@@ -30,13 +31,13 @@ pub fn config(config: &DeviceConfig) -> Config {
     }
 }
 
-/// One rank's plans of a round.
+/// One rank's plans for a round.
 pub struct Plans {
     pub send: SendPlan,
     pub receive: ReceivePlan,
 }
 
-/// The plans of every rank.
+/// Every rank's plans.
 pub fn plan(device: &DeviceConfig, batches: &[Batch]) -> Vec<Plans> {
     let shapes: Vec<Shape> = (0..device.ranks)
         .map(|rank| Shape::new(config(&DeviceConfig { rank, ..device.clone() })).unwrap())
@@ -81,16 +82,15 @@ pub fn plan(device: &DeviceConfig, batches: &[Batch]) -> Vec<Plans> {
     sends.into_iter().zip(receives).map(|(send, receive)| Plans { send, receive }).collect()
 }
 
-/// The device's number of a row, whose slot the host's plan names: sources are `max_tokens` rows apart, without
-/// room for records between them.
+/// The device's number for a row whose slot the host's plan names: sources are `max_tokens` rows apart, without room
+/// for records between them.
 pub fn device_row(plan: &ReceivePlan, slot: u32) -> i32 {
     let private_slots = plan.shape().sizes().private_slots();
     let (source, row) = (slot / private_slots, slot % private_slots);
     (source * plan.shape().config().max_tokens + row) as i32
 }
 
-/// The result of every rank, by way of replies and their sums, given the outputs of the experts of every
-/// rank by [`ReceivePlan`] position.
+/// Every rank's result, by replies and their sums, given every rank's expert outputs by [`ReceivePlan`] position.
 pub fn combined(plans: &mut [Plans], weighting: Weighting, outputs: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let shape = plans[0].send.shape().clone();
     let (output, reply_bytes) =
@@ -124,7 +124,7 @@ pub fn combined(plans: &mut [Plans], weighting: Weighting, outputs: &[Vec<u8>]) 
         .collect()
 }
 
-/// The cast of one token to e4m3 as the kernels do it, written down a second time.
+/// Casts one token to e4m3 as the kernels do it, written a second time.
 pub fn cast(from: DType, token: &[u8], scale: ScaleType, block: u32) -> (Vec<u8>, Vec<u8>) {
     let mut values = vec![0f32; token.len() / from.bytes()];
     TokenType::Plain(from).load(token, &[], &mut values);
@@ -149,7 +149,7 @@ pub fn cast(from: DType, token: &[u8], scale: ScaleType, block: u32) -> (Vec<u8>
         };
         match scale {
             ScaleType::F32 => scales.extend(step.to_le_bytes()),
-            // The exponent's bits, which for an infinity are those of NaN here.
+            // The exponent bits; for an infinity they equal NaN's here.
             ScaleType::Ue8m0 => scales.push((step.to_bits() >> 23) as u8),
         }
         let inverse = 1.0 / step;

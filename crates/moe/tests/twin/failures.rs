@@ -1,4 +1,4 @@
-//! Device records of failures in the twin: rank, phase, expected and seen values.
+//! Device failure records in the twin: rank, phase, expected and seen values.
 
 use proptest::prelude::*;
 use std::thread;
@@ -15,7 +15,7 @@ use crate::group::{Group, Member};
 use crate::rounds::{Plot, World, check_combined, check_received, in_turn, run};
 use weft_gpu::{Code, Record};
 
-/// A record of rank 0, of what each test fills in.
+/// A record from rank 0 that each test fills in.
 fn blank(code: Code) -> Record {
     let (rank, phase, peer, channel, slot) = (0, 0, Some(0), 0, 0);
     Record { code, rank, phase, peer, channel, slot, expected: 0, seen: 0 }
@@ -59,7 +59,7 @@ fn config(path: TransferPath) -> DeviceConfig {
     DeviceConfig { path: Some(path), ..config }
 }
 
-/// The room that a rank's rows, or those of its fullest expert, need.
+/// The room that a rank's rows, or its fullest expert's rows, need.
 fn needed(world: &World, config: &DeviceConfig, rank: u32) -> u32 {
     let (positions, fullest) = world.needs(rank as usize);
     match config.layout {
@@ -189,7 +189,7 @@ fn what_a_source_did_not_announce_is_left_out() {
     let world = full(group.shape.config());
     let members = world.members(&group, 0, 0);
     members.iter().for_each(Member::send);
-    // The first row of rank 0 would be the last of 65536 tokens of each of its experts.
+    // The first row from rank 0 would be the last of 65536 tokens for each of its experts.
     let row = group.shape.at(0, DeviceArea::Rows) + group.shape.channel_layout().row_meta_at;
     for record in 0..2 {
         group.heaps[1].set(row as usize + 8 * record + 2, &[0xFF; 2]);
@@ -216,7 +216,7 @@ fn calls_come_in_order() {
         let group = Group::new(&config);
         let world = full(&config);
         let members = world.members(&group, 1, 0);
-        // A round, and then some calls of the next.
+        // A round, and then some calls for the next.
         calls.iter().for_each(|call| call(&members[0]));
         calls[..done].iter().for_each(|call| call(&members[0]));
         calls[called](&members[0]);
@@ -252,7 +252,7 @@ fn a_timeout_names_whom_it_waited_for() {
         let world = full(group.shape.config());
         let members = world.members(&group, 1, 0);
 
-        // Rank 2 sends no counts: the first of them is of the previous round.
+        // Rank 2 sends no counts: the first one is from the previous round.
         members[..2].iter().for_each(Member::send);
         let begun = Instant::now();
         members[0].receive();
@@ -268,7 +268,7 @@ fn a_timeout_names_whom_it_waited_for() {
         assert_eq!(group.twins[0].fatal(), Some(expected));
         assert_poisoned(&members[0]);
 
-        // The third row of rank 0 gets stuck on its way to rank 1.
+        // The third row from rank 0 gets stuck before rank 1.
         members[2].send();
         let (area, size) = match path {
             TransferPath::Packets => (DeviceArea::Rows, group.shape.channel_layout().row_stride),
@@ -310,7 +310,7 @@ fn a_channel_that_was_closed_sends_nothing_and_poisons_what_is_received() {
         for (rank, (heap, before)) in group.heaps.iter().zip(&before).enumerate().skip(1) {
             assert!(heap.whole() == *before, "no store at rank {rank}");
         }
-        // It is not a failure of any rank.
+        // It is no rank's failure.
         assert_eq!(group.twins[0].fatal(), None);
     }
 }
@@ -444,7 +444,7 @@ fn a_notice_waits_until_it_is_read() {
     assert_eq!(twin.fatal(), None);
 }
 
-/// All ranks go by one plan: a new one, or that of the same round.
+/// All ranks go by one plan: a new one, or the same round's.
 #[test]
 fn ranks_that_go_by_different_plans_end_the_group() {
     for path in TransferPath::ALL {
@@ -461,7 +461,7 @@ fn ranks_that_go_by_different_plans_end_the_group() {
                 })
                 .collect();
             group.assert_quiet();
-            // Rank 1 goes by a plan that is new, or by that of another round.
+            // Rank 1 goes by a new plan, or by another round's.
             let (world, first) = &rounds[0];
             let again = world.members(&group, 0, 0).into_iter().zip(first).zip(&rounds[1].1);
             let again = again.enumerate().map(|(rank, ((member, first), second))| match rank {
@@ -489,7 +489,7 @@ fn ranks_that_go_by_different_plans_end_the_group() {
     }
 }
 
-/// Outputs of fewer rows than positions: no read beyond their end, and a record of the loss.
+/// Fewer output rows than positions: no read beyond the end, and a record for the loss.
 #[test]
 fn outputs_that_do_not_fit_are_replied_by_nobody() {
     for path in TransferPath::ALL {
@@ -523,7 +523,7 @@ fn outputs_that_do_not_fit_are_replied_by_nobody() {
     }
 }
 
-/// Two maps of six experts on three ranks that own different numbers.
+/// Two maps for six experts on three ranks that own different numbers.
 fn two_maps() -> [ExpertMap; 2] {
     let held =
         [[vec![0, 1, 2], vec![3], vec![4, 5, 0, 0]], [vec![5, 0, 1], vec![4], vec![3, 2, 3, 1]]];

@@ -1,4 +1,4 @@
-//! All ranks of a group in one process: heaps, records, arrays, and one round on each rank.
+//! All ranks in a group in one process: heaps, records, arrays, and one round on each rank.
 
 use std::alloc::{Layout as Place, alloc_zeroed, dealloc};
 use std::collections::HashSet;
@@ -15,13 +15,13 @@ use weft_moe::device::{
 use crate::common::{Batch, run_expert};
 use crate::dense;
 
-/// Memory by its address, aligned to 256 bytes, zeros at first.
+/// Memory by address, aligned to 256 bytes, initially zeros.
 pub struct Array {
     pointer: *mut u8,
     place: Place,
 }
 
-// SAFETY: plain memory; its users exclude races.
+// SAFETY: plain memory; the users exclude races.
 unsafe impl Send for Array {}
 // SAFETY: as above.
 unsafe impl Sync for Array {}
@@ -122,7 +122,7 @@ impl Group {
         unsafe { AtomicU32::from_ptr(word) }.store(1, Ordering::Release);
     }
 
-    /// Waits until calls of all phases to `phase` have begun on channel 0 of a new group.
+    /// Waits until calls for all phases to `phase` have begun on channel 0 in a new group.
     pub fn until_entered(&self, rank: usize, phase: usize) {
         let state = self.shape.at(0, DeviceArea::State) as usize;
         let word = state + 4 * (StateWord::Entered as usize + phase);
@@ -144,15 +144,15 @@ impl Group {
     }
 }
 
-/// Arrays of a rank in one round.
+/// A rank's arrays in one round.
 pub struct Member<'a> {
     pub twin: &'a Twin,
     pub channel: u32,
-    /// Memory of its plan, if that is not in the channel.
+    /// Plan memory, if that is not in the channel.
     pub plan: Option<Arc<Array>>,
     /// True if an earlier round made the plan.
     pub kept: bool,
-    /// Rows of arrays with one for each position, if they are not for the worst case.
+    /// Rows in arrays with one for each position, if they are not for the worst case.
     pub positions: Option<u32>,
     inputs: [Array; 5],
     pub given: u32,
@@ -162,7 +162,7 @@ pub struct Member<'a> {
     pub received: Received,
     outputs: Array,
     pub combined: Array,
-    /// Rows that combine adds to its sums; and whether it adds what `combined` held.
+    /// Rows that combine adds to the sums; and whether it adds what `combined` held.
     pub added: [Option<Array>; 2],
     pub accumulates: bool,
 }
@@ -175,12 +175,12 @@ pub struct Received {
     pub rows: Array,
     pub weights: Array,
     pub experts: Array,
-    /// Of all experts of the group: 32 or 64 bits each.
+    /// For all experts in the group: 32 or 64 bits each.
     pub load: Array,
 }
 
 impl<'a> Member<'a> {
-    /// `surplus` rows follow those of the batch in its arrays; `count` is the number of valid ones.
+    /// `surplus` rows follow the batch's rows in the arrays; `count` is how many are valid.
     pub fn new(twin: &'a Twin, channel: u32, batch: &Batch, ids: &[i64], surplus: u32) -> Self {
         let shape = twin.shape();
         let config = shape.config();
@@ -242,14 +242,14 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// The same with a plan of its own, which outlives the round.
+    /// The same with a separate plan, which outlives the round.
     pub fn keeping(mut self) -> Self {
         let bytes = self.twin.shape().channel_layout().plan_bytes() as usize;
         self.plan = Some(Arc::new(Array::filled(bytes, 0xAA)));
         self
     }
 
-    /// The same by the plan of `earlier`.
+    /// The same by `earlier`'s plan.
     pub fn by_plan_of(mut self, earlier: &Member<'_>) -> Self {
         (self.plan, self.kept) = (earlier.plan.clone(), true);
         let (from, to) = (&earlier.received, &self.received);
@@ -288,7 +288,7 @@ impl<'a> Member<'a> {
         TwinLaunch { channel: self.channel, plan, positions: self.positions }
     }
 
-    /// Numbers of an area of the plan, wherever that lies.
+    /// Numbers in a plan area, wherever that lies.
     pub fn plan_numbers(&self, heap: &Array, area: DeviceArea, count: usize) -> Vec<i32> {
         let shape = self.twin.shape();
         let offset = |area| shape.channel_layout().extent(area).offset as usize;
@@ -321,7 +321,7 @@ impl<'a> Member<'a> {
         unsafe { self.twin.dispatch_send(self.at(), &self.inputs()) };
     }
 
-    /// Of an element of [`Received::load`].
+    /// Bytes per element in [`Received::load`].
     pub fn load_bytes(&self) -> u32 {
         if self.counted { 8 } else { 4 }
     }
@@ -397,7 +397,7 @@ impl<'a> Member<'a> {
         (heap.bytes(at, token), heap.bytes(scales_at, scales))
     }
 
-    /// The scales at a position, element by element, and zeros behind the last in a word of four.
+    /// The scales at a position, element by element, and zeros behind the last in a four-scale word.
     fn placed_scales(&self, position: u64, bytes: usize) -> Vec<u8> {
         let placed = self.twin.shape().received_scales();
         let at = |column| placed.at(position, column) as usize;
@@ -425,7 +425,7 @@ impl<'a> Member<'a> {
 }
 
 impl Member<'_> {
-    /// The experts' outputs in the order of the planner's positions, which in the padded layout are others.
+    /// The experts' outputs in the planner's position order, which differs in the padded layout.
     pub fn outputs_by_plan(&self, plan: &weft_moe::ReceivePlan) -> Vec<u8> {
         let bytes = self.twin.shape().expert_output_bytes() as usize;
         let local = self.twin.shape().local_experts() as usize;
@@ -443,7 +443,7 @@ impl Member<'_> {
         outputs
     }
 
-    /// A dense row's output at the first of its positions, and zeros at the others.
+    /// A dense row's output at its first position, and zeros at the others.
     fn dense_outputs_by_plan(&self, plan: &weft_moe::ReceivePlan, bytes: usize) -> Vec<u8> {
         let shape = self.twin.shape();
         let max_tokens = shape.config().max_tokens;

@@ -1,4 +1,4 @@
-//! Rounds of a group and what must come out of them.
+//! Group rounds and the expected results.
 
 use std::thread;
 use weft_fabric::random::SplitMix64 as Random;
@@ -10,21 +10,21 @@ use crate::common::{Batch, batches, busiest, check_output};
 use crate::dense::{self, Plans};
 use crate::group::{Group, Member};
 
-/// Parameters of a round.
+/// Round parameters.
 #[derive(Clone, Debug)]
 pub struct Plot {
     /// Without one, everything goes to the last expert.
     pub routing: Option<Routing>,
-    /// Number of empty slots of eight.
+    /// Number of empty slots in eight.
     pub masked: u64,
-    /// True if some of them name an expert that does not exist, or repeat one.
+    /// True if some name an expert that does not exist, or repeat one.
     pub wrong: bool,
     /// Rows behind those that exist.
     pub surplus: u32,
     pub seed: u64,
 }
 
-/// The batches of all ranks, as they travel, and what each rank is given.
+/// All ranks' batches, as they travel, and what each rank is given.
 pub struct World {
     /// As they are given.
     given: Vec<Batch>,
@@ -110,15 +110,15 @@ impl World {
         self.plans.iter().map(|plans| plans.send.rows_for(rank).len() as u32).sum()
     }
 
-    /// Positions that `rank` needs, and those of its fullest expert.
+    /// Positions that `rank` needs, and that its fullest expert needs.
     pub fn needs(&self, rank: usize) -> (u32, u32) {
         let counts = self.plans[rank].receive.expert_counts();
         (self.plans[rank].receive.positions() as u32, counts.iter().copied().max().unwrap_or(0))
     }
 }
 
-/// The replicas that `rank` sends its tokens to, in place of the experts that they name: in turn, by the numbers of
-/// token and rank.
+/// The replicas that `rank` sends tokens to, in place of the experts that they name: in turn, by token number and
+/// rank.
 fn place(map: &ExpertMap, rank: usize, top_k: u32, ids: &mut [i64]) {
     for (token, ids) in ids.chunks_exact_mut(top_k as usize).enumerate() {
         for id in ids.iter_mut().filter(|id| **id >= 0) {
@@ -132,7 +132,7 @@ fn place(map: &ExpertMap, rank: usize, top_k: u32, ids: &mut [i64]) {
     }
 }
 
-/// Ids with some of the masked ones made wrong, so that the same ones count.
+/// Ids with some masked ones made wrong, so that the same ones count.
 fn spoiled(config: &DeviceConfig, batch: &Batch, plot: &Plot, random: &mut Random) -> Vec<i64> {
     let mut ids = batch.ids.clone();
     if !plot.wrong {
@@ -164,7 +164,7 @@ pub fn in_turn(members: &[Member<'_>], group: &Group, weighting: Weighting) {
     members.iter().rev().for_each(|member| member.combine(false));
 }
 
-/// Each on a thread of its own.
+/// Each on a separate thread.
 pub fn at_once(members: &[Member<'_>], group: &Group, weighting: Weighting) {
     thread::scope(|scope| {
         for (member, heap) in members.iter().zip(&group.heaps) {
@@ -270,7 +270,7 @@ fn check_load(member: &Member<'_>, totals: &[i32]) {
     }
 }
 
-/// Compares the dense rows of a rank with the batches: where each source's begin, tokens and scales bit by bit, and of
+/// Compares a rank's dense rows with the batches: where each source's begin, tokens and scales bit by bit, and for
 /// each choice the local expert and the weight.
 fn check_dense(rank: usize, member: &Member<'_>, world: &World, heap: &crate::group::Array) {
     let shape = member.twin.shape();

@@ -1,11 +1,11 @@
-//! Helpers of the tests of rates: max-min fair shares in exact arithmetic, and their definition.
+//! Helpers for rate tests: max-min fair shares in exact arithmetic, and the definition.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::cmp::Ordering;
 use std::ops::{Div, Mul, Sub};
 use weft_netsim::{Engine, Link, LinkId, PathId};
 
-/// A fraction in lowest terms, its denominator positive. Overflow panics.
+/// A fraction in lowest terms, with a positive denominator. Overflow panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fraction(i128, i128);
 
@@ -68,7 +68,7 @@ impl Ord for Fraction {
     }
 }
 
-/// Exact max-min fair rates of flows over these links, by progressive filling.
+/// Exact max-min fair rates for flows over these links, by progressive filling.
 pub fn exact_rates(bandwidths: &[u64], flows: &[&[u32]]) -> Vec<Fraction> {
     let mut left: Vec<Fraction> = bandwidths.iter().map(|&b| Fraction::whole(b)).collect();
     let mut rates: Vec<Option<Fraction>> = vec![None; flows.len()];
@@ -92,8 +92,8 @@ pub fn exact_rates(bandwidths: &[u64], flows: &[&[u32]]) -> Vec<Fraction> {
     rates.into_iter().map(|rate| rate.expect("every flow has a link")).collect()
 }
 
-/// Checks that rates are max-min fair: no link exceeds its bandwidth, and each flow has a saturated link on
-/// which no flow is faster.
+/// Checks that rates are max-min fair: no link exceeds its bandwidth, and each flow has a saturated link on which no
+/// flow is faster.
 pub fn check_fair(bandwidths: &[f64], flows: &[(&[u32], f64)]) -> Result<(), String> {
     const SAME: f64 = 1e-7;
     let mut load = vec![0.0; bandwidths.len()];
@@ -120,13 +120,13 @@ pub fn check_fair(bandwidths: &[f64], flows: &[(&[u32], f64)]) -> Result<(), Str
     Ok(())
 }
 
-/// An engine on links of these bandwidths, without latency.
+/// An engine on links with these bandwidths, without latency.
 pub fn engine(bandwidths: &[f64]) -> Engine {
     let link = |&bandwidth: &f64| Link { bandwidth, latency: 0.0 };
     Engine::new(&bandwidths.iter().map(link).collect::<Vec<_>>()).unwrap()
 }
 
-/// A path by the numbers of its links.
+/// A path by link numbers.
 pub fn path(engine: &mut Engine, links: &[u32]) -> PathId {
     let links: Vec<LinkId> = links.iter().map(|&link| LinkId(link)).collect();
     engine.add_path(&links).unwrap()

@@ -5,53 +5,53 @@ use weft_topology::EndpointId;
 use crate::error::Error;
 use crate::world::{Path, World};
 
-/// Index of no connection or entry.
+/// Index that stands for no connection or entry.
 pub(crate) const NONE: u32 = u32::MAX;
-/// Number of peers above which a rank has a table of all ranks.
+/// Peer count above which a rank has a table with all ranks.
 const DENSE: usize = 24;
 
-/// One direction between two ranks. Writes arrive in post order, as on a reliable queue pair: a write moves
-/// after the arrival of the previous one.
+/// One direction between two ranks. Writes arrive in post order, as on a reliable queue pair: a write moves once the
+/// previous one has arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Connection {
     pub path: Path,
     pub from: u32,
     pub to: u32,
-    /// Numbers of posted and arrived writes.
+    /// Posted and arrived write counts.
     pub sent: u32,
     pub arrived: u32,
-    /// Lane of a segment's first write, and the stride to the next ones. Lanes need no counters: writes arrive in
-    /// order, and the write that raises a lane follows from the lane's number.
+    /// Lane for a segment's first write, and the stride to the next ones. Lanes need no counters: writes arrive in
+    /// order, and the lane number tells which write raises it.
     first_lane: u32,
     stride: i32,
-    /// Index of the list of lanes without such a stride; else `NONE`.
+    /// Index in the lists of lanes without such a stride; else `NONE`.
     irregular: u32,
-    /// Writes of a segment; 0 until the sender ends its first one.
+    /// Writes per segment; 0 until the sender ends its first one.
     period: u32,
     /// First and last queued write behind the one in flight.
     pub first: u32,
     pub last: u32,
 }
 
-/// Write queued behind others of its connection.
+/// Write queued behind others on the same connection.
 #[derive(Clone, Copy, Debug)]
 struct QueuedWrite {
     bytes: u64,
-    /// Arrival time of its first byte on an idle connection.
+    /// Time when the first byte would arrive on an idle connection.
     ready_s: f64,
     next: u32,
 }
 
-/// Connections of a set of ranks, created at first use.
+/// Connections among a set of ranks, created at first use.
 pub(crate) struct ConnectionTable {
     pub list: Vec<Connection>,
     peers: Vec<Peers>,
     queue: Vec<QueuedWrite>,
     free: u32,
     endpoints: Vec<EndpointId>,
-    /// Number of the set of ranks, as input of ECMP's hash.
+    /// Number of the rank set, as input to the ECMP hash.
     group: u64,
-    /// Lanes of the first segment's writes, in order, of irregular connections.
+    /// Lanes for the first segment's writes, in order, on irregular connections.
     lanes: Vec<Vec<u32>>,
 }
 
@@ -61,7 +61,7 @@ impl Connection {
         self.sent - self.arrived
     }
 
-    /// Records the lane of the first segment's next write.
+    /// Records the lane for the first segment's next write.
     fn record_lane(&mut self, lane: u32, lists: &mut Vec<Vec<u32>>) {
         if self.irregular != NONE {
             lists[self.irregular as usize].push(lane);
@@ -81,7 +81,7 @@ impl Connection {
         }
     }
 
-    /// Index in a segment of the write that raises `lane` for the `count`th time, if recorded.
+    /// Index within a segment of the write that raises `lane` for the `count`th time, if recorded.
     fn write_of(&self, lane: u32, count: u32, lists: &[Vec<u32>]) -> Option<u32> {
         if self.irregular != NONE {
             let list = &lists[self.irregular as usize];
@@ -112,14 +112,14 @@ impl Connection {
     }
 }
 
-/// Connection of a rank to a peer.
+/// A rank's connection to a peer.
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     rank: u32,
     connection: u32,
 }
 
-/// Connections of one rank, by peer.
+/// One rank's connections, by peer.
 #[derive(Clone, Debug, Default)]
 struct Peers {
     list: Vec<Peer>,
@@ -235,7 +235,7 @@ impl ConnectionTable {
         Ok(())
     }
 
-    /// Records the arrival of the write in flight and starts the next one.
+    /// Records that the write in flight has arrived, and starts the next one.
     pub fn arrive(&mut self, world: &mut World, number: u32, tag: u64) -> Result<(), Error> {
         let connection = &mut self.list[number as usize];
         connection.arrived += 1;
@@ -256,7 +256,7 @@ impl ConnectionTable {
         self.list[number as usize].risen(segment, lane, count, &self.lanes)
     }
 
-    /// Records the number of writes of a segment, at the end of the rank's first one.
+    /// Records how many writes a segment has, at the end of the rank's first one.
     pub fn end_first_segment(&mut self, rank: u32) {
         for peer in &self.peers[rank as usize].list {
             let connection = &mut self.list[peer.connection as usize];

@@ -1,4 +1,4 @@
-//! Diagnostics of an execution: progress, names of flows, deadlocks.
+//! Execution diagnostics: progress, flow names, deadlocks.
 
 use weft_collectives::{Op, Rank, Schedule};
 
@@ -12,17 +12,17 @@ impl<S: Schedule> Execution<S> {
         self.ranks.iter().any(|rank| matches!(rank.waiting, WaitState::Lane { .. }))
     }
 
-    /// State of a rank.
+    /// A rank's state.
     pub fn waiting(&self, rank: u32) -> WaitState {
         self.ranks[rank as usize].waiting
     }
 
-    /// Current operation of a rank.
+    /// A rank's current operation.
     pub fn op(&self, rank: u32) -> u32 {
         self.ranks[rank as usize].op
     }
 
-    /// Source rank of a connection.
+    /// A connection's source rank.
     pub fn sender(&self, connection: u32) -> u32 {
         self.connections.list[connection as usize].from
     }
@@ -81,7 +81,7 @@ impl<S: Schedule> Execution<S> {
         (self.op(from)..self.schedule().len(Rank(from))).any(rises)
     }
 
-    /// Awaited peer, lane and count of a blocked rank.
+    /// Peer, lane and count that a blocked rank waits for.
     fn awaited_lane(&self, rank: u32) -> Option<(u32, u32, u32)> {
         match self.waiting(rank) {
             WaitState::Lane { connection, lane, count } => {
@@ -91,7 +91,7 @@ impl<S: Schedule> Execution<S> {
         }
     }
 
-    /// Current step of a rank: of its last write, or of its next one before the first.
+    /// A rank's current step: the last write's step, or the next one's before the first.
     fn step(&self, rank: u32) -> u32 {
         let step = |index| match self.schedule().op(Rank(rank), index) {
             Op::Write { step, .. } => Some(step),

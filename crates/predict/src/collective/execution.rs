@@ -1,9 +1,9 @@
-//! Execution of a schedule: a cursor for each rank.
+//! Schedule execution: a cursor for each rank.
 //!
-//! A rank executes operations until it blocks on a lane. Its reductions and copies advance its own clock
-//! ahead of the world's, without an event: they are independent of other ranks, and a later wait takes the
-//! maximum of both clocks. If several workloads post at one NIC, the order of posts matters, and a rank that
-//! is ahead pauses until the world's clock reaches its own.
+//! A rank executes operations until it blocks on a lane. Reductions and copies advance the rank's clock ahead of the
+//! world's, without an event: they are independent of other ranks, and a later wait takes the later clock. If several
+//! workloads post at one NIC, the post order matters, and a rank that is ahead pauses until the world's clock catches
+//! up.
 
 use std::collections::VecDeque;
 
@@ -19,38 +19,38 @@ use crate::trace::Span;
 use crate::world::World;
 use weft_control::random::SplitMix64;
 
-/// Bit of the tags of timers that resume a rank.
+/// Tag bit for timers that resume a rank.
 const WAKE: u64 = 1 << 32;
 
-/// Runs of a schedule on vectors of given lengths.
+/// Runs of a schedule on vectors with given lengths.
 pub(crate) struct Execution<S> {
     schedule: S,
     pub(super) ranks: Vec<RankCursor>,
     pub(super) connections: ConnectionTable,
     pub(super) vectors: Vectors,
     random: Option<SplitMix64>,
-    /// Seconds per byte of the slowest endpoint link, for jitter proportional to the message.
+    /// Seconds per byte on the slowest endpoint link, for jitter proportional to the message.
     seconds_per_byte: f64,
-    /// Post time and length of the writes in flight, by connection; filled for a trace.
+    /// Post time and length for the writes in flight, by connection; filled for a trace.
     pub(super) posted: Vec<VecDeque<(f64, u64)>>,
     completed: Vec<CompletedVector>,
     last_s: f64,
-    /// Number of unfinished segments of all ranks.
+    /// Unfinished segment count over all ranks.
     left: u64,
     base: u64,
 }
 
-/// Configuration of an execution.
+/// Execution configuration.
 pub(crate) struct ExecutionConfig<'a> {
-    /// Endpoint of each rank.
+    /// Each rank's endpoint.
     pub endpoints: Vec<EndpointId>,
     /// Lengths of the consecutive vectors.
     pub lengths: &'a [u64],
     /// Slow ranks.
     pub stragglers: &'a [Straggler],
-    /// Number that separates its connections and random numbers from those of other executions.
+    /// Number that separates connections and random numbers from other executions.
     pub group: u64,
-    /// Offset of its tags, which are below 2^33.
+    /// Tag offset; the tags are below 2^33.
     pub base: u64,
     /// True for the first execution at its ranks; later ones post at the same NICs in turn.
     pub first: bool,
@@ -125,12 +125,12 @@ impl<S: Schedule> Execution<S> {
         &mut self.completed
     }
 
-    /// End of the last segment at the last rank.
+    /// Time when the last segment ended at the last rank.
     pub fn finished(&self) -> Option<f64> {
         (self.left == 0).then_some(self.last_s)
     }
 
-    /// Completion of `tag`, without the base.
+    /// Completes `tag`, given without the base.
     pub fn event(&mut self, world: &mut World, tag: u64) -> Result<(), Error> {
         if tag & WAKE != 0 {
             let rank = tag as u32;
@@ -333,7 +333,7 @@ impl<S: Schedule> Execution<S> {
         Ok(number)
     }
 
-    /// Records the span of an arrived write.
+    /// Records the span for an arrived write.
     fn trace_write(&mut self, world: &mut World, number: u32) {
         let connection = &self.connections.list[number as usize];
         let (rank, name) = (connection.from, format!("to {}", connection.to));

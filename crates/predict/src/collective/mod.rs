@@ -1,10 +1,10 @@
-//! Collectives: schedules of counted writes on the network.
+//! Collectives: counted-write schedules on the network.
 //!
-//! - `execution`: a cursor for each rank over its operations
-//! - `connections`: writes in flight and queued, by pair of ranks
-//! - `rank`, `vectors`, `sizes`: state of a rank, segments of the vectors, bytes of spans
+//! - `execution`: a cursor for each rank over the operations
+//! - `connections`: writes in flight and queued, by rank pair
+//! - `rank`, `vectors`, `sizes`: rank state, vector segments, span bytes
 //! - `placement`, `program`: rank placement, schedules from JSON
-//! - `diagnostics`: progress, names of flows, deadlocks
+//! - `diagnostics`: progress, flow names, deadlocks
 
 mod connections;
 mod diagnostics;
@@ -38,19 +38,19 @@ pub use placement::Placement;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CollectiveScenario {
-    /// Network and its conditions.
+    /// Network with its conditions.
     pub cluster: Cluster,
     /// Workload.
     pub job: CollectiveJob,
     /// Number of reported links, busiest first.
     #[serde(default = "crate::outcome::default_links")]
     pub links: usize,
-    /// Most spans of the trace; 0 for no trace.
+    /// Maximum spans in the trace; 0 for no trace.
     #[serde(default)]
     pub trace: usize,
 }
 
-/// Collective, without its cluster.
+/// Collective, without a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CollectiveJob {
@@ -63,18 +63,18 @@ pub struct CollectiveJob {
     /// Schedule as JSON, in place of an algorithm's.
     #[serde(default)]
     pub program: Option<serde_json::Value>,
-    /// Length of the vector in bytes.
+    /// Vector length in bytes.
     pub bytes: u64,
-    /// Number of ranks; default: all endpoints.
+    /// Rank count; default: all endpoints.
     #[serde(default)]
     pub ranks: Option<u32>,
     /// Rank placement.
     #[serde(default)]
     pub placement: Placement,
-    /// Chunks of pipelined algorithms.
+    /// Chunks for pipelined algorithms.
     #[serde(default)]
     pub chunks: Option<u32>,
-    /// Ranks of a node, for hierarchical algorithms.
+    /// Ranks per node, for hierarchical algorithms.
     #[serde(default)]
     pub local: Option<u32>,
     /// Consecutive runs.
@@ -82,13 +82,13 @@ pub struct CollectiveJob {
     pub rounds: u32,
 }
 
-/// Most operations of a schedule as JSON.
+/// Maximum operations in a schedule as JSON.
 const MOST_OPERATIONS: u64 = 1 << 20;
 
-/// Schedule of the job `json` with all operations, as JSON: a valid `job.program`.
+/// Schedule for the job `json` with all operations, as JSON: a valid `job.program`.
 ///
 /// # Errors
-/// Malformed JSON, no number of ranks, an unknown algorithm, or more than 1,048,576 operations.
+/// Malformed JSON, no rank count, an unknown algorithm, or more than 1,048,576 operations.
 pub fn schedule(json: &str) -> Result<String, Error> {
     let job: CollectiveJob = serde_json::from_str(json)?;
     let ranks = job.ranks.ok_or_else(|| Error::field("job.ranks", "unset", "a number of ranks"))?;
@@ -101,7 +101,7 @@ pub fn schedule(json: &str) -> Result<String, Error> {
     Ok(serde_json::to_string(&Program::new(&schedule))?)
 }
 
-/// Largest number of rounds.
+/// Maximum round count.
 const MOST_ROUNDS: u32 = 1 << 20;
 
 fn default_rounds() -> u32 {
@@ -122,7 +122,7 @@ impl CollectiveJob {
         Ok(self.algorithm.parse()?)
     }
 
-    /// Number of ranks: of the job, of its program, or all endpoints.
+    /// Rank count: from the job or its program, or all endpoints.
     pub fn ranks(&self, world: &World) -> Result<u32, Error> {
         match &self.program {
             Some(value) => Ok(program::program(value, self.ranks)?.ranks()),
@@ -130,7 +130,7 @@ impl CollectiveJob {
         }
     }
 
-    /// Schedule of `ranks` ranks.
+    /// Schedule for `ranks` ranks.
     pub fn schedule(&self, ranks: u32) -> Result<AnySchedule, Error> {
         if let Some(value) = &self.program {
             return Ok(program::program(value, Some(ranks))?.into());
@@ -155,7 +155,7 @@ impl CollectiveJob {
     }
 }
 
-/// Workload of a collective.
+/// Collective workload.
 pub struct CollectiveWorkload<S> {
     execution: Execution<S>,
     stragglers: Vec<Straggler>,
@@ -163,7 +163,7 @@ pub struct CollectiveWorkload<S> {
 }
 
 impl CollectiveWorkload<AnySchedule> {
-    /// Workload of `job` on a world.
+    /// Workload for `job` on a world.
     pub fn new(
         world: &mut World,
         job: &CollectiveJob,
@@ -179,7 +179,7 @@ impl CollectiveWorkload<AnySchedule> {
 }
 
 impl<S: Schedule> CollectiveWorkload<S> {
-    /// Workload of a schedule on a world.
+    /// Workload for a schedule on a world.
     pub fn of(
         world: &mut World,
         schedule: S,

@@ -1,4 +1,4 @@
-//! Rank placement: the endpoint of each rank.
+//! Rank placement: each rank's endpoint.
 
 use serde::{Deserialize, Serialize};
 use weft_collectives::Algorithm;
@@ -7,23 +7,24 @@ use weft_topology::{Description, EndpointId};
 use crate::error::Error;
 use crate::world::World;
 
-/// Placement of ranks on endpoints.
+/// Rank placement on endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Placement {
-    /// Rank map of the network for HDRM, order of endpoints for all others.
+    /// The description's rank map. Without one: the HDRM map on a BiGraph for HDRM, endpoint order for all other
+    /// algorithms.
     #[default]
     Auto,
     /// Rank `r` at endpoint `r`.
     Order,
-    /// Rank map of the network: on a BiGraph, HDRM's.
+    /// The description's rank map, or the HDRM map on a BiGraph without one.
     Map,
-    /// Rank `r` at the `r`th of these endpoints.
+    /// Rank `r` at the `r`th endpoint in this list.
     Endpoints(Vec<u32>),
 }
 
 impl Placement {
-    /// Endpoints of `ranks` ranks that run `algorithm`.
+    /// Endpoints for `ranks` ranks that run `algorithm`.
     pub fn endpoints(
         &self,
         world: &World,
@@ -40,18 +41,18 @@ impl Placement {
             Placement::Endpoints(list) => explicit(list, all, ranks),
             Placement::Map => map(world, ranks),
             Placement::Auto if algorithm == Algorithm::Hdrm => map(world, ranks),
-            _ => Ok((0..ranks).map(EndpointId).collect()),
+            Placement::Auto => world.places(ranks),
+            Placement::Order => Ok((0..ranks).map(EndpointId).collect()),
         }
     }
 }
 
-/// Rank map of the network, or HDRM's for a BiGraph without one.
 fn map(world: &World, ranks: u32) -> Result<Vec<EndpointId>, Error> {
     match world.description() {
         Description::BiGraph(shape) if !world.network().has_rank_map() => {
             Ok(shape.rank_map_of(ranks)?)
         }
-        _ => Ok(world.network().rank_map().into_iter().take(ranks as usize).collect()),
+        _ => world.places(ranks),
     }
 }
 

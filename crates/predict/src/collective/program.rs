@@ -5,8 +5,8 @@ use weft_collectives::{Op, Program, Rank, Schedule};
 
 use crate::error::Error;
 
-/// Parses a schedule and rejects operations with unknown ranks or blocks. [`weft_collectives::verify`] proves
-/// that it computes its collective; the run detects deadlocks.
+/// Parses a schedule and rejects operations with unknown ranks or blocks. [`weft_collectives::verify`] proves that it
+/// computes the collective; the run detects deadlocks.
 pub(crate) fn program(value: &Value, ranks: Option<u32>) -> Result<Program, Error> {
     let program: Program = serde_json::from_value(value.clone())?;
     let has = program.ranks();
@@ -38,7 +38,7 @@ pub(crate) fn program(value: &Value, ranks: Option<u32>) -> Result<Program, Erro
     Ok(program)
 }
 
-/// Problem of an operation and the expected values, if it has one.
+/// An operation's problem and the expected values, if it has one.
 fn problem(program: &Program, rank: u32, op: &Op) -> Option<(String, String)> {
     let ranks = program.ranks();
     let peer = match op {

@@ -1,47 +1,47 @@
-//! Position of a rank in its schedule.
+//! A rank's position in the schedule.
 
 use super::connections::NONE;
 
-/// State of a rank: running, or blocked.
+/// Rank state: running, or blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitState {
     /// Executes operations.
     Running,
-    /// Blocked until its next vector is released.
+    /// Blocked until the next vector is released.
     Release,
-    /// Blocked on a lane of an incoming connection.
+    /// Blocked on a lane in an incoming connection.
     Lane { connection: u32, lane: u32, count: u32 },
-    /// Blocked on its own writes over a connection.
+    /// Blocked until the rank's writes over a connection drain.
     Drain { connection: u32 },
-    /// Blocked on all its own writes, after its last operation.
+    /// Blocked on all the rank's writes, after the last operation.
     OwnWrites,
-    /// Paused until the world's clock reaches its own.
+    /// Paused until the world's clock reaches the rank's.
     Clock,
 }
 
-/// Cursor of a rank over its operations.
+/// A rank's cursor over the operations.
 #[derive(Clone, Debug)]
 pub(crate) struct RankCursor {
-    /// Clock of the rank; may be ahead of or behind the world's.
+    /// The rank's clock; may be ahead of or behind the world's.
     pub at_s: f64,
     pub waiting: WaitState,
-    /// Next operation, and their number.
+    /// Next operation, and the operation count.
     pub op: u32,
     pub len: u32,
     /// Current segment.
     pub segment: u32,
-    /// Number of released vectors.
+    /// Released vector count.
     pub released: u32,
     /// Writes in flight.
     pub in_flight: u32,
     /// Last written and last awaited peer, with the connections.
     pub to: (u32, u32),
     pub from: (u32, u32),
-    /// Factor on the times of its own work.
+    /// Factor on the times for the rank's own work.
     pub slow: f64,
 }
 
-/// End of a vector at one rank.
+/// A vector that has ended at one rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CompletedVector {
     pub rank: u32,

@@ -1,15 +1,15 @@
-//! Bytes of spans.
+//! Span bytes.
 
 use weft_collectives::{Buffer, Rank, Schedule, Span};
 
 use crate::error::Error;
 
-/// Conversion of spans into bytes of a vector; avoids the 128-bit divisions of [`Schedule::span_bytes`] for
-/// blocks of equal length.
+/// Converts spans into bytes in a vector; avoids the 128-bit divisions in [`Schedule::span_bytes`] for blocks with
+/// equal length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpanSizes {
     bytes: u64,
-    /// Length of every block, if equal.
+    /// Length for every block, if equal.
     block: Option<u64>,
 }
 
@@ -27,7 +27,7 @@ impl SpanSizes {
         self.write(schedule, rank, source, rank, target)
     }
 
-    /// Bytes from `source` at one rank to `target` at another: the shorter of the two.
+    /// Bytes from `source` at one rank to `target` at another: the shorter one.
     pub fn write(
         &self,
         schedule: &impl Schedule,
@@ -39,7 +39,7 @@ impl SpanSizes {
         if let Some(block) = self.block {
             return block * u64::from(source.blocks);
         }
-        // A scratch slot has the length of the longest block: the other side has the actual length.
+        // A scratch slot has the longest block's length: the other side has the actual length.
         match (source.buffer, target.buffer) {
             (Buffer::Scratch, _) => schedule.span_bytes(Rank(to), target, self.bytes),
             _ => schedule.span_bytes(Rank(from), source, self.bytes),

@@ -1,20 +1,20 @@
-//! Vectors of a schedule, cut into segments.
+//! Vectors in a schedule, cut into segments.
 
 use weft_collectives::Schedule;
 
 use super::sizes::SpanSizes;
 use crate::error::Error;
 
-/// Largest number of segments of an execution, and of vectors times ranks.
+/// Maximum segment count in an execution, and maximum vectors times ranks.
 const MOST_SEGMENTS: u64 = 1 << 20;
 const MOST_STARTS: u64 = 1 << 26;
 
-/// Segment of a vector: one pass through the schedule.
+/// Vector segment: one pass through the schedule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub sizes: SpanSizes,
     pub vector: u32,
-    /// First and last segment of its vector.
+    /// True for the first and the last segment in a vector.
     pub first: bool,
     pub last: bool,
 }
@@ -23,15 +23,15 @@ pub(crate) struct Segment {
 #[derive(Clone, Debug)]
 pub(crate) struct Vectors {
     segments: Vec<Segment>,
-    /// First segment of each vector, and one past the last segment.
+    /// First segment in each vector, and one past the last segment.
     starts: Vec<u32>,
-    /// Release time of each vector at each rank, by vector.
+    /// Release time for each vector at each rank, by vector.
     release_s: Vec<f64>,
     ranks: usize,
 }
 
 impl Vectors {
-    /// Vectors of `lengths` in segments of at most `segment` bytes.
+    /// Vectors with `lengths` in segments of at most `segment` bytes.
     pub fn new(
         schedule: &impl Schedule,
         lengths: &[u64],
@@ -43,7 +43,7 @@ impl Vectors {
         if all > MOST_SEGMENTS {
             let must =
                 format!("at most {MOST_SEGMENTS}; pass fewer vectors or a larger segment_bytes");
-            return Err(Error::field("segments of all vectors", all, must));
+            return Err(Error::field("segments in all vectors", all, must));
         }
         let releases = lengths.len() as u64 * ranks as u64;
         if releases > MOST_STARTS {
@@ -70,7 +70,7 @@ impl Vectors {
         Ok(vectors)
     }
 
-    /// Number of segments.
+    /// Segment count.
     pub fn segments(&self) -> u32 {
         self.segments.len() as u32
     }
@@ -80,12 +80,12 @@ impl Vectors {
         self.segments[segment as usize]
     }
 
-    /// Segments of the first `released` vectors.
+    /// Segments in the first `released` vectors.
     pub fn allowed(&self, released: u32) -> u32 {
         self.starts[released as usize]
     }
 
-    /// Release time of a vector at a rank.
+    /// Release time for a vector at a rank.
     pub fn release_s(&mut self, vector: u32, rank: u32) -> &mut f64 {
         &mut self.release_s[vector as usize * self.ranks + rank as usize]
     }

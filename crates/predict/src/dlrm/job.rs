@@ -1,4 +1,4 @@
-//! Job of a recommendation model: sizes and rates of an iteration.
+//! Recommendation model job: sizes and rates in an iteration.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,11 +8,11 @@ use crate::error::Error;
 
 const MOST_RANKS: u32 = 1024;
 
-/// Iteration of a recommendation model on a cluster.
+/// Recommendation model iteration on a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DlrmScenario {
-    /// Network and its conditions; rank `r` is endpoint `r`.
+    /// Network with its conditions; rank `r` is endpoint `r`.
     pub cluster: Cluster,
     /// Workload.
     pub job: DlrmJob,
@@ -22,19 +22,19 @@ pub struct DlrmScenario {
     /// Number of reported links, busiest first.
     #[serde(default = "crate::outcome::default_links")]
     pub links: usize,
-    /// Most spans of the trace; 0 for no trace.
+    /// Maximum spans in the trace; 0 for no trace.
     #[serde(default)]
     pub trace: usize,
 }
 
-/// Iteration of a recommendation model, without its cluster.
+/// Recommendation model iteration, without a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DlrmJob {
-    /// Number of nodes, each with an accelerator and its tables.
+    /// Node count; each has an accelerator and tables.
     #[serde(default = "ranks")]
     pub ranks: u32,
-    /// Backward pass and update as parts of the iteration.
+    /// True if the iteration includes the backward pass and the update.
     #[serde(default = "yes")]
     pub training: bool,
     /// Samples per rank.
@@ -43,39 +43,39 @@ pub struct DlrmJob {
     /// Tables per rank.
     #[serde(default = "tables")]
     pub tables: u32,
-    /// Elements of an embedding.
+    /// Elements per embedding.
     #[serde(default = "dimension")]
     pub dimension: u32,
-    /// Bytes of an element.
+    /// Bytes per element.
     #[serde(default = "element_bytes")]
     pub element_bytes: u32,
     /// Embeddings summed per sample and table.
     #[serde(default = "pooling")]
     pub pooling: f64,
-    /// Rate of gathering embeddings, in bytes per second.
+    /// Gather rate for embeddings, in bytes per second.
     #[serde(default = "gather_bytes_per_s")]
     pub gather_bytes_per_s: f64,
-    /// Floating-point operations of the bottom MLP per sample, forward.
+    /// Floating-point operations in the bottom MLP per sample, forward.
     #[serde(default = "bottom_flops")]
     pub bottom_flops: f64,
-    /// The same of interaction and top MLP.
+    /// The same for interaction and top MLP.
     #[serde(default = "top_flops")]
     pub top_flops: f64,
     /// Floating-point rate, in operations per second.
     #[serde(default = "flops_per_s")]
     pub flops_per_s: f64,
-    /// Bytes of the tables' update, in multiples of the gathered bytes.
+    /// Table update size, in multiples of the gathered bytes.
     #[serde(default = "update_passes")]
     pub update_passes: f64,
     /// Slices per peer.
     #[serde(default = "one")]
     pub slices_per_peer: u32,
-    /// Extra time of pooling in the fused kernel, as a share.
+    /// Extra pooling time in the fused kernel, as a share.
     #[serde(default)]
     pub fused_overhead: f64,
 }
 
-/// Order of pooling and all-to-all.
+/// Order between pooling and all-to-all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Variant {
@@ -124,19 +124,19 @@ impl DlrmJob {
         Ok(())
     }
 
-    /// Bytes of pooled vectors from one rank to a peer.
+    /// Pooled vector bytes from one rank to a peer.
     pub fn bytes_for_peer(&self) -> u64 {
         let samples = u64::from(self.batch) * u64::from(self.tables);
         samples * u64::from(self.dimension) * u64::from(self.element_bytes)
     }
 
-    /// Pooling time of a rank, for the samples of all ranks.
+    /// A rank's pooling time, for the samples on all ranks.
     pub fn pooling_s(&self) -> f64 {
         let gathered = self.bytes_for_peer() as f64 * f64::from(self.ranks) * self.pooling;
         gathered / self.gather_bytes_per_s
     }
 
-    /// Time of an MLP with `flops` operations per sample.
+    /// MLP time with `flops` operations per sample.
     pub(super) fn mlp_s(&self, flops: f64) -> f64 {
         flops * f64::from(self.batch) / self.flops_per_s
     }

@@ -1,15 +1,15 @@
 //! Recommendation model on many nodes: embedding pooling, all-to-all, MLPs; fused and unfused.
 //!
-//! Each rank holds whole tables and pools them for the samples of all ranks; an all-to-all sends each rank
-//! the vectors of its own samples. Unfused, the all-to-all begins after pooling. Fused, each slice is sent
-//! after its own pooling, slices of peers first and the rank's own last. In training, a second, unfused
-//! all-to-all returns gradients, and the tables are updated.
+//! Each rank holds whole tables and pools them for all ranks' samples; an all-to-all sends each rank the vectors for
+//! its own samples. Unfused, the all-to-all begins after pooling. Fused, each slice is sent once it is pooled, slices
+//! for peers first and the rank's own last. In training, a second, unfused all-to-all returns gradients, and the tables
+//! are updated.
 //!
-//! A rank computes on one stream, in order. The bottom MLP and its backward pass overlap with an
-//! all-to-all in flight, as they are independent of it.
+//! A rank computes on one stream, in order. The bottom MLP, forward and backward, overlaps with an all-to-all in
+//! flight, as neither depends on the other.
 //!
-//! - `job.rs`: sizes and rates of an iteration
-//! - `workload.rs`: state machine of the iteration
+//! - `job.rs`: iteration sizes and rates
+//! - `workload.rs`: iteration state machine
 
 mod job;
 mod workload;
@@ -25,7 +25,7 @@ use crate::outcome::Outcome;
 use crate::progress::Progress;
 use crate::world::World;
 
-/// Runs the scenario on its cluster.
+/// Runs the scenario on the cluster that it names.
 pub(crate) fn run(spec: &DlrmScenario, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
     let job = &spec.job;
     job.check()?;

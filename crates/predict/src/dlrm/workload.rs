@@ -1,4 +1,4 @@
-//! Workload of a recommendation model: state machine of the iteration.
+//! Recommendation model workload: the iteration's state machine.
 
 use weft_topology::EndpointId;
 
@@ -9,14 +9,16 @@ use crate::trace::Span;
 use crate::workload::Workload;
 use crate::world::{Path, World};
 
-/// One iteration of all ranks.
+/// One iteration on all ranks.
 pub struct DlrmWorkload {
     job: DlrmJob,
     fused: bool,
     ranks: Vec<DlrmRank>,
+    /// Each rank's endpoint.
+    endpoints: Vec<EndpointId>,
     paths: Vec<Path>,
     left: u32,
-    /// Longest time from the end of pooling to the last vector of a rank.
+    /// Longest time on a rank from the end of pooling to the last vector.
     pub(super) exchange_s: f64,
     finished: Option<f64>,
 }
@@ -31,7 +33,7 @@ struct DlrmRank {
     bottom_done: bool,
     bottom_back_done: bool,
     pooled_at: f64,
-    /// Begin of the top MLP.
+    /// Time when the top MLP begins.
     top_at: Option<f64>,
     updating: bool,
 }
@@ -39,16 +41,16 @@ struct DlrmRank {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DlrmEvent {
     Begin,
-    /// End of a slice's pooling.
+    /// A slice has been pooled.
     Slice,
-    /// End of pooling and bottom MLP.
+    /// Pooling and bottom MLP have ended.
     Bottom,
-    /// End of the top MLP's forward and backward passes.
+    /// The top MLP's forward and backward passes have ended.
     Top,
-    /// End of the bottom MLP's backward pass.
+    /// The bottom MLP's backward pass has ended.
     BottomBack,
     Updated,
-    /// Arrival of vectors or gradients.
+    /// Vectors or gradients have arrived.
     Vectors,
     Gradients,
 }
@@ -67,7 +69,7 @@ const EVENTS: [DlrmEvent; 8] = [
 const SIDE_BITS: u32 = 16;
 
 impl DlrmWorkload {
-    /// Workload of one iteration.
+    /// Workload for one iteration.
     pub fn new(
         world: &mut World,
         job: &DlrmJob,
@@ -75,11 +77,7 @@ impl DlrmWorkload {
         fused: bool,
     ) -> Result<DlrmWorkload, Error> {
         job.check()?;
-        let endpoints = world.network().endpoints();
-        if job.ranks > endpoints {
-            let must = format!("at least {}, one for each rank", job.ranks);
-            return Err(Error::field("the network's endpoints", endpoints, must));
-        }
+        let endpoints = world.places(job.ranks)?;
         let mut ranks = vec![DlrmRank { slow: 1.0, ..DlrmRank::default() }; job.ranks as usize];
         for straggler in &cluster.stragglers {
             // Stragglers beyond this job's ranks are ignored.
@@ -89,15 +87,17 @@ impl DlrmWorkload {
         }
         let mut paths = vec![world.private_path(&[], 0.0)?; (job.ranks * job.ranks) as usize];
         for from in 0..job.ranks {
-            world.attach(EndpointId(from));
+            let source = endpoints[from as usize];
+            world.attach(source);
             for to in (0..job.ranks).filter(|to| *to != from) {
                 let at = from * job.ranks + to;
-                paths[at as usize] = world.path(EndpointId(from), EndpointId(to), at.into())?;
+                paths[at as usize] = world.path(source, endpoints[to as usize], at.into())?;
             }
         }
         Ok(DlrmWorkload {
             fused,
             ranks,
+            endpoints,
             paths,
             left: job.ranks,
             exchange_s: 0.0,
@@ -131,18 +131,18 @@ impl DlrmWorkload {
     ) -> Result<(), Error> {
         let now = world.now();
         let post_s = world.constants().post_s * self.ranks[from as usize].slow;
-        let posted = world.post(EndpointId(from), now, post_s);
+        let posted = world.post(self.endpoints[from as usize], now, post_s);
         let path = self.paths[(from * self.job.ranks + to) as usize];
         let delay = posted - now + path.latency_s;
         world.start_flow(path, bytes, delay, DlrmWorkload::tag(kind, from, to))
     }
 
-    /// Number of slices of a rank, with its own.
+    /// Slice count on a rank, its own included.
     fn slices(&self) -> u32 {
         self.job.ranks * self.job.slices_per_peer
     }
 
-    /// Destination of a slice: peers in rotated order, the rank itself last.
+    /// Slice destination: peers in rotated order, the rank itself last.
     fn owner_of_slice(&self, rank: u32, slice: u32) -> u32 {
         (rank + 1 + slice % self.job.ranks) % self.job.ranks
     }

@@ -1,42 +1,41 @@
-//! Job of dispatch and combine: sizes, expert choice, costs.
+//! Dispatch and combine job: sizes, expert choice, costs.
 
 use serde::{Deserialize, Serialize};
 use weft_moe::routing::Routing;
 use weft_moe::{BlockScaled, CombineMode, Config, DType, Float8, ScaleType, Shape, TokenType};
 use weft_netsim::Link;
-use weft_topology::{EndpointId, Network};
 
 use crate::check::{at_least_0, from_1_to, more_than_0};
 use crate::cluster::Cluster;
 use crate::error::Error;
 
-/// Largest number of ranks: bounded by the tags and by memory for pairs.
+/// Maximum rank count: bounded by the tags and by memory for pairs.
 const MOST_RANKS: u32 = 1024;
 const MOST_ROUNDS: u32 = 64;
-/// Token-expert pairs of a rank: its plan takes about a second, between two checks for cancellation.
+/// Maximum token-expert pairs per rank: planning them takes about a second, between two checks for cancellation.
 const MOST_PAIRS: u64 = 1 << 24;
 
-/// Rounds of dispatch and combine on a cluster.
+/// Dispatch and combine rounds on a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoeScenario {
-    /// Network and its conditions.
+    /// Network with its conditions.
     pub cluster: Cluster,
     /// Workload.
     pub job: MoeJob,
     /// Number of reported links, busiest first.
     #[serde(default = "crate::outcome::default_links")]
     pub links: usize,
-    /// Most spans of the trace; 0 for no trace.
+    /// Maximum spans in the trace; 0 for no trace.
     #[serde(default)]
     pub trace: usize,
 }
 
-/// Rounds of dispatch and combine, without their cluster.
+/// Dispatch and combine rounds, without a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoeJob {
-    /// Number of ranks; consecutive ones form an NVLink domain.
+    /// Rank count; consecutive ranks form an NVLink domain.
     pub ranks: u32,
     /// NICs per rank; a write is striped over them.
     #[serde(default = "one")]
@@ -47,7 +46,7 @@ pub struct MoeJob {
     /// NVLink domains; absent: all rows use the NICs.
     #[serde(default)]
     pub nvlink: Option<Nvlink>,
-    /// Number of experts.
+    /// Expert count.
     #[serde(default = "experts")]
     pub experts: u32,
     /// Experts per token.
@@ -63,25 +62,25 @@ pub struct MoeJob {
     /// `float16` or `float32`.
     #[serde(default = "token_dtype")]
     pub token_dtype: String,
-    /// Dtype of replies.
+    /// Reply dtype.
     #[serde(default = "answer_dtype")]
     pub answer_dtype: String,
     /// Rows per peer sent before the counts are known.
     #[serde(default = "private_rows")]
     pub private_rows: u32,
-    /// Copies of a token.
+    /// Token copies.
     #[serde(default)]
     pub copies: Copies,
-    /// Expert choice of tokens.
+    /// Which experts tokens choose.
     #[serde(default)]
     pub token_routing: TokenRouting,
     /// Consecutive rounds.
     #[serde(default = "rounds")]
     pub rounds: u32,
-    /// Barrier between rounds: all ranks begin a round at the end of the previous one at the last rank.
+    /// Barrier between rounds: all ranks begin a round when the last rank has ended the previous one.
     #[serde(default)]
     pub barrier: bool,
-    /// Costs of a round beside its messages.
+    /// Round costs beside messages.
     #[serde(default)]
     pub costs: MoeCosts,
 }
@@ -92,28 +91,28 @@ pub struct MoeJob {
 pub struct Nvlink {
     /// Ranks per domain.
     pub ranks: u32,
-    /// Bandwidth of a GPU in each direction in dispatch, in bytes per second.
+    /// Dispatch bandwidth of a GPU in each direction, in bytes per second.
     pub bytes_per_s: f64,
-    /// Bandwidth in combine; default: that of dispatch.
+    /// Combine bandwidth; default: the same as dispatch.
     #[serde(default)]
     pub combine_bytes_per_s: Option<f64>,
-    /// Latency of a store.
+    /// Store latency.
     #[serde(default)]
     pub latency_s: f64,
 }
 
-/// Copies of a token.
+/// Token copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Copies {
-    /// One for each rank with any of its experts, with its metadata; one reply from each.
+    /// One for each rank that has a chosen expert, with metadata; one reply from each.
     #[default]
     Rank,
     /// One for each expert; one reply from each.
     Expert,
 }
 
-/// Expert choice of tokens.
+/// Which experts tokens choose.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum TokenRouting {
@@ -125,33 +124,33 @@ pub enum TokenRouting {
         /// Exponent.
         exponent: f64,
     },
-    /// All tokens to the experts of rank 0.
+    /// All tokens go to rank 0's experts.
     Incast,
     /// Routing trace.
     Trace {
-        /// Expert ids of each layer, `top_k` for each token; negative ids are dropped. Rounds take the layers in
-        /// turn, ranks the tokens of a layer, both cyclically.
+        /// Expert ids for each layer, `top_k` for each token; negative ids are dropped. Rounds take the layers in turn,
+        /// ranks a layer's tokens, both cyclically.
         layers: Vec<Vec<i64>>,
     },
 }
 
-/// Costs of a round at each rank beside its messages, in seconds.
+/// Round costs at each rank beside messages, in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MoeCosts {
-    /// From the call of dispatch to the post of the header: launch and counting.
+    /// From the dispatch call until the header is posted: launch and counting.
     pub dispatch_start_s: f64,
-    /// Rate of copies of rows for NICs to the send buffer; absent: rows are sent in place.
+    /// Rate at which rows for NICs are copied to the send buffer; absent: rows are sent in place.
     pub staging_bytes_per_s: Option<f64>,
-    /// Posting of each row of dispatch for a NIC, beside `post_s` of its write; replies are contiguous and have none.
+    /// Time to post each dispatch row for a NIC, beside `post_s` for its write; replies are contiguous and have none.
     pub post_row_s: f64,
-    /// From the last header to the post of the remainder: computation of offsets.
+    /// From the last header until the remainder is posted: computing offsets.
     pub route_s: f64,
     /// From the last row to the end of dispatch.
     pub dispatch_end_s: f64,
-    /// Time of the experts; part of neither phase.
+    /// Time in the experts; part of neither phase.
     pub experts_s: f64,
-    /// From the call of combine to the post of the replies.
+    /// From the combine call until the replies are posted.
     pub combine_start_s: f64,
     /// From the last reply to the end of combine.
     pub combine_end_s: f64,
@@ -221,17 +220,12 @@ impl MoeJob {
         self.shape(0).map(drop)
     }
 
-    /// Rejects a network with too few endpoints.
-    pub fn fits(&self, network: &Network) -> Result<(), Error> {
-        let last = self.endpoint(self.ranks - 1, self.nics_per_rank - 1).0;
-        if last >= network.endpoints() {
-            let must = format!("at least {} for {} ranks", last + 1, self.ranks);
-            return Err(Error::field("the network's endpoints", network.endpoints(), must));
-        }
-        Ok(())
+    /// NIC count over all ranks.
+    pub fn nics(&self) -> u32 {
+        self.place(self.ranks - 1, self.nics_per_rank - 1) as u32 + 1
     }
 
-    /// Shape of the all-to-all at `rank`.
+    /// All-to-all shape at `rank`.
     pub fn shape(&self, rank: u32) -> Result<Shape, Error> {
         let plain = |field: &str, name: &str| {
             let must = "float8_e4m3fn, bfloat16, float16 or float32";
@@ -259,7 +253,7 @@ impl MoeJob {
         Ok(Shape::new(config)?)
     }
 
-    /// Expert ids of one rank's batch.
+    /// Expert ids in one rank's batch.
     pub(super) fn ids(&self, seed: u64, rank: u32, round: u32) -> Vec<i64> {
         let (tokens, top_k) = (self.tokens as usize, self.top_k as usize);
         // Equal popularity in all rounds, different tokens in each.
@@ -283,20 +277,23 @@ impl MoeJob {
         }
     }
 
-    /// NIC of a rank.
-    pub(super) fn endpoint(&self, rank: u32, nic: u32) -> EndpointId {
-        if self.ranks_per_nic > 1 {
-            return EndpointId(rank / self.ranks_per_nic);
-        }
-        EndpointId(rank * self.nics_per_rank + nic)
+    /// Place of a rank's NIC among the endpoints in rank order; see [`World::places`].
+    ///
+    /// [`World::places`]: crate::world::World::places
+    pub(super) fn place(&self, rank: u32, nic: u32) -> usize {
+        let place = match self.ranks_per_nic > 1 {
+            true => rank / self.ranks_per_nic,
+            false => rank * self.nics_per_rank + nic,
+        };
+        place as usize
     }
 
-    /// True for two ranks of one NVLink domain.
+    /// True for two ranks in one NVLink domain.
     pub(super) fn same_domain(&self, a: u32, b: u32) -> bool {
         self.nvlink.as_ref().is_some_and(|nvlink| a / nvlink.ranks == b / nvlink.ranks)
     }
 
-    /// Links of the NVLink domains: one out and one in for each rank, for dispatch and then for combine.
+    /// NVLink domain links: one out and one in for each rank, for dispatch and then for combine.
     pub fn private_links(&self) -> Vec<Link> {
         let Some(nvlink) = &self.nvlink else { return Vec::new() };
         let combine = nvlink.combine_bytes_per_s.unwrap_or(nvlink.bytes_per_s);

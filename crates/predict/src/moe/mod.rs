@@ -1,17 +1,17 @@
-//! Mixture-of-experts dispatch and combine: the plans of `weft-moe` on a network.
+//! Mixture-of-experts dispatch and combine: `weft-moe` plans on a network.
 //!
-//! Each round is the protocol of `docs/moe.md`: a header and the private rows for every peer at once, the
-//! remainder after all headers, and replies as one write for each source. Ranks of one NVLink domain use
-//! its links, all others their NICs, with a post queue each. Each rank begins a round after the previous
-//! one without a barrier, so a late rank delays others, as in a benchmark of back-to-back rounds.
+//! Each round is the protocol of `docs/moe.md`: a header and the private rows for every peer at once, the remainder
+//! after all headers, and replies as one write for each source. Ranks in one NVLink domain use the domain's links, all
+//! others NICs, with a post queue each. Each rank begins a round after the previous one without a barrier, so a late
+//! rank delays others, as in a benchmark of back-to-back rounds.
 //!
-//! - `job.rs`: sizes, expert choice and costs of the rounds
+//! - `job.rs`: sizes, expert choice and round costs
 //! - `traffic.rs`: rows between ranks, by the planner
-//! - `workload.rs`: state machine of the rounds
-//! - `stages.rs`: the posts of dispatch and combine at one rank, and their ends
+//! - `workload.rs`: round state machine
+//! - `stages.rs`: what one rank posts in dispatch and combine, and when these end
 //! - `paths.rs`: paths between ranks
-//! - `rank.rs`: progress of a rank
-//! - `tag.rs`: events and their tags
+//! - `rank.rs`: a rank's progress
+//! - `tag.rs`: events and tags
 //! - `report.rs`: results
 
 mod job;
@@ -32,7 +32,7 @@ use crate::outcome::Outcome;
 use crate::progress::Progress;
 use crate::world::World;
 
-/// Runs the scenario alone on its cluster.
+/// Runs only this scenario on its cluster.
 pub(crate) fn run(spec: &MoeScenario, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
     let cpu = CpuTime::start();
     spec.job.check()?;

@@ -1,9 +1,9 @@
-//! Progress of a rank.
+//! A rank's progress.
 //!
-//! A rank is at most one round ahead of another, since dispatch ends after the headers of all ranks. So
-//! arrivals are counted for two rounds, in turn.
+//! A rank is at most one round ahead of another, since dispatch ends after the headers from all ranks. So arrivals are
+//! counted for two rounds, in turn.
 
-/// Arrivals at a rank in one round, and its completed stages.
+/// Arrivals at a rank in one round, and completed stages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RoundProgress {
     pub headers: u32,
@@ -16,7 +16,7 @@ pub(crate) struct RoundProgress {
     pub combine_ended: bool,
 }
 
-/// State of a rank.
+/// Rank state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MoeRank {
     pub slow: f64,

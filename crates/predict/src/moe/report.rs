@@ -1,4 +1,4 @@
-//! Results: times of each phase, rows by kind of link.
+//! Results: time in each phase, rows by link kind.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::job::MoeJob;
 use super::traffic::{RowSizes, Traffic};
 use crate::statistics::Summary;
 
-/// Half of a round.
+/// Round half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Dispatch,
@@ -22,7 +22,7 @@ impl Phase {
     }
 }
 
-/// Seconds from call to end, of every rank and round.
+/// Seconds from call to end, for every rank and round.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PhaseTimes {
     dispatch: Vec<f64>,

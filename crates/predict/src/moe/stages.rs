@@ -1,4 +1,4 @@
-//! Stages of a round at one rank: the posts of dispatch and combine, and their ends.
+//! Stages in a round at one rank: posts for dispatch and combine, and when these end.
 
 use super::tag::MoeEvent;
 use super::workload::MoeWorkload;
@@ -57,7 +57,7 @@ impl MoeWorkload {
         self.send_remainder(world, rank, round)
     }
 
-    /// Writes to each peer its number of rows or replies, if any.
+    /// Writes each peer's rows or replies to it, if there are any.
     fn send_rows(
         &mut self,
         world: &mut World,

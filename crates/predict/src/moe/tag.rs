@@ -1,9 +1,9 @@
-//! Events of a round, and their tags: event, round, source and destination in one number.
+//! Round events with their tags: event, round, source and destination in one number.
 
-/// Event of a round.
+/// Round event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MoeEvent {
-    /// Call of dispatch.
+    /// Dispatch is called.
     Begin,
     /// Header ready to post.
     Planned,
@@ -11,23 +11,23 @@ pub(crate) enum MoeEvent {
     Packed,
     /// Offsets computed.
     Routed,
-    /// End of dispatch.
+    /// Dispatch has ended.
     Dispatched,
-    /// Call of combine.
+    /// Combine is called.
     Combine,
     /// Replies ready to post.
     RepliesReady,
-    /// End of combine.
+    /// Combine has ended.
     Combined,
-    /// Arrival of a header.
+    /// A header has arrived.
     Header,
-    /// Arrival of a part of rows.
+    /// A part with rows has arrived.
     Rows,
-    /// Arrival of a part of replies.
+    /// A part with replies has arrived.
     Replies,
 }
 
-/// All events in the order of their numbers.
+/// All events in number order.
 pub(crate) const EVENTS: [MoeEvent; 11] = [
     MoeEvent::Begin,
     MoeEvent::Planned,
@@ -45,13 +45,13 @@ pub(crate) const EVENTS: [MoeEvent; 11] = [
 const SIDE_BITS: u32 = 16;
 const ROUND_BITS: u32 = 8;
 
-/// Tag of a write from one rank to another, or of a rank's own stage.
+/// Tag for a write from one rank to another, or for a rank's own stage.
 pub(crate) fn tag(kind: MoeEvent, round: u32, from: u32, to: u32) -> u64 {
     let sides = u64::from(from) << SIDE_BITS | u64::from(to);
     (u64::from(kind as u8) << ROUND_BITS | u64::from(round)) << (2 * SIDE_BITS) | sides
 }
 
-/// Event, round, source and destination of a tag.
+/// Event, round, source and destination in a tag.
 pub(crate) fn read_tag(tag: u64) -> (MoeEvent, u32, u32, u32) {
     let side = |bits: u64| (bits & ((1 << SIDE_BITS) - 1)) as u32;
     let head = tag >> (2 * SIDE_BITS);

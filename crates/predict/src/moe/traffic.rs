@@ -7,15 +7,15 @@ use super::job::{Copies, MoeJob};
 use crate::error::Error;
 use crate::progress::Progress;
 
-/// Traffic of one round.
+/// Traffic in one round.
 #[derive(Clone, Debug)]
 pub(crate) struct Traffic {
     ranks: u32,
-    /// Rows of dispatch, equal to the replies of combine: `[source][destination]`.
+    /// Dispatch rows, equal to the combine replies: `[source][destination]`.
     rows: Vec<u32>,
 }
 
-/// Bytes of headers, rows and replies, and the load of experts over all rounds.
+/// Header, row and reply bytes, and the expert load over all rounds.
 #[derive(Clone, Debug)]
 pub(crate) struct RowSizes {
     pub header_bytes: u64,
@@ -30,7 +30,7 @@ impl RowSizes {
         let shape = job.shape(0)?;
         let record = match job.copies {
             Copies::Rank => u64::from(shape.sizes().extent(Area::Metadata).stride),
-            // A copy for one expert has its scales and no list of experts.
+            // A copy for one expert has scales and no expert list.
             Copies::Expert => shape.scale_bytes() as u64,
         };
         let config = shape.config();
@@ -45,7 +45,7 @@ impl RowSizes {
 }
 
 impl Traffic {
-    /// Plans a round of all ranks, and adds to the load. The progress callback can cancel it.
+    /// Plans a round for all ranks, and adds to the load. The progress callback can cancel it.
     pub fn plan(
         job: &MoeJob,
         seed: u64,

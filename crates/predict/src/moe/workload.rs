@@ -1,4 +1,4 @@
-//! Workload of dispatch and combine: state machine of the rounds.
+//! Dispatch and combine workload: the round state machine.
 
 use serde_json::Value;
 use weft_moe::SendPlan;
@@ -17,7 +17,7 @@ use crate::trace::Span;
 use crate::workload::Workload;
 use crate::world::World;
 
-/// Rounds of all ranks.
+/// Rounds on all ranks.
 pub struct MoeWorkload {
     pub(super) job: MoeJob,
     pub(super) sizes: RowSizes,
@@ -25,15 +25,15 @@ pub struct MoeWorkload {
     ranks: Vec<MoeRank>,
     paths: PathTable,
     times: PhaseTimes,
-    /// Number of events so far, and their expected number.
+    /// Event count so far, and the expected count.
     events: u64,
     expected: u64,
-    /// Ranks before the end of the current round with a barrier, else of the last round.
+    /// With a barrier, ranks that have not ended the current round; otherwise, the last round.
     left: u32,
     finished: Option<f64>,
 }
 
-/// Traffic of all rounds. The progress callback is asked before each rank's plan.
+/// Traffic in all rounds. The progress callback is asked before each rank's plan.
 fn plan_rounds(
     job: &MoeJob,
     seed: u64,
@@ -56,7 +56,6 @@ impl MoeWorkload {
         progress: &mut Progress<'_>,
     ) -> Result<MoeWorkload, Error> {
         job.check()?;
-        job.fits(world.network())?;
         let mut sizes = RowSizes::new(job)?;
         let traffic = plan_rounds(job, cluster.seed, &mut sizes.load, progress)?;
         let mut ranks = vec![MoeRank { slow: 1.0, ..MoeRank::default() }; job.ranks as usize];
@@ -84,7 +83,7 @@ impl MoeWorkload {
 
     fn count_events(&self) -> u64 {
         let of_rank = |rank: u32, round: u32| {
-            // One for each stage of a rank, and one for each arrival.
+            // One for each stage on a rank, and one for each arrival.
             let arrivals = self.expected_rows(rank, round) + self.expected_replies(rank, round);
             u64::from(arrivals + self.job.ranks - 1) + EVENTS.len() as u64 - 3
         };
@@ -92,7 +91,7 @@ impl MoeWorkload {
         rounds.map(|round| (0..self.job.ranks).map(|rank| of_rank(rank, round)).sum::<u64>()).sum()
     }
 
-    /// Results of the rounds.
+    /// Round results.
     pub fn report(&self) -> Value {
         self.times.report(&self.job, &self.sizes, &self.traffic)
     }
@@ -107,12 +106,12 @@ impl MoeWorkload {
         (1..ranks).map(move |step| (rank + step) % ranks)
     }
 
-    /// Number of parts of a write of rows from `source` to `destination`.
+    /// Number of parts in a row write from `source` to `destination`.
     fn parts(&self, source: u32, destination: u32) -> u32 {
         if self.job.same_domain(source, destination) { 1 } else { self.job.nics_per_rank }
     }
 
-    /// Parts of rows that a rank receives in a round.
+    /// Row parts that a rank receives in a round.
     pub(super) fn expected_rows(&self, rank: u32, round: u32) -> u32 {
         let writes = |peer: u32| match self.traffic[round as usize].rows(peer, rank) {
             0 => 0,
@@ -130,7 +129,7 @@ impl MoeWorkload {
         rows.min(self.sizes.private_rows)
     }
 
-    /// Writes `bytes` to a peer: at once over NVLink, else after the posts of the write and of its rows.
+    /// Writes `bytes` to a peer: at once over NVLink, else after the write and its rows are posted.
     pub(super) fn write(
         &mut self,
         world: &mut World,
@@ -148,7 +147,7 @@ impl MoeWorkload {
         let rows = if kind == MoeEvent::Rows { bytes / self.sizes.row_bytes } else { 0 };
         let post_s = world.constants().post_s + rows as f64 * self.job.costs.post_row_s;
         let slow = self.ranks[from as usize].slow;
-        let posted = world.post(self.job.endpoint(from, 0), now, post_s * slow);
+        let posted = world.post(self.paths.first_nic(from), now, post_s * slow);
         // A header is one part, on the first NIC.
         let parts = if kind == MoeEvent::Header { 1 } else { u64::from(self.job.nics_per_rank) };
         for part in 0..parts {
@@ -171,7 +170,7 @@ impl MoeWorkload {
         world.timer(seconds * slow, tag(kind, round, rank, rank))
     }
 
-    /// Records the end of a phase of a rank.
+    /// Records that a phase has ended on a rank.
     fn note(&mut self, world: &mut World, rank: u32, round: u32, phase: Phase) {
         let (begin_s, end_s) = (self.ranks[rank as usize].begun_s, world.now());
         self.times.add(phase, end_s - begin_s);

@@ -1,4 +1,4 @@
-//! Job of query traffic: nodes, arrivals, sizes, policy.
+//! Query traffic job: nodes, arrivals, sizes, policy.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,19 +13,19 @@ const MOST_CONNECTIONS: u64 = 1 << 22;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueryScenario {
-    /// Network and its conditions.
+    /// Network with its conditions.
     pub cluster: Cluster,
     /// Workload.
     pub job: QueryJob,
     /// Number of reported links, busiest first.
     #[serde(default = "crate::outcome::default_links")]
     pub links: usize,
-    /// Most spans of the trace; 0 for no trace.
+    /// Maximum spans in the trace; 0 for no trace.
     #[serde(default)]
     pub trace: usize,
 }
 
-/// Query traffic, without its cluster.
+/// Query traffic, without a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueryJob {
@@ -33,31 +33,31 @@ pub struct QueryJob {
     pub front_ends: u32,
     /// Accelerators: the endpoints after the front ends.
     pub accelerators: u32,
-    /// First endpoint of the front ends.
+    /// First endpoint among the front ends.
     #[serde(default)]
     pub first_endpoint: u32,
-    /// Number of queries.
+    /// Query count.
     #[serde(default = "queries")]
     pub queries: u64,
     /// Arrival process.
     #[serde(default)]
     pub arrivals: Arrivals,
-    /// Queries per second of all front ends; absent for offline arrivals.
+    /// Queries per second over all front ends; absent for offline arrivals.
     #[serde(default)]
     pub rate_per_s: Option<f64>,
-    /// Bytes of a query.
+    /// Bytes per query.
     #[serde(default = "query_bytes")]
     pub query_bytes: u64,
-    /// Bytes of a response.
+    /// Bytes per response.
     #[serde(default = "answer_bytes")]
     pub answer_bytes: u64,
-    /// Service time of a query.
+    /// Service time per query.
     #[serde(default = "service_s")]
     pub service_s: f64,
     /// Queries in flight per connection.
     #[serde(default = "slots")]
     pub slots: u32,
-    /// Choice of the accelerator.
+    /// Policy that chooses the accelerator.
     #[serde(default)]
     pub policy: Policy,
 }
@@ -75,14 +75,14 @@ pub enum Arrivals {
     Offline,
 }
 
-/// Choice of the accelerator.
+/// Policy that chooses the accelerator for a query.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// Accelerators in turn, for each front end.
     #[default]
     RoundRobin,
-    /// Accelerator with the fewest outstanding queries of this front end; ties go to the next in turn.
+    /// Accelerator with the fewest outstanding queries from this front end; ties go to the next in turn.
     LeastLoaded,
     /// Uniformly random.
     Random,

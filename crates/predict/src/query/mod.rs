@@ -1,12 +1,12 @@
-//! Queries from front ends to accelerators, and their responses, over the network.
+//! Queries from front ends to accelerators, and the responses, over the network.
 //!
-//! A query is written into a slot of an accelerator, which serves one at a time in the order of arrival;
-//! its response is written into a slot of the front end. Each connection has a number of slots; without a
-//! free slot a query waits at its front end. The same arrivals served without a network give the cost of
-//! the network.
+//! A query is written into a slot at an accelerator, which serves one query at a time in arrival order; the response is
+//! written into a front-end slot. Each connection has a number of slots; without a free slot a query waits at the front
+//! end.
+//! The same arrivals served without a network give the network's cost.
 //!
 //! - `job.rs`: numbers, sizes, arrivals and policy
-//! - `workload.rs`: state machine of the queries, and results
+//! - `workload.rs`: query state machine, and results
 
 mod job;
 mod workload;
@@ -20,7 +20,7 @@ use crate::outcome::Outcome;
 use crate::progress::Progress;
 use crate::world::World;
 
-/// Runs the scenario alone on its cluster.
+/// Runs only this scenario on its cluster.
 pub(crate) fn run(spec: &QueryScenario, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
     let cpu = CpuTime::start();
     spec.job.check()?;

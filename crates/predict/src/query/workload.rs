@@ -1,4 +1,4 @@
-//! Workload of queries: state machine, and results.
+//! Query workload: state machine, and results.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use crate::workload::Workload;
 use crate::world::{Path, World};
 use weft_control::random::SplitMix64;
 
-/// Random stream of the arrivals.
+/// Random stream for the arrivals.
 const ARRIVALS: u64 = 0x0071_7565_7279;
 
 /// All queries between front ends and accelerators.
@@ -22,7 +22,7 @@ pub struct QueryWorkload {
     queries: Vec<Query>,
     /// Indexed by front end and accelerator.
     connections: Vec<QueryConnection>,
-    /// Next accelerator of each front end, modulo their number.
+    /// Next accelerator for each front end, modulo the accelerator count.
     last: Vec<u32>,
     free_at: Vec<f64>,
     random: SplitMix64,
@@ -40,7 +40,7 @@ struct Query {
     responded_at: f64,
 }
 
-/// Connection of a front end to an accelerator.
+/// Connection from a front end to an accelerator.
 #[derive(Clone, Debug)]
 struct QueryConnection {
     out: Path,
@@ -222,7 +222,8 @@ impl QueryWorkload {
         }
     }
 
-    /// End and latencies of the queries with a network of zero latency and infinite bandwidth.
+    /// End and latencies for the queries with a network that has zero latency and infinite
+    /// bandwidth.
     fn without_network(&self) -> (f64, Vec<f64>) {
         let mut free_at = vec![0.0f64; self.free_at.len()];
         let mut last = 0.0f64;

@@ -1,4 +1,4 @@
-//! Training iterations: compute, overlapped with the all-reduces of gradients.
+//! Training iterations: compute, overlapped with gradient all-reduces.
 
 mod model;
 mod training;
@@ -23,38 +23,38 @@ pub(crate) use training::{TrainingConfig, TrainingWorkload};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainScenario {
-    /// Network and its conditions.
+    /// Network with its conditions.
     pub cluster: Cluster,
-    /// Model and reduction of its gradients.
+    /// Model and gradient reduction.
     pub job: TrainJob,
     /// Number of reported links, busiest first.
     #[serde(default = "crate::outcome::default_links")]
     pub links: usize,
-    /// Most spans of the trace; 0 for no trace.
+    /// Maximum spans in the trace; 0 for no trace.
     #[serde(default)]
     pub trace: usize,
 }
 
-/// Training job, without its cluster.
+/// Training job, without a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainJob {
     /// Model.
     pub model: Model,
-    /// Collective of the gradients; its `bytes` and `rounds` are ignored.
+    /// Gradient collective; its `bytes` and `rounds` are ignored.
     pub reduction: CollectiveJob,
     /// Bucket size: a bucket is reduced once it has this many bytes.
     #[serde(default = "default_bucket")]
     pub bucket_bytes: u64,
-    /// Reduction of buckets during the backward pass, rather than after it.
+    /// True if buckets are reduced during the backward pass, rather than after it.
     #[serde(default = "default_overlap")]
     pub overlap: bool,
-    /// Number of iterations.
+    /// Iteration count.
     #[serde(default = "default_iterations")]
     pub iterations: u32,
 }
 
-/// Largest number of iterations.
+/// Maximum iteration count.
 const MOST_ITERATIONS: u32 = 1 << 16;
 
 fn default_bucket() -> u64 {
@@ -70,7 +70,7 @@ fn default_iterations() -> u32 {
 }
 
 impl TrainJob {
-    /// Workload of the job on a world.
+    /// The job's workload on a world.
     pub(crate) fn workload(
         &self,
         world: &mut World,
@@ -98,7 +98,7 @@ impl TrainJob {
     }
 }
 
-/// Runs the scenario on its cluster.
+/// Runs the scenario on the cluster that it names.
 pub(crate) fn run(spec: &TrainScenario, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
     let cpu = CpuTime::start();
     let mut world = World::new(&spec.cluster)?;
@@ -132,7 +132,7 @@ pub(crate) fn report(job: &TrainJob, training: &TrainingWorkload, ranks: u32) ->
     })
 }
 
-/// Time of the last iteration, and mean communication time of an iteration at a rank.
+/// Time of the last iteration, and mean communication time per iteration at a rank.
 pub(crate) fn communication_s(training: &TrainingWorkload) -> (f64, f64) {
     // The first iteration may include start-up; the last one does not.
     let last_s = match training.ends_s() {

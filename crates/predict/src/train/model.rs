@@ -1,4 +1,4 @@
-//! Models as layers, and the program of a training iteration.
+//! Models as layers, and the program for a training iteration.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ pub struct Model {
     pub name: String,
     /// Layers.
     pub layers: Vec<Layer>,
-    /// Time of the optimizer, after the last reduction.
+    /// Optimizer time, after the last reduction.
     #[serde(default)]
     pub optimizer_s: f64,
 }
@@ -29,7 +29,7 @@ pub struct Layer {
     pub forward_s: f64,
     /// Backward time.
     pub backward_s: f64,
-    /// Bytes of gradients to reduce; 0 for parameters sharded over ranks.
+    /// Gradient bytes to reduce; 0 for parameters sharded over ranks.
     #[serde(default)]
     pub gradient_bytes: u64,
     /// Blocking collectives before the forward compute.
@@ -40,7 +40,7 @@ pub struct Layer {
     pub after: Vec<Exchange>,
 }
 
-/// Blocking collective, such as the all-gather of features for a sharded classifier.
+/// Blocking collective, such as the feature all-gather for a sharded classifier.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exchange {
@@ -48,15 +48,15 @@ pub struct Exchange {
     pub collective: String,
     /// Algorithm.
     pub algorithm: String,
-    /// Length of the whole vector in bytes.
+    /// Whole vector length in bytes.
     pub bytes: u64,
 }
 
-/// Largest number of layers, and of gradient bytes of a layer.
+/// Maximum layer count, and maximum gradient bytes per layer.
 const MOST_LAYERS: usize = 1 << 12;
 const MOST_BYTES: u64 = 1 << 48;
 
-/// Operation of a rank in an iteration.
+/// A rank's operation in an iteration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Operation {
     /// Compute.
@@ -67,7 +67,7 @@ pub(crate) enum Operation {
     WaitAll,
 }
 
-/// Name of a compute span in a trace.
+/// Name for a compute span in a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ComputeName {
     Forward(u32),
@@ -75,7 +75,7 @@ pub(crate) enum ComputeName {
     Optimizer,
 }
 
-/// Program of an iteration, and its kinds of collectives: collective and algorithm.
+/// Iteration program, and its kinds of collectives: collective and algorithm.
 #[derive(Clone, Debug)]
 pub(crate) struct IterationProgram {
     pub operations: Vec<Operation>,
@@ -90,7 +90,7 @@ impl Model {
         }
         if self.layers.len() > MOST_LAYERS {
             let must = format!("at most {MOST_LAYERS}");
-            return Err(Error::field("layers of the model", self.layers.len(), must));
+            return Err(Error::field("model layers", self.layers.len(), must));
         }
         if let Some(layer) = self.layers.iter().find(|layer| layer.gradient_bytes > MOST_BYTES) {
             let field = format!("model.layers.{}.gradient_bytes", layer.name);
@@ -106,19 +106,19 @@ impl Model {
         Ok(())
     }
 
-    /// Compute time of an iteration.
+    /// Compute time per iteration.
     pub fn compute_s(&self) -> f64 {
         let layers = self.layers.iter().map(|layer| layer.forward_s + layer.backward_s);
         layers.sum::<f64>() + self.optimizer_s
     }
 
-    /// Gradient bytes of all layers.
+    /// Gradient bytes in all layers.
     pub fn gradient_bytes(&self) -> u64 {
         self.layers.iter().map(|layer| layer.gradient_bytes).sum()
     }
 
-    /// Program of an iteration. Gradients fill buckets of at least `bucket_bytes` in the order of the backward
-    /// pass; a full bucket is reduced at once, or after the backward pass without `overlap`.
+    /// Iteration program. Gradients fill buckets that hold at least `bucket_bytes`, in backward pass order; a full
+    /// bucket is reduced at once, or after the backward pass without `overlap`.
     pub(crate) fn iteration(
         &self,
         job: &CollectiveJob,

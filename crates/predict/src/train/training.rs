@@ -1,4 +1,4 @@
-//! Workload of training: each rank runs a program of compute and collectives.
+//! Training workload: each rank runs a program with compute and collectives.
 
 use std::collections::VecDeque;
 
@@ -13,10 +13,10 @@ use crate::trace::Span;
 use crate::workload::Workload;
 use crate::world::World;
 
-/// Bits of a collective's tags; the kind is above them.
+/// Bits in a collective's tags; the kind is above them.
 const KIND_BITS: u32 = 33;
 
-/// State of a rank.
+/// Rank state.
 #[derive(Clone, Debug, Default)]
 struct TrainingRank {
     at_s: f64,
@@ -29,13 +29,13 @@ struct TrainingRank {
     runs: Option<(u32, f64)>,
     /// Blocked until all collectives end.
     blocked: bool,
-    /// Busy time of its stream, and the part that its compute waited for.
+    /// Busy time on the rank's stream, and the part for which compute waited.
     communication_s: f64,
     exposed_s: f64,
     done: bool,
 }
 
-/// Iterations of a model on a set of ranks.
+/// Model iterations on a set of ranks.
 pub(crate) struct TrainingWorkload {
     program: IterationProgram,
     kinds: Vec<Execution<AnySchedule>>,
@@ -43,11 +43,11 @@ pub(crate) struct TrainingWorkload {
     iterations: u32,
     left: u32,
     last_s: f64,
-    /// End of each iteration at its last rank.
+    /// Time when each iteration ended on the last rank.
     ends_s: Vec<f64>,
 }
 
-/// Configuration of the workload.
+/// Workload configuration.
 pub(crate) struct TrainingConfig<'a> {
     pub program: IterationProgram,
     pub schedules: Vec<AnySchedule>,
@@ -101,12 +101,12 @@ impl TrainingWorkload {
         })
     }
 
-    /// End of each iteration at its last rank.
+    /// Time when each iteration ended on the last rank.
     pub fn ends_s(&self) -> &[f64] {
         &self.ends_s
     }
 
-    /// Communication time of an iteration and its exposed part, as means over ranks.
+    /// Communication time per iteration and its exposed part, as means over ranks.
     pub fn communication_s(&self) -> (f64, f64) {
         let each = 1.0 / (self.ranks.len() as f64 * f64::from(self.iterations));
         let sum = |of: fn(&TrainingRank) -> f64| self.ranks.iter().map(of).sum::<f64>() * each;
@@ -163,7 +163,7 @@ impl TrainingWorkload {
         }
     }
 
-    /// Begins the next collective of an idle stream.
+    /// Begins the next collective on an idle stream.
     fn begin_next(&mut self, world: &mut World, rank: u32, free_s: f64) -> Result<(), Error> {
         let state = &mut self.ranks[rank as usize];
         if state.runs.is_some() {
@@ -175,7 +175,7 @@ impl TrainingWorkload {
         self.kinds[kind as usize].release(world, rank, begin_s)
     }
 
-    /// Handles the collectives of a kind that completed at ranks.
+    /// Handles the collectives of one kind that completed at ranks.
     fn complete(&mut self, world: &mut World, kind: usize) -> Result<(), Error> {
         while let Some(completed) = self.kinds[kind].completed().pop() {
             let state = &mut self.ranks[completed.rank as usize];

@@ -1,14 +1,15 @@
-//! The real drivers of dispatch and combine, on networks.
+//! The real dispatch and combine drivers, on networks.
 
 use std::rc::Rc;
 
 use weft_fabric::PartRule;
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Faults, World, WorldConfig};
 use weft_fabric::random::SplitMix64;
+use weft_scenarios::{InjectedFault, run, seeds, settle};
 
-use crate::program::{Program, Wrong};
+use crate::any_network;
+use crate::program::Program;
 use crate::scenario::Scenario;
-use crate::{any_network, seeds};
 
 #[test]
 fn every_round_ends_in_the_right_result() {
@@ -33,21 +34,7 @@ fn every_round_ends_in_the_right_result() {
         let mut cluster = Cluster::new(&world).map_err(|error| error.to_string())?;
         let mut programs =
             Program::connect(&mut cluster, &scenario).map_err(|error| error.to_string())?;
-        let outcomes = cluster.run(|engine, now, events, requests| {
-            programs[engine.rank().0 as usize].step(&world, engine, now, events, requests)
-        });
-        let outcomes = outcomes.map_err(|hang| {
-            let waiting: Vec<String> = programs.iter().map(Program::waits_for).collect();
-            format!("{hang}\n{}", waiting.join("\n"))
-        })?;
-        for outcome in &outcomes {
-            match outcome {
-                Outcome::Done => {}
-                Outcome::Failed(Wrong::Moe(error)) => return Err(error.to_string()),
-                wrong => return Err(format!("a rank ended in {wrong:?}")),
-            }
-        }
-        cluster.settle().map_err(|hang| hang.to_string())?;
-        world.violations().first().map_or(Ok(()), |violation| Err(violation.to_string()))
+        run(&mut cluster, &mut programs, InjectedFault::None)?;
+        settle(&mut cluster)
     });
 }

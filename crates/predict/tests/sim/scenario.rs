@@ -4,6 +4,7 @@ use weft_fabric::Rank;
 use weft_fabric::random::SplitMix64;
 use weft_moe::routing::Routing;
 use weft_moe::{CombineMode, Config, DType, Layout, Shape, Weighting};
+use weft_scenarios::pick;
 
 use crate::common::{Batch, batches, token_types};
 
@@ -19,10 +20,6 @@ pub struct Scenario {
     pub config: Config,
     pub rounds: Vec<Round>,
     pub laziness: f64,
-}
-
-fn pick<T: Copy>(random: &mut SplitMix64, list: &[T]) -> T {
-    list[random.below(list.len() as u64) as usize]
 }
 
 impl Scenario {

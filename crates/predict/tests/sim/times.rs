@@ -16,7 +16,7 @@ fn star(costs: MessageCosts) -> SimulatedNetwork {
     SimulatedNetwork::new(&network, &mut router, &places, costs).unwrap()
 }
 
-/// Runs a model to its end: arrival time and number of each flow.
+/// Runs a model until it ends: arrival time and number for each flow.
 fn arrivals(model: &mut SimulatedNetwork) -> Vec<(u64, u64)> {
     let mut seen = Vec::new();
     let mut finished = Vec::new();
@@ -60,7 +60,7 @@ fn a_cancelled_flow_leaves_its_share_to_the_others() {
     model.advance(Time(1500), &mut Vec::new());
     model.cancel(FlowId(2));
     model.cancel(FlowId(9));
-    // 250 of its bytes had left by then.
+    // 250 bytes had left by then.
     assert_eq!(arrivals(&mut model), [(2250, 1)]);
 }
 

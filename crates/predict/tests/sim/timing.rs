@@ -1,5 +1,4 @@
-//! The scenario of dispatch and combine beside the real drivers: the same network, the same ids, the
-//! same virtual time.
+//! The dispatch and combine scenario beside the real drivers: the same network, the same ids, the same virtual time.
 
 use serde_json::{Value, json};
 use weft_fabric::providers::sim::{Cluster, World, WorldConfig};
@@ -18,7 +17,7 @@ const TOKENS: u32 = 64;
 const HIDDEN: u32 = 256;
 const LATENCY_S: f64 = 1.5e-6;
 
-/// Every rank sends every rank as many tokens: those of rank `r` go round behind it.
+/// Every rank sends every rank as many tokens: rank `r`'s tokens go round behind it.
 fn balanced() -> Vec<i64> {
     let expert = |rank: u32, token: u32| {
         let first = (2 * (rank + token)) % EXPERTS;
@@ -89,7 +88,7 @@ fn by_drivers(ids: &[i64], private_rows: u32) -> (u64, u64) {
     (dispatched, combined - dispatched)
 }
 
-/// The same by the scenario: the longest times of both.
+/// The same by the scenario: the longest times for both.
 fn by_scenario(ids: &[i64], private_rows: u32) -> (f64, f64) {
     let spec = json!({
         "scenario": "moe",
@@ -102,7 +101,7 @@ fn by_scenario(ids: &[i64], private_rows: u32) -> (f64, f64) {
             "ranks": RANKS, "experts": EXPERTS, "top_k": TOP_K, "tokens": TOKENS, "hidden": HIDDEN,
             "token_dtype": "bfloat16", "answer_dtype": "bfloat16", "rounds": 1,
             "private_rows": private_rows, "token_routing": {"kind": "trace", "layers": [ids]},
-            // Replies are sent after the dispatch of all ranks, as by the drivers of this test.
+            // Replies are sent after all ranks have dispatched, as by the drivers in this test.
             "costs": {"experts_s": 1e-3},
         },
     });
@@ -112,7 +111,7 @@ fn by_scenario(ids: &[i64], private_rows: u32) -> (f64, f64) {
     (longest("dispatch"), longest("combine"))
 }
 
-/// A message ends on a whole nanosecond over the fabric, and no chain of them is longer than this.
+/// A message ends on a whole nanosecond over the fabric, and no message chain is longer than this.
 const ROUNDED_NS: f64 = 8.0;
 
 #[test]
@@ -139,7 +138,7 @@ fn uneven_dispatch_takes_as_long_as_the_drivers_take() {
 
 #[test]
 fn the_replies_of_a_round_have_the_bytes_of_the_plan() {
-    // All tokens name the experts of rank 0: its link is all that counts.
+    // All tokens name rank 0's experts: only its link counts.
     let ids = vec![[0i64, 1]; (RANKS * TOKENS) as usize].concat();
     let (dispatched, combined) = by_drivers(&ids, 64);
     let (dispatch, combine) = by_scenario(&ids, 64);

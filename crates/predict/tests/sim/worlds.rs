@@ -2,26 +2,22 @@
 
 use std::time::Duration;
 
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Faults, World, WorldConfig};
 use weft_fabric::random::SplitMix64;
-use weft_fabric::{PartRule, Rank, Time};
+use weft_fabric::{PartRule, Time};
+use weft_scenarios::{InjectedFault, check_outcomes, seeds, settle, shuffled_ranks};
 
-use crate::injected_fault::InjectedFault;
-use crate::traffic::{TrafficError, traffic};
-use crate::{any_network, seeds};
+use crate::any_network;
+use crate::traffic::traffic;
 
-/// Runs a seed's world; its log stands for all that happened.
+/// Runs a seed's world; the log stands for all that happened.
 fn run(seed: u64) -> Result<u64, String> {
     let mut random = SplitMix64::new(seed);
     let ranks = 2 + random.below(5) as u32;
     let mut faults = if random.chance(0.2) { Faults::default() } else { Faults::rough() };
     faults.reorder = Duration::from_nanos(random.below(20_000));
-    let mut ends: Vec<Rank> = (0..ranks).map(Rank).collect();
-    random.shuffle(&mut ends);
-    let fault = InjectedFault::draw(&mut random, 8, &ends);
-    if matches!(fault, InjectedFault::FailedParts) {
-        faults.fail = 0.02;
-    }
+    let ends = shuffled_ranks(&mut random, ranks);
+    let fault = InjectedFault::draw(&mut random, 8, &ends, 0.02);
     fault.add_to(&mut faults, ranks, Time(random.below(200_000)), &mut random);
     let model = any_network(&mut random, ranks);
     let world = World::new(WorldConfig {
@@ -41,30 +37,12 @@ fn run(seed: u64) -> Result<u64, String> {
     let outcomes = cluster
         .run_drivers(&mut drivers, |driver| driver.is_done())
         .map_err(|hang| format!("{fault:?}: {hang}"))?;
-    for (rank, outcome) in (0..).map(Rank).zip(&outcomes) {
-        if !is_right(rank, outcome, fault) {
-            return Err(format!("{fault:?}, but {rank} ended in {outcome:?}"));
-        }
-    }
-    cluster.settle().map_err(|hang| hang.to_string())?;
+    check_outcomes(&outcomes, fault)?;
+    settle(&mut cluster)?;
     if let Some(driver) = drivers.iter().find(|driver| driver.was_written_after_poison()) {
         return Err(format!("{} was written to after the poison", driver.rank()));
     }
-    match world.violations().first() {
-        Some(violation) => Err(violation.to_string()),
-        None => Ok(world.log_hash()),
-    }
-}
-
-fn is_right(rank: Rank, outcome: &Outcome<TrafficError>, fault: InjectedFault) -> bool {
-    match (outcome, fault) {
-        (Outcome::Done, _) => true,
-        (Outcome::Killed, InjectedFault::Killed(killed)) => killed == rank,
-        (Outcome::Failed(TrafficError::Poisoned(poison)), fault) => {
-            fault.explains(rank, poison.rank)
-        }
-        _ => false,
-    }
+    Ok(world.log_hash())
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Collectives and messages of a communicator as a table of C functions, for libraries that are bound to other
-//! interfaces than Python's: the backend of torch.distributed (`python/weft/torch/shim`).
+//! A communicator's collectives and messages as a C function table, for libraries that bind to
+//! interfaces other than Python's, such as the torch.distributed backend (`python/weft/torch/shim`).
 //!
-//! - `table`: the functions; `operations`: their operations by number, waits, composition from messages
-//! - `status`: codes and texts of errors; `timer`: times of collectives for `weft tune`
+//! - `table`: the functions; `operations`: operations by number, waits, composition from messages
+//! - `status`: error codes and texts; `timer`: collective times for `weft tune`
 
 mod operations;
 mod status;
@@ -17,18 +17,18 @@ use weft_collectives::{CollectivesConfig, NetworkSource, SelectionSources};
 
 pub use timer::CollectiveTimer;
 
-/// Name and description of a network.
+/// Network name and description.
 type NamedNetwork = (String, String);
 
 /// Connects collectives over a communicator. Every rank calls this.
 ///
 /// `sums`: whether they are added in rank order; threads that reduce a long vector, 0 for as many as there are cores for
-/// each rank of this host. `tuning`: name and text of a file of measurements, and the name of
-/// this machine. `network`: name and description of the network. Those of rank 0 decide. `host`: name of this rank's
-/// host in the network, by default its host identity.
+/// each rank on this host. `tuning`: name and text in a measurement file, and
+/// this machine's name. `network`: network name and description. Rank 0's decide. `host`: this rank's
+/// host name in the network, by default the host identity.
 ///
-/// Returns the addresses of the table and of the context for its functions, and rank 0's network. The table belongs to
-/// the context, which its function `release` frees.
+/// Returns the table address, the context address for its functions, and rank 0's network. The table belongs to
+/// the context, which the function `release` frees.
 #[pyfunction]
 #[pyo3(signature = (communicator, timeout, sums=(false, 1), tuning=None, network=None, host=None))]
 pub fn collectives_table(

@@ -1,4 +1,4 @@
-//! Operations of the C table by number: collectives, messages, and exchanges that are composed of messages.
+//! C table operations by number: collectives, messages, and exchanges composed from messages.
 
 use super::status::{Failure, Status};
 use crate::fork::{self, ProcessOwned};
@@ -12,7 +12,7 @@ use weft_collectives::{Call, CallId, Collectives, CollectivesConfig, RunError, S
 use weft_control::{Cause, Poison};
 use weft_fabric::{Communicator, EngineAccess, Rank, Time, clock};
 
-/// Lowest tag of exchanges; those of programs are below.
+/// Lowest exchange tag; program tags are lower.
 const EXCHANGE_TAGS: u64 = 1 << 63;
 
 /// Memory for one peer.
@@ -23,7 +23,7 @@ pub struct Segment {
     pub bytes: u64,
 }
 
-/// Longest wait for an operation while ones of the other kind are in flight.
+/// Longest wait for an operation while operations in the other kind are in flight.
 const MIXED_SLICE: Duration = Duration::from_micros(200);
 
 /// Time that an operation continues for a peer that has left, whose last writes may be in flight. It spans the
@@ -46,13 +46,20 @@ struct Message {
     expected: Option<u64>,
 }
 
-/// Progress of a step of a wait.
+/// Progress in one wait step.
 enum Step {
     Done,
     Again,
 }
 
-/// All operations of a communicator. Any thread may call at any time.
+/// Failed receive whose message has another length.
+fn unequal(from: Rank, bytes: u64, expected: u64) -> Failure {
+    Failure::invalid(format!(
+        "{from} sent {bytes} bytes: expected {expected}; pass as many elements of one dtype at both ranks"
+    ))
+}
+
+/// All operations on a communicator. Any thread may call at any time.
 pub struct Operations {
     shared: Shared,
     collectives: Collectives,
@@ -90,7 +97,7 @@ impl Operations {
         })
     }
 
-    /// Name and description of rank 0's network.
+    /// Rank 0's network name and description.
     pub fn network(&self) -> Option<(String, String)> {
         let network = self.collectives.network()?;
         Some((network.name.to_owned(), network.text.to_owned()))
@@ -99,21 +106,21 @@ impl Operations {
     /// Starts a collective.
     ///
     /// # Safety
-    /// As of [`Collectives::start`].
+    /// Same as [`Collectives::start`].
     pub unsafe fn start(&self, call: &Call) -> Result<u64, Failure> {
         let fabric = self.fabric()?;
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let id = unsafe { self.collectives.start(&mut fabric.access(), call) }?;
         Ok(self.add(Pending::Call(id)))
     }
 
-    /// Starts a collective and waits for it. Returns its number if it goes on after the timeout.
+    /// Starts a collective and waits for it. Returns the number if it goes on after the timeout.
     ///
     /// # Safety
-    /// As of [`Collectives::start`].
+    /// Same as [`Collectives::start`].
     pub unsafe fn run(&self, call: &Call, timeout: Duration) -> Result<Option<u64>, Failure> {
         let fabric = self.fabric()?;
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let id = unsafe { self.collectives.start(&mut fabric.access(), call) }?;
         let is_alone = self.lock().is_empty();
         // Beside others it needs a number, since a wait for it advances them too.
@@ -137,18 +144,18 @@ impl Operations {
     /// Starts a message to a rank.
     ///
     /// # Safety
-    /// The memory stays valid until the operation is done; after an error, until the end of the communicator.
+    /// The memory stays valid until the operation is done; after an error, until the communicator is closed.
     pub unsafe fn send(&self, to: u32, tag: u64, segment: Segment) -> Result<u64, Failure> {
         let fabric = self.fabric()?;
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let sent = unsafe { self.start_send(&mut fabric.access(), to, tag, segment) }?;
         Ok(self.add(Pending::Messages(vec![sent])))
     }
 
-    /// Starts the receipt of a message from a rank, or from any.
+    /// Starts receiving a message from one rank, or from any.
     ///
     /// # Safety
-    /// As of [`Operations::send`]; the memory is not accessed otherwise.
+    /// Same as [`Operations::send`]; the memory is not accessed otherwise.
     pub unsafe fn receive(
         &self,
         from: Option<u32>,
@@ -156,15 +163,15 @@ impl Operations {
         segment: Segment,
     ) -> Result<u64, Failure> {
         let fabric = self.fabric()?;
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let received = unsafe { self.start_receive(&mut fabric.access(), from, tag, segment) }?;
         Ok(self.add(Pending::Messages(vec![received])))
     }
 
-    /// Starts an exchange of segments with every rank.
+    /// Starts a segment exchange with every rank.
     ///
     /// # Safety
-    /// As of [`Operations::receive`], for all segments.
+    /// Same as [`Operations::receive`], for all segments.
     pub unsafe fn exchange(&self, sends: &[Segment], receives: &[Segment]) -> Result<u64, Failure> {
         let fabric = self.fabric()?;
         let mut access = fabric.access();
@@ -176,7 +183,7 @@ impl Operations {
             let from = from % self.ranks;
             let (sent, received) = (sends[to as usize], receives[from as usize]);
             if received.bytes > 0 {
-                // SAFETY: by the contract of this function.
+                // SAFETY: by this function's contract.
                 let id = unsafe { self.start_receive(&mut access, Some(from), tag, received) }?;
                 started.push(id);
             }
@@ -212,7 +219,7 @@ impl Operations {
         }
     }
 
-    /// Waits until an operation is done; the sender of the last message received.
+    /// Waits until an operation is done; returns who sent the last message received.
     pub fn wait(&self, id: u64, timeout: Duration) -> Result<Option<u32>, Failure> {
         let fabric = self.fabric()?;
         let deadline = clock::now().after(timeout);
@@ -223,7 +230,7 @@ impl Operations {
                 let Some(pending) = all.get(&id).cloned() else { return Ok(sender) };
                 (pending, is_mixed(&all))
             };
-            // A wait for a collective advances collectives alone, one for a message messages alone.
+            // A wait for a collective advances only collectives, one for a message only messages.
             let slice =
                 if mixed { deadline.min(clock::now().after(MIXED_SLICE)) } else { deadline };
             let stepped = match pending {
@@ -268,7 +275,10 @@ impl Operations {
         if now.since(*lacking.entry(id).or_insert(now)) < DEPARTURE_GRACE {
             return Ok(());
         }
-        let detail = format!("{departed} left before an operation of this rank was complete");
+        let detail = format!(
+            "an operation of {} was not complete; call barrier on all ranks before one leaves",
+            fabric.rank()
+        );
         fabric.poison(Poison { kind: Cause::Left, rank: Some(departed), detail });
         Ok(fabric.access().with(|engine| engine.check()).map_err(RunError::from)?)
     }
@@ -306,7 +316,7 @@ impl Operations {
         Ok(Step::Done)
     }
 
-    /// Waits for a collective; advances collectives alone.
+    /// Waits for a collective; advances only collectives.
     fn wait_alone(
         &self,
         fabric: &Communicator,
@@ -337,14 +347,17 @@ impl Operations {
                 let (from, bytes) = (completed.from, completed.bytes);
                 *sender = Some(from.0);
                 if let Some(expected) = message.expected.filter(|&expected| expected != bytes) {
-                    let text = format!("{from} sent {bytes} bytes: expected {expected}");
-                    return Err(Failure::invalid(text));
+                    return Err(unequal(from, bytes, expected));
                 }
             }
             // Another thread has taken it, and removes it next, whatever the deadline.
             Err(RunError::Invalid { .. }) => {
                 std::thread::yield_now();
                 return Ok(Step::Again);
+            }
+            // An exchange's tag is no number from the program.
+            Err(RunError::MessageTooLong { peer, sent, room, .. }) => {
+                return Err(unequal(peer, sent, room));
             }
             Err(error) => return Err(error.into()),
         }
@@ -356,7 +369,7 @@ impl Operations {
     }
 
     /// # Safety
-    /// As of [`Operations::send`].
+    /// Same as [`Operations::send`].
     unsafe fn start_send(
         &self,
         access: &mut impl EngineAccess,
@@ -364,13 +377,13 @@ impl Operations {
         tag: u64,
         Segment { data, bytes }: Segment,
     ) -> Result<Message, RunError> {
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let id = unsafe { self.messages.send(access, Rank(to), tag, data, bytes) }?;
         Ok(Message { id, expected: None })
     }
 
     /// # Safety
-    /// As of [`Operations::receive`].
+    /// Same as [`Operations::receive`].
     unsafe fn start_receive(
         &self,
         access: &mut impl EngineAccess,
@@ -378,12 +391,12 @@ impl Operations {
         tag: u64,
         Segment { data, bytes }: Segment,
     ) -> Result<Message, RunError> {
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let id = unsafe { self.messages.receive(access, from.map(Rank), tag, data, bytes) }?;
         Ok(Message { id, expected: Some(bytes) })
     }
 
-    /// Copies the segment of this rank.
+    /// Copies this rank's segment.
     fn copy_own(&self, sends: &[Segment], receives: &[Segment]) -> Result<(), Failure> {
         let (from, to) = (sends[self.rank as usize], receives[self.rank as usize]);
         if from.bytes != to.bytes {
@@ -391,7 +404,7 @@ impl Operations {
             return Err(Failure::invalid(text));
         }
         if from.bytes > 0 {
-            // SAFETY: both are valid for as many bytes, by the contract of `exchange`; they may overlap.
+            // SAFETY: both are valid for as many bytes, by the `exchange` contract; they may overlap.
             unsafe { std::ptr::copy(from.data, to.data, from.bytes as usize) };
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Status codes of the C table, and the text of each thread's last error.
+//! C table status codes, and each thread's last error text.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,7 +6,7 @@ use weft_collectives::RunError;
 use weft_control::Error as ControlError;
 use weft_fabric::{Error as FabricError, Rank, missing_text};
 
-/// Result of a function of the table; `enum weft_status` of `weft.h`.
+/// Table function result; `enum weft_status` in `weft.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Status {
@@ -18,12 +18,12 @@ pub enum Status {
     Failed = 5,
 }
 
-/// Status and text of an error.
+/// Error status and text.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub status: Status,
     pub text: String,
-    /// Ranks that a wait lacked at its timeout.
+    /// Ranks that a wait lacked at the timeout.
     pub missing: Vec<Rank>,
 }
 
@@ -75,7 +75,7 @@ thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs a function of the table: its error becomes the thread's last one, and so does a panic.
+/// Runs a table function: its error becomes the thread's last one, and so does a panic.
 pub fn guarded(work: impl FnOnce() -> Result<(), Failure>) -> i32 {
     let failure = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => return Status::Ok as i32,
@@ -89,7 +89,7 @@ pub fn guarded(work: impl FnOnce() -> Result<(), Failure>) -> i32 {
     failure.status as i32
 }
 
-/// Passes the text of the thread's last error to `read`.
+/// Passes the thread's last error text to `read`.
 pub fn last_error<T>(read: impl FnOnce(&str) -> T) -> T {
     LAST_ERROR.with(|last| read(&last.borrow()))
 }

@@ -1,4 +1,4 @@
-//! Functions of the C table, as `python/weft/torch/shim/weft.h` declares and describes them.
+//! C table functions, as `python/weft/torch/shim/weft.h` declares and describes them.
 
 use super::operations::{Operations, Segment};
 use super::status::{Failure, Status, guarded, last_error};
@@ -10,7 +10,7 @@ use std::slice;
 use std::time::Duration;
 use weft_collectives::{Call, Collective, Element, Rank, Reduction, Scale};
 
-/// Version of the header.
+/// Header version.
 const ABI: u32 = 2;
 const ANY_RANK: u32 = u32::MAX;
 
@@ -48,13 +48,13 @@ struct Table {
     release: unsafe extern "C" fn(*mut Context),
 }
 
-/// First argument of all functions, and the table itself.
+/// First argument to all functions, and the table itself.
 pub struct Context {
     table: Table,
     operations: Operations,
 }
 
-/// Addresses of a table and of its context, which live until the function `release`.
+/// Table and context addresses, which live until the function `release`.
 pub fn lend(operations: Operations) -> (usize, usize) {
     let table = Table {
         abi: ABI,
@@ -74,7 +74,7 @@ pub fn lend(operations: Operations) -> (usize, usize) {
         release,
     };
     let context = Box::into_raw(Box::new(Context { table, operations }));
-    // SAFETY: just allocated; the address of a field, without a reference.
+    // SAFETY: just allocated; a field's address, without a reference.
     let table = unsafe { &raw const (*context).table };
     (table as usize, context as usize)
 }
@@ -83,19 +83,19 @@ pub fn lend(operations: Operations) -> (usize, usize) {
 /// A live context, and a call whose memory is valid as `weft.h` requires.
 unsafe extern "C" fn start(context: *const Context, call: *const CCall, id: *mut u64) -> i32 {
     guarded(|| {
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let (context, call) = unsafe { (&*context, &*call) };
         let call = to_call(call)?;
         // SAFETY: the caller keeps the memory valid until the operation is done or the group closed.
         let started = unsafe { context.operations.start(&call) }?;
-        // SAFETY: valid for a write, by the contract of this function.
+        // SAFETY: valid for a write, by this function's contract.
         unsafe { *id = started };
         Ok(())
     })
 }
 
 /// # Safety
-/// As of [`start`].
+/// Same as [`start`].
 unsafe extern "C" fn run(
     context: *const Context,
     call: *const CCall,
@@ -104,20 +104,20 @@ unsafe extern "C" fn run(
 ) -> i32 {
     let mut left = None;
     let status = guarded(|| {
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let (context, call) = unsafe { (&*context, &*call) };
         let call = to_call(call)?;
         // SAFETY: the caller keeps the memory valid until the operation is done or the group closed.
         left = unsafe { context.operations.run(&call, Duration::from_nanos(timeout_ns)) }?;
         Ok(())
     });
-    // SAFETY: valid for a write, by the contract of this function.
+    // SAFETY: valid for a write, by this function's contract.
     unsafe { *id = left.unwrap_or(0) };
     if left.is_some() { Status::Timeout as i32 } else { status }
 }
 
 /// # Safety
-/// A live context, and lists of as many segments as ranks, valid as `weft.h` requires.
+/// A live context, and lists with one segment for each rank, valid as `weft.h` requires.
 unsafe extern "C" fn exchange(
     context: *const Context,
     sends: *const Segment,
@@ -125,16 +125,16 @@ unsafe extern "C" fn exchange(
     id: *mut u64,
 ) -> i32 {
     guarded(|| {
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let operations = unsafe { &(*context).operations };
         let ranks = operations.ranks as usize;
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let (sends, receives) = unsafe {
             (slice::from_raw_parts(sends, ranks), slice::from_raw_parts(receives, ranks))
         };
         // SAFETY: the caller keeps the memory valid until the operation is done or the group closed.
         let started = unsafe { operations.exchange(sends, receives) }?;
-        // SAFETY: valid for a write, by the contract of this function.
+        // SAFETY: valid for a write, by this function's contract.
         unsafe { *id = started };
         Ok(())
     })
@@ -151,11 +151,11 @@ unsafe extern "C" fn send(
     id: *mut u64,
 ) -> i32 {
     guarded(|| {
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let operations = unsafe { &(*context).operations };
         // SAFETY: the caller keeps the memory valid until the operation is done or the group closed.
         let started = unsafe { operations.send(peer, tag, Segment { data, bytes }) }?;
-        // SAFETY: valid for a write, by the contract of this function.
+        // SAFETY: valid for a write, by this function's contract.
         unsafe { *id = started };
         Ok(())
     })
@@ -173,11 +173,11 @@ unsafe extern "C" fn receive(
 ) -> i32 {
     guarded(|| {
         let from = (peer != ANY_RANK).then_some(peer);
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let operations = unsafe { &(*context).operations };
         // SAFETY: the caller keeps the memory valid until the operation is done or the group closed.
         let started = unsafe { operations.receive(from, tag, Segment { data, bytes }) }?;
-        // SAFETY: valid for a write, by the contract of this function.
+        // SAFETY: valid for a write, by this function's contract.
         unsafe { *id = started };
         Ok(())
     })
@@ -188,7 +188,7 @@ unsafe extern "C" fn receive(
 unsafe extern "C" fn is_done(context: *const Context, id: u64) -> i32 {
     let mut done = false;
     guarded(|| {
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         done = unsafe { &(*context).operations }.is_done(id)?;
         Ok(())
     });
@@ -204,10 +204,10 @@ unsafe extern "C" fn wait(
     from: *mut u32,
 ) -> i32 {
     guarded(|| {
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let operations = unsafe { &(*context).operations };
         if let Some(sender) = operations.wait(id, Duration::from_nanos(timeout_ns))? {
-            // SAFETY: by the contract of this function.
+            // SAFETY: by this function's contract.
             unsafe { *from = sender };
         }
         Ok(())
@@ -234,7 +234,7 @@ unsafe extern "C" fn copy_last_error(text: *mut c_char, capacity: usize) -> usiz
 /// A live context, and a string that ends with zero.
 unsafe extern "C" fn poison(context: *const Context, text: *const c_char) {
     quietly(|| {
-        // SAFETY: by the contract of this function.
+        // SAFETY: by this function's contract.
         let (operations, text) = unsafe { (&(*context).operations, CStr::from_ptr(text)) };
         operations.poison(text.to_string_lossy().into_owned());
     });
@@ -243,14 +243,14 @@ unsafe extern "C" fn poison(context: *const Context, text: *const c_char) {
 /// # Safety
 /// A live context.
 unsafe extern "C" fn end_waits(context: *const Context) {
-    // SAFETY: by the contract of this function.
+    // SAFETY: by this function's contract.
     quietly(|| unsafe { &(*context).operations }.end_waits());
 }
 
 /// # Safety
 /// A live context.
 unsafe extern "C" fn close(context: *const Context) {
-    // SAFETY: by the contract of this function.
+    // SAFETY: by this function's contract.
     quietly(|| unsafe { &(*context).operations }.close());
 }
 

@@ -1,4 +1,4 @@
-//! Timer of collectives, for `weft tune`.
+//! Collective timer for `weft tune`.
 
 use crate::communicator::Communicator;
 use crate::errors::raise;
@@ -8,16 +8,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use weft_collectives::tuning::{TuningSource, candidates};
 use weft_collectives::{Algorithm, CallTimer, Collective, Options, Rank, Timed, memory_rates};
 
-/// Name of a file of measurements, its text, and this machine.
+/// Measurement file name, text, and this machine.
 pub type Source = (String, String, String);
 
-/// Borrowed form of a file of measurements.
+/// Borrowed measurement file.
 pub fn source(tuning: &Option<Source>) -> Option<TuningSource<'_>> {
     let (name, text, machine) = tuning.as_ref()?;
     Some(TuningSource { name, text, machine })
 }
 
-/// Timer of collectives of a communicator. Every rank makes the same calls.
+/// Collective timer on a communicator. Every rank makes the same calls.
 #[pyclass(frozen)]
 pub struct CollectiveTimer {
     shared: Shared,
@@ -41,7 +41,7 @@ impl CollectiveTimer {
         Ok(CollectiveTimer { shared, timer: Mutex::new(timer) })
     }
 
-    /// Bytes of the vector, and mean seconds of `calls` calls.
+    /// Vector bytes, and mean seconds over `calls` calls.
     #[allow(clippy::too_many_arguments)]
     fn time(
         &self,
@@ -64,7 +64,7 @@ impl CollectiveTimer {
         Ok((bytes, seconds))
     }
 
-    /// Algorithm selected for a vector of `bytes` bytes, and its number of chunks.
+    /// Algorithm selected for a `bytes`-byte vector, and the chunk count.
     fn selected(
         &self,
         py: Python<'_>,
@@ -82,7 +82,7 @@ impl CollectiveTimer {
         self.shared.wait(py, timeout, |fabric, waiter| Ok(self.lock().close(fabric, waiter)?))
     }
 
-    /// Algorithms that are measured, with their numbers of chunks.
+    /// Algorithms that are measured, with chunk counts.
     #[staticmethod]
     fn candidates(py: Python<'_>, collective: &str) -> PyResult<Vec<(&'static str, u32)>> {
         let all = candidates(named(py, collective)?);

@@ -1,10 +1,10 @@
-//! Launches of a device all-to-all with tensors: one call from Python checks the tensors and launches.
+//! Device all-to-all launches with tensors: one call from Python checks the tensors and launches.
 //!
 //! A call returns `None` or `false`, without a launch, if a tensor differs from the required format, shape or device, or
 //! if the channel's last call was on another stream. The Python layer then checks step by step, which raises the error or
 //! puts the streams in order.
 
-use crate::device::DeviceAllToAll;
+use super::all_to_all::DeviceAllToAll;
 use crate::memory::{DLPACK_CUDA, DlDevice};
 use crate::tensors::{Format, Reader, requires_gradient};
 use pyo3::prelude::*;
@@ -20,14 +20,14 @@ const BYTES: Format = Format { code: 1, bits: 8 };
 const INT32: Format = Format { code: 0, bits: 32 };
 const INT64: Format = Format { code: 0, bits: 64 };
 const FLOAT32: Format = Format { code: 2, bits: 32 };
-/// DLPack's memory of the CPU.
+/// DLPack's CPU memory.
 const CPU: DlDevice = DlDevice { kind: 1, number: 0 };
-/// Alignment of rows in bytes: kernels move them in vectors of 16 bytes.
+/// Row alignment in bytes: kernels move rows in 16-byte vectors.
 const ROW_ALIGNMENT: u64 = 16;
 /// No stream has this handle.
 const NONE: u64 = u64::MAX;
 
-/// Dispatch and combine of a `DeviceAllToAll` with tensors: see `weft.cuda.launcher`.
+/// Dispatch and combine on a `DeviceAllToAll` with tensors: see `weft.moe.device.launcher`.
 #[pyclass(frozen, module = "weft._native")]
 pub struct DeviceCalls {
     all_to_all: Py<DeviceAllToAll>,
@@ -39,7 +39,7 @@ pub struct DeviceCalls {
     streams: Box<[LastStreams]>,
 }
 
-/// Elements of the arrays of a call.
+/// Element counts in a call's arrays.
 struct Formats {
     tokens: Format,
     /// Of scales, if tokens come with some; what is one byte may be given as such.
@@ -51,7 +51,7 @@ struct Formats {
     combined: Format,
 }
 
-/// Extents of the arrays of a call.
+/// Extents of a call's arrays.
 struct Sizes {
     max_tokens: i64,
     hidden: i64,
@@ -60,7 +60,7 @@ struct Sizes {
     positions: i64,
 }
 
-/// Offsets of the outputs of dispatch in their buffer, in bytes, and the buffer's elements.
+/// Dispatch output offsets in the buffer, in bytes, and the buffer's elements.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct OutputOffsets {
@@ -74,7 +74,7 @@ struct OutputOffsets {
     elements: i64,
 }
 
-/// The stream of a channel's last call, by kind: see `weft.cuda.order`.
+/// The stream in a channel's last call, by kind: see `weft.gpu.order`.
 struct LastStreams {
     eager: AtomicU64,
     captured: AtomicU64,
@@ -111,7 +111,7 @@ fn launched<T>(call: impl FnOnce() -> Checked<T>) -> PyResult<Option<T>> {
     }
 }
 
-/// Tensors of a dispatch: tokens, scales, ids, weights, count.
+/// Dispatch tensors: tokens, scales, ids, weights, count.
 type Batch<'a, 'py> = (
     &'a Bound<'py, PyAny>,
     Option<&'a Bound<'py, PyAny>>,
@@ -121,7 +121,7 @@ type Batch<'a, 'py> = (
 );
 
 impl DeviceCalls {
-    /// Launch configuration of a call, if the channel's last call of its kind was on the same stream.
+    /// Launch configuration of a call, if the channel's last call in this kind was on the same stream.
     #[inline]
     fn launch_config(
         &self,
@@ -136,7 +136,7 @@ impl DeviceCalls {
         Ok(LaunchConfig { num_sms, ..LaunchConfig::new(Stream(stream), channel) })
     }
 
-    /// Address of a tensor of this format and shape. One without elements is left to the caller.
+    /// Address of a tensor with this format and shape. A tensor without elements is left to the caller.
     #[inline]
     fn address(&self, tensor: &Bound<'_, PyAny>, format: Format, shape: &[i64]) -> Checked<u64> {
         let read = self.reader.read(tensor).ok_or(Declined::Unfit)?;
@@ -144,27 +144,27 @@ impl DeviceCalls {
         address.filter(|&address| address != 0).ok_or(Declined::Unfit)
     }
 
-    /// As `address`, of a tensor of floats, which may require a gradient.
+    /// Same as `address`, for a float tensor, which may require a gradient.
     #[inline]
     fn floats(&self, tensor: &Bound<'_, PyAny>, format: Format, shape: &[i64]) -> Checked<u64> {
         let address = self.address(tensor, format, shape)?;
         if requires_gradient(tensor)? { Err(Declined::Unfit) } else { Ok(address) }
     }
 
-    /// As `floats`, of rows that kernels move in vectors of `ROW_ALIGNMENT` bytes.
+    /// Same as `floats`, for rows that kernels move in `ROW_ALIGNMENT`-byte vectors.
     #[inline]
     fn rows(&self, tensor: &Bound<'_, PyAny>, format: Format, shape: &[i64]) -> Checked<u64> {
         let address = self.floats(tensor, format, shape)?;
         if address.is_multiple_of(ROW_ALIGNMENT) { Ok(address) } else { Err(Declined::Unfit) }
     }
 
-    /// Address of the number of tokens that exist, 0 if it is not given.
+    /// Address of the actual token count, 0 if it is not given.
     #[inline]
     fn count(&self, count: Option<&Bound<'_, PyAny>>) -> Checked<u64> {
         count.map_or(Ok(0), |count| self.address(count, INT32, &[1]))
     }
 
-    /// Addresses of a batch.
+    /// Batch addresses.
     #[inline]
     fn inputs(&self, batch: Batch<'_, '_>, layer: u32) -> Checked<DispatchInputs> {
         let (tokens, scales, ids, weights, count) = batch;
@@ -186,13 +186,13 @@ impl DeviceCalls {
             ids: self.address(ids, formats.ids, &[rows, sizes.top_k])?,
             weights: weights.unwrap_or(Ok(0))?,
             count: self.count(count)?,
-            // At most `max_tokens`, of 32 bits.
+            // At most `max_tokens`, a 32-bit number.
             given: rows as u32,
             layer,
         })
     }
 
-    /// As `floats`, of scales; those of one byte may be given as bytes.
+    /// Same as `floats`, for scales; one-byte scales may be given as bytes.
     #[inline]
     fn scales(&self, scales: &Bound<'_, PyAny>, format: Format, shape: &[i64]) -> Checked<u64> {
         match self.floats(scales, format, shape) {
@@ -201,7 +201,7 @@ impl DeviceCalls {
         }
     }
 
-    /// Addresses of the outputs of dispatch in their buffer.
+    /// Dispatch output addresses in the buffer.
     #[inline]
     fn outputs(&self, buffer: &Bound<'_, PyAny>) -> Checked<DispatchOutputs> {
         let OutputOffsets { tokens, scales, counts, offsets, rows, weights, experts, elements } =
@@ -220,13 +220,13 @@ impl DeviceCalls {
         })
     }
 
-    /// Address of the experts' outputs.
+    /// Expert output address.
     #[inline]
     fn expert_outputs(&self, outputs: &Bound<'_, PyAny>) -> Checked<u64> {
         self.rows(outputs, self.formats.outputs, &[self.sizes.positions, self.sizes.hidden])
     }
 
-    /// Addresses of the combined result and of the number of its tokens that exist.
+    /// Addresses of the combined result and its actual token count.
     #[inline]
     fn combined(
         &self,
@@ -242,7 +242,7 @@ impl DeviceCalls {
 
 #[pymethods]
 impl DeviceCalls {
-    /// Calls of an all-to-all with tensors of a class on a CUDA device, or on the CPU; `None` if tensors of the class
+    /// All-to-all calls with tensors from a class on a CUDA device, or on the CPU; `None` if tensors from the class
     /// cannot be read.
     #[staticmethod]
     fn of(
@@ -283,7 +283,7 @@ impl DeviceCalls {
         Some(DeviceCalls { all_to_all, reader, device, formats, sizes, offsets, streams })
     }
 
-    /// True if the last call on a channel, of the same kind (eager or captured) as a call now, was on this stream.
+    /// True if the last call on a channel, in the same kind (eager or captured) as a call now, was on this stream.
     fn follows(&self, py: Python<'_>, channel: u32, stream: u64) -> PyResult<bool> {
         let Some(streams) = self.streams.get(channel as usize) else { return Ok(false) };
         let captured = self.all_to_all.get().call(py, |moe| moe.is_captured(Stream(stream)))?;
@@ -291,14 +291,14 @@ impl DeviceCalls {
         Ok(last == Some(stream))
     }
 
-    /// Records the stream of a channel's last call.
+    /// Records the stream in a channel's last call.
     fn follow(&self, channel: u32, stream: u64, captured: bool) {
         if let Some(streams) = self.streams.get(channel as usize) {
             streams.of(captured).store(stream, Ordering::Relaxed);
         }
     }
 
-    /// Starts the send half of dispatch. Returns the number of tokens.
+    /// Starts the dispatch send half. Returns the token count.
     #[allow(clippy::too_many_arguments)]
     fn dispatch_send(
         &self,
@@ -316,13 +316,13 @@ impl DeviceCalls {
         launched(|| {
             let inputs = self.inputs((tokens, scales, ids, weights, count), layer)?;
             let launch = self.launch_config(py, stream, channel, num_sms)?;
-            // SAFETY: the tensors were read just now, and torch keeps their memory for what is on the stream.
+            // SAFETY: the tensors were read just now, and torch keeps the memory for work on the stream.
             self.all_to_all.get().call(py, |moe| unsafe { moe.dispatch_send(launch, &inputs) })?;
             Ok(inputs.given)
         })
     }
 
-    /// Starts the receive half of dispatch, into a buffer.
+    /// Starts the dispatch receive half, into a buffer.
     fn dispatch_recv(
         &self,
         py: Python<'_>,
@@ -341,7 +341,7 @@ impl DeviceCalls {
         Ok(call?.is_some())
     }
 
-    /// Starts both halves of dispatch. Returns the number of tokens.
+    /// Starts both dispatch halves. Returns the token count.
     #[allow(clippy::too_many_arguments)]
     fn dispatch(
         &self,
@@ -368,7 +368,7 @@ impl DeviceCalls {
         })
     }
 
-    /// Starts the send half of combine.
+    /// Starts the combine send half.
     fn combine_send(
         &self,
         py: Python<'_>,
@@ -387,7 +387,7 @@ impl DeviceCalls {
         Ok(call?.is_some())
     }
 
-    /// Starts the receive half of combine.
+    /// Starts the combine receive half.
     #[allow(clippy::too_many_arguments)]
     fn combine_recv(
         &self,
@@ -409,7 +409,7 @@ impl DeviceCalls {
         Ok(call?.is_some())
     }
 
-    /// Starts both halves of combine.
+    /// Starts both combine halves.
     #[allow(clippy::too_many_arguments)]
     fn combine(
         &self,

@@ -29,7 +29,7 @@ pub struct DeviceCollectives {
     waits: bool,
     blocks: u32,
     nbytes: u64,
-    /// Default of calls that do not choose.
+    /// Default for calls that do not choose.
     copy_engine: bool,
 }
 
@@ -128,7 +128,7 @@ impl DeviceCollectives {
         Ok(ranks.into_iter().map(rank).collect())
     }
 
-    /// Symmetric memory of all ranks of a group in this process, in rank order.
+    /// Symmetric memory for all ranks in an in-process group, in rank order.
     #[staticmethod]
     fn allocate_local(
         py: Python<'_>,
@@ -144,19 +144,19 @@ impl DeviceCollectives {
         Ok(py.detach(made)?)
     }
 
-    /// Blocks of the largest launch.
+    /// Blocks in the largest launch.
     #[getter]
     fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// Bytes of symmetric memory of each rank.
+    /// Symmetric memory bytes on each rank.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.nbytes
     }
 
-    /// Compiles and loads the kernels of a reduction.
+    /// Compiles and loads the kernels for a reduction.
     fn prepare(&self, py: Python<'_>, reduction: &str, element: &str) -> PyResult<()> {
         fork::check(py)?;
         let (reduction, element) = (reduction_of(py, reduction)?, element_of(py, element)?);
@@ -208,7 +208,7 @@ impl DeviceCollectives {
             average,
             options: CallOptions { algorithm, num_sms, chunk_bytes: None, copy_engine },
         };
-        // SAFETY: the Python layer has checked the tensors' shapes, and torch keeps their memory for the work on the
+        // SAFETY: the Python layer has checked the tensors' shapes, and torch keeps the memory for the work on the
         // stream.
         let run = || self.native.run(|native| unsafe { native.run(&call) });
         Ok(if self.waits { py.detach(run) } else { run() }?)
@@ -225,7 +225,7 @@ impl DeviceCollectives {
         let transfer =
             |(peer, receives, address, bytes)| Transfer { peer, receives, address, bytes };
         let batch: Vec<Transfer> = batch.into_iter().map(transfer).collect();
-        // SAFETY: as of `run`; the Python layer has checked that no receive overlaps another tensor.
+        // SAFETY: same as `run`; the Python layer has checked that no receive overlaps another tensor.
         let run =
             || self.native.run(|native| unsafe { native.run_transfers(Stream(stream), &batch) });
         Ok(if self.waits { py.detach(run) } else { run() }?)
@@ -242,7 +242,7 @@ impl DeviceCollectives {
         self.native.close(py, self.shared.as_ref(), timeout)
     }
 
-    /// Ends it on this rank alone. No effect in a forked child.
+    /// Ends it on this rank only. No effect in a forked child.
     fn abandon(&self, py: Python<'_>) {
         self.native.abandon(py);
     }
@@ -255,8 +255,7 @@ fn unknown(py: Python<'_>, what: &str, given: &str, expected: &str) -> PyErr {
 fn sms_of(py: Python<'_>, given: Option<i64>) -> PyResult<Option<u32>> {
     let number = |given: i64| {
         u32::try_from(given).map_err(|_| {
-            let message =
-                format!("num_sms is {given}: expected a number of multiprocessors, from 1 on");
+            let message = format!("num_sms is {given}: expected an SM count, from 1 on");
             raise(py, "ConfigurationError", &message)
         })
     };
@@ -302,8 +301,8 @@ fn operation_of(
     })
 }
 
-/// The program with the kernels of a reduction, or those without arithmetic, or (`transfers`) that of sends and receives, and
-/// the compiler's options. For tests that compile kernels without a GPU.
+/// The program with a reduction's kernels, or the kernels without arithmetic, or (`transfers`) the send and receive
+/// kernels, and the compiler's options. For tests that compile kernels without a GPU.
 #[pyfunction]
 #[pyo3(signature = (ranks, blocks, arch, reduction=None, element=None, *, transfers=false))]
 pub fn device_collectives_source(
@@ -328,8 +327,9 @@ pub fn device_collectives_source(
     Ok((request.name, request.sources().collect(), request.arguments()))
 }
 
-/// Compiles the kernels of collectives among `ranks` into the cache, without a GPU: those without arithmetic, that of sends and
-/// receives, and those of each pair of reduction and element. Returns how many were compiled, and how many were there.
+/// Compiles the collective kernels among `ranks` into the cache, without a GPU: the kernels without arithmetic, for
+/// sends and receives, and for each reduction and element type. Returns how many were compiled, and how many were
+/// there.
 #[pyfunction]
 #[pyo3(signature = (ranks, blocks, arch, pairs))]
 pub fn compile_collectives(

@@ -1,4 +1,4 @@
-//! Device sources and their defines, for tests that compile kernels without a GPU.
+//! Device sources and defines, for tests that compile kernels without a GPU.
 
 use super::options::options_of;
 use super::placement::{RankExperts, with_placement};
@@ -8,7 +8,7 @@ use pyo3::types::PyDict;
 use weft_gpu::jit::CompileRequest;
 use weft_moe::device::{DeviceShape, PROGRAM, SOURCES};
 
-/// Names and values of the macros of a shape.
+/// Macro names and values for a shape.
 #[pyfunction]
 #[pyo3(signature = (ranks, *, placement=None, **options))]
 pub fn device_defines(
@@ -21,7 +21,7 @@ pub fn device_defines(
     Ok(DeviceShape::new(config).map_err(Error::from)?.defines())
 }
 
-/// A program's name, path and text of each file.
+/// A program's name, and each file's path and text.
 pub(super) type Source = (&'static str, Vec<(&'static str, &'static str)>, Vec<String>);
 
 /// The program that has all kernels, and the compiler's options for an architecture but for the macros.

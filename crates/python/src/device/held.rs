@@ -1,4 +1,4 @@
-//! Operator of a device, held until it is closed, and its end without the GIL.
+//! Device operator, held until it is closed, and closed without the GIL.
 
 use crate::errors::Error;
 use crate::fork;
@@ -7,12 +7,12 @@ use pyo3::prelude::*;
 use std::sync::{PoisonError, RwLock, TryLockError};
 use weft_fabric::{Communicator as Fabric, Time};
 
-/// Operator of a device.
+/// Device operator.
 pub trait Operator: Send + Sync + Sized {
     /// Name in errors.
     const NAME: &'static str;
 
-    /// Waits for this rank's own work; [`Operator::close`] finds its error again.
+    /// Waits for this rank's own work; [`Operator::close`] finds the error again.
     fn settle(&self);
 
     /// Ends it on all ranks.
@@ -41,7 +41,7 @@ impl<T: Operator> Held<T> {
         work(guard.as_ref().ok_or(Error::Closed(T::NAME))?).map_err(Into::into)
     }
 
-    /// Ends it on all ranks of `shared`, or alone in a group of this process. No effect in a forked child.
+    /// Ends it on all ranks in `shared`, or only here in an in-process group. No effect in a forked child.
     pub fn close(&self, py: Python<'_>, shared: Option<&Shared>, timeout: f64) -> PyResult<()> {
         if fork::is_child() {
             return Ok(());
@@ -56,7 +56,7 @@ impl<T: Operator> Held<T> {
         shared.wait(py, timeout, |fabric, waiter| operator.close(fabric, waiter.deadline))
     }
 
-    /// Ends it on this rank alone. No effect in a forked child.
+    /// Ends it on this rank only. No effect in a forked child.
     pub fn abandon(&self, py: Python<'_>) {
         if !fork::is_child() {
             py.detach(|| drop(self.take()));
@@ -74,7 +74,7 @@ impl<T: Operator> Drop for Held<T> {
         let Some(operator) = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take() else {
             return;
         };
-        // Device and memory of a forked child are its parent's.
+        // A forked child's device and memory belong to the parent.
         if fork::is_child() {
             std::mem::forget(operator);
             return;

@@ -1,6 +1,6 @@
-//! Options of `DeviceAllToAll`, which weft-moe declares, from Python's keyword arguments.
+//! `DeviceAllToAll` options, which weft-moe declares, from Python's keyword arguments.
 
-use crate::all_to_all::choose;
+use crate::choices::choose;
 use crate::errors::{Error, raise};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -9,7 +9,7 @@ use weft_gpu::{MemoryKind, MemoryLocation};
 use weft_moe::Error as MoeError;
 use weft_moe::device::{Keywords, OptionError, OptionValue, Options};
 
-/// Names of the options of a device all-to-all, as `weft._options.Options` has them; a test compares.
+/// Device all-to-all option names, as `weft.moe.options.Options` has them; a test compares.
 #[pyfunction]
 pub fn device_options() -> Vec<&'static str> {
     weft_moe::device::keywords().into_iter().map(|keyword| keyword.name).collect()
@@ -18,7 +18,7 @@ pub fn device_options() -> Vec<&'static str> {
 /// The options that keyword arguments pass.
 ///
 /// # Errors
-/// `TypeError` for one that is missing, unknown or of another type; `ConfigurationError` for a value without
+/// `TypeError` for an option that is missing or unknown or has another type; `ConfigurationError` for a value without
 /// meaning.
 pub fn options_of(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyResult<Options> {
     let mut given = Keywords::new();
@@ -31,7 +31,7 @@ pub fn options_of(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyRe
     })
 }
 
-/// A value of Python, whatever it is.
+/// A Python value, whatever it is.
 fn option_value(value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
     if value.is_none() {
         return Ok(OptionValue::None);
@@ -58,17 +58,17 @@ fn option_value(value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
     })
 }
 
-/// True for an integer of another library, such as numpy's.
+/// True for an integer from another library, such as numpy's.
 fn has_index(value: &Bound<'_, PyAny>) -> bool {
     value.hasattr("__index__").unwrap_or(false)
 }
 
 fn shown(value: &Bound<'_, PyAny>) -> String {
-    // Python does not print numbers of more than some thousand digits.
+    // Python does not print numbers with more than some thousand digits.
     value.str().map_or_else(|_| "(too many digits)".to_owned(), |text| text.to_string())
 }
 
-/// Memory location of a rank: on `device`, "cuda:0" and on, or "twin", with the given kind of sharing.
+/// A rank's memory location: on `device`, such as "cuda:0", or "twin", with the given sharing kind.
 pub fn memory_location(
     py: Python<'_>,
     device: &str,
@@ -88,7 +88,7 @@ pub fn memory_location(
     }
 }
 
-/// Kind of memory sharing.
+/// Memory sharing kind.
 pub fn memory_kind(py: Python<'_>, name: &str) -> PyResult<MemoryKind> {
     choose(py, "memory", name, &[("fd", MemoryKind::Fd), ("ipc", MemoryKind::Ipc)])
 }

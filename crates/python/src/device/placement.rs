@@ -1,4 +1,4 @@
-//! Placements of experts, from Python's lists.
+//! Expert placements, from Python's lists.
 
 use crate::errors::Error;
 use pyo3::prelude::*;
@@ -8,7 +8,7 @@ use weft_moe::{Error as MoeError, ExpertMap};
 /// The logical experts that each rank holds.
 pub type RankExperts = Vec<Vec<u32>>;
 
-/// The configuration with the placement of each layer, if there are any.
+/// The configuration with each layer's placement, if there are any.
 pub fn with_placement(
     config: DeviceConfig,
     placement: Option<Vec<RankExperts>>,
@@ -18,7 +18,7 @@ pub fn with_placement(
     Ok(DeviceConfig { maps, ..config })
 }
 
-/// Placements of `experts` by layer.
+/// Placements for `experts` by layer.
 pub fn maps(experts: u32, layers: Vec<(u32, RankExperts)>) -> PyResult<Vec<(u32, ExpertMap)>> {
     let maps = layers.into_iter().map(|(layer, held)| Ok((layer, ExpertMap::new(experts, &held)?)));
     Ok(maps.collect::<Result<_, MoeError>>().map_err(Error::from)?)

@@ -1,4 +1,4 @@
-//! Registered memory: memory of the user that all ranks of a communicator map.
+//! Registered memory: user memory that all ranks in a communicator map.
 
 use super::options::memory_location;
 use crate::communicator::Communicator;
@@ -14,13 +14,13 @@ use weft_gpu::domain::Registration;
 use weft_gpu::{Error as GpuError, Heap, MemoryKind, MemoryLocation, UserMemory};
 use weft_moe::Error as MoeError;
 
-/// Memory of the user, mapped by all ranks until it is closed.
+/// User memory, mapped by all ranks until it is closed.
 #[pyclass(frozen, module = "weft._native")]
 pub struct RegisteredMemory {
     shared: Shared,
     /// For direct collectives; `None` once withdrawn. Dropped before the mappings.
     registration: Mutex<ProcessOwned<Option<Registration>>>,
-    /// `None` once its mappings have ended.
+    /// `None` once the mappings have ended.
     heap: Mutex<ProcessOwned<Option<Heap>>>,
     addresses: Vec<u64>,
     is_twin: bool,
@@ -43,7 +43,7 @@ fn of_gpu(error: GpuError) -> Error {
 
 #[pymethods]
 impl RegisteredMemory {
-    /// Registers on all ranks of a communicator. `file`: on the CPU, an open descriptor, which stays the caller's,
+    /// Registers on all ranks in a communicator. `file`: on the CPU, an open descriptor, which stays the caller's,
     /// and where the memory begins in it.
     #[new]
     #[pyo3(signature = (communicator, *, device, address, bytes, file, timeout))]
@@ -92,8 +92,8 @@ impl RegisteredMemory {
         }
     }
 
-    /// Waits for all ranks to make this call; then no peer has a GPU's memory mapped. Mappings of a twin end with this
-    /// object, for the sake of tensors that show them.
+    /// Waits for all ranks to make this call; then no peer has a GPU's memory mapped. A twin's mappings end with this
+    /// object, for tensors that show them.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         if fork::is_child() {
             return Ok(());
@@ -109,7 +109,7 @@ impl RegisteredMemory {
         })
     }
 
-    /// Ends this rank's mappings of a GPU's memory. No effect in a forked child.
+    /// Ends this rank's GPU memory mappings. No effect in a forked child.
     fn abandon(&self, py: Python<'_>) {
         if !fork::is_child() && !self.is_twin {
             py.detach(|| drop(self.take()));

@@ -1,17 +1,16 @@
-//! Attachment of endpoints to a switch port.
+//! Endpoint attachment to a switch port.
 
 use crate::builder::NetworkBuilder;
 use crate::error::Result;
 use crate::network::{LinkSpec, NodeId, counted};
 
-/// Endpoints of one switch port: a single GPU with its NIC, or several GPUs that share a NIC.
+/// Endpoints on one switch port: a single GPU with a NIC, or several GPUs that share a NIC.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attachment {
-    /// GPUs that share the NIC of a port. With 1, the endpoint itself is cabled to the port. With more
-    /// (the single-NIC baseline of EFLOPS), each GPU has a link to its host, and the host is cabled to
-    /// the port.
+    /// GPUs that share a port's NIC. With 1, the endpoint itself is cabled to the port. With more (the single-NIC
+    /// baseline in EFLOPS), each GPU has a link to its host, and the host is cabled to the port.
     pub gpus_per_nic: u32,
-    /// Link from a GPU to its host, where NICs are shared.
+    /// Link from a GPU to the host, where NICs are shared.
     pub pcie: LinkSpec,
 }
 
@@ -27,7 +26,7 @@ impl Attachment {
         counted("gpus_per_nic", self.gpus_per_nic)
     }
 
-    /// Adds the endpoints of a switch port.
+    /// Adds the endpoints on a switch port.
     pub(super) fn add(
         &self,
         network: &mut NetworkBuilder,

@@ -1,50 +1,50 @@
-//! BiGraph of EFLOPS (HPCA 2020): a complete bipartite graph of upper and lower switches.
+//! BiGraph from EFLOPS (HPCA 2020): a complete bipartite graph between upper and lower switches.
 
 use super::Attachment;
 use crate::builder::NetworkBuilder;
 use crate::error::Result;
 use crate::network::{EndpointId, LinkSpec, MAX_LINKS, MAX_NODES, Network, counted, limit};
 
-/// Two halves of `half` switches. Each upper switch is joined to each lower one by `trunks` cables, and has
-/// `endpoints` endpoints. Endpoints of different halves have one shortest path (with one trunk); endpoints
-/// of different switches of one half have `half` of them.
+/// Two halves with `half` switches each. Each upper switch is joined to each lower one by `trunks` cables, and has
+/// `endpoints` endpoints. Endpoints in different halves have one shortest path (with one trunk); endpoints on different
+/// switches in one half have `half` shortest paths.
 ///
 /// Switches are named `U0`, `U1`, ... and `L0`, `L1`, ...; endpoints `U0.0`, `U0.1`, ..., numbered in that
 /// order, the upper half first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BiGraph {
-    /// Switches of each half: H.
+    /// Switches in each half: H.
     pub half: u32,
     /// Endpoints on each switch: M.
     pub endpoints: u32,
-    /// Cables for each pair of an upper and a lower switch.
+    /// Cables between each upper and each lower switch.
     pub trunks: u32,
-    /// Bandwidth and latency of a cable.
+    /// Cable bandwidth and latency.
     pub link: LinkSpec,
-    /// Bandwidth and latency of cables between switches; `None`: as `link`.
+    /// Bandwidth and latency for cables between switches; `None`: as `link`.
     pub trunk: Option<LinkSpec>,
     /// Physical switches into which the 2H switches are grouped; `None`: one each.
     pub physical: Option<u32>,
-    /// NICs of each host. With more than one, hosts are cabled so that the endpoints of a host have
-    /// consecutive ranks under HDRM, as torchrun requires.
+    /// NICs per host. With more than one, hosts are cabled so that a host's endpoints have consecutive ranks under
+    /// HDRM, as torchrun requires.
     pub nics: u32,
-    /// Endpoints of a port.
+    /// Endpoints on a port.
     pub attach: Attachment,
 }
 
-/// Switch port of a BiGraph that has an endpoint.
+/// Switch port in a BiGraph that has an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Port {
     /// Half: false is the upper, true the lower.
     pub lower: bool,
-    /// Switch within its half.
+    /// Switch within the half.
     pub switch: u32,
     /// Port, from 0.
     pub port: u32,
 }
 
 impl BiGraph {
-    /// BiGraph of `half` switches in each half with `endpoints` endpoints each, one trunk, 100 Gb/s.
+    /// BiGraph with `half` switches in each half, `endpoints` endpoints on each, one trunk, 100 Gb/s.
     pub fn new(half: u32, endpoints: u32) -> BiGraph {
         BiGraph {
             half,
@@ -63,14 +63,13 @@ impl BiGraph {
         (2 * u64::from(self.half)).saturating_mul(u64::from(self.endpoints))
     }
 
-    /// Number of a port among [`ports`](BiGraph::ports); equals that of its endpoint where NICs are not
-    /// shared.
+    /// Port number among [`ports`](BiGraph::ports); equals the endpoint number where NICs are not shared.
     pub fn number(&self, port: Port) -> EndpointId {
         let switch = u32::from(port.lower) * self.half + port.switch;
         EndpointId(switch * self.endpoints + port.port)
     }
 
-    /// Port of a number.
+    /// Port with a number.
     pub fn port(&self, number: EndpointId) -> Port {
         let switch = number.0 / self.endpoints;
         Port {
@@ -80,17 +79,17 @@ impl BiGraph {
         }
     }
 
-    /// Name of a switch.
+    /// Switch name.
     pub fn switch_name(&self, lower: bool, switch: u32) -> String {
         format!("{}{switch}", if lower { 'L' } else { 'U' })
     }
 
-    /// Name of a port.
+    /// Port name.
     pub fn port_name(&self, port: Port) -> String {
         format!("{}.{}", self.switch_name(port.lower, port.switch), port.port)
     }
 
-    /// Checks all counts against their limits.
+    /// Checks all counts against the limits.
     ///
     /// # Errors
     /// [`Error::Count`](crate::Error::Count), [`Error::TooLarge`](crate::Error::TooLarge).

@@ -1,4 +1,4 @@
-//! Fat trees of two and three tiers.
+//! Fat trees with two and three tiers.
 
 use super::Attachment;
 use crate::builder::NetworkBuilder;
@@ -16,13 +16,13 @@ pub struct FatTree {
     pub spines: u32,
     /// Endpoints on each leaf.
     pub hosts: u32,
-    /// Cables for each pair of a leaf and a spine.
+    /// Cables between each leaf and each spine.
     pub trunks: u32,
-    /// Bandwidth and latency of a cable.
+    /// Cable bandwidth and latency.
     pub link: LinkSpec,
-    /// Bandwidth and latency of cables between switches; `None`: as `link`.
+    /// Bandwidth and latency for cables between switches; `None`: as `link`.
     pub trunk: Option<LinkSpec>,
-    /// Endpoints of a port.
+    /// Endpoints on a port.
     pub attach: Attachment,
 }
 
@@ -74,29 +74,29 @@ impl FatTree {
     }
 }
 
-/// Three tiers: within a pod each leaf is joined to each aggregation switch; aggregation switch `a` of
-/// each pod is joined to the `cores / aggs` core switches of plane `a`.
+/// Three tiers: within a pod each leaf is joined to each aggregation switch; aggregation switch `a` in each pod is
+/// joined to the `cores / aggs` core switches in plane `a`.
 ///
 /// Names are `pod0.leaf0`, `pod0.agg0`, `core0`, and endpoints `pod0.leaf0.0`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FatTree3 {
     /// Pods.
     pub pods: u32,
-    /// Leaf switches of each pod.
+    /// Leaf switches in each pod.
     pub leaves: u32,
-    /// Aggregation switches of each pod.
+    /// Aggregation switches in each pod.
     pub aggs: u32,
-    /// Core switches, a multiple of `aggs`.
+    /// Core switches, divisible by `aggs`.
     pub cores: u32,
     /// Endpoints on each leaf.
     pub hosts: u32,
-    /// Cables for each pair of joined switches.
+    /// Cables between each two joined switches.
     pub trunks: u32,
-    /// Bandwidth and latency of a cable.
+    /// Cable bandwidth and latency.
     pub link: LinkSpec,
-    /// Bandwidth and latency of cables between switches; `None`: as `link`.
+    /// Bandwidth and latency for cables between switches; `None`: as `link`.
     pub trunk: Option<LinkSpec>,
-    /// Endpoints of a port.
+    /// Endpoints on a port.
     pub attach: Attachment,
 }
 
@@ -116,8 +116,8 @@ impl FatTree3 {
         }
     }
 
-    /// k-ary fat tree of switches with `k` ports (`k` even): k pods of k/2 leaves and k/2 aggregation
-    /// switches, (k/2)^2 core switches, k^3/4 endpoints.
+    /// k-ary fat tree from switches with `k` ports (`k` even): k pods with k/2 leaves and k/2 aggregation switches,
+    /// (k/2)^2 core switches, k^3/4 endpoints.
     pub fn of_ports(k: u32) -> Result<FatTree3> {
         if k < 2 || k % 2 == 1 {
             let (value, must) = (u64::from(k), "an even number of ports, at least 2");
@@ -203,7 +203,7 @@ pub(super) fn switches(
     (0..count).map(|number| network.switch(name(number))).collect()
 }
 
-/// Joins a switch to each switch of the tier above.
+/// Joins a switch to each switch in the tier above.
 pub(super) fn join(
     network: &mut NetworkBuilder,
     below: NodeId,

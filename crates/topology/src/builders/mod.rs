@@ -1,4 +1,4 @@
-//! Builders of common networks: BiGraph, fat tree, rail-optimised.
+//! Builders for common networks: BiGraph, fat tree, rail-optimised.
 
 mod attach;
 mod bigraph;

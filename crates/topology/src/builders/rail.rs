@@ -1,16 +1,16 @@
-//! Rail-optimised networks: NIC `r` of each host is cabled to a switch of rail `r`.
+//! Rail-optimised networks: NIC `r` in each host is cabled to a switch in rail `r`.
 
 use super::fat_tree::{join, switches};
 use crate::builder::NetworkBuilder;
 use crate::error::{Error, Result};
 use crate::network::{LinkSpec, MAX_LINKS, MAX_NODES, Network, counted, limit};
 
-/// `hosts` hosts of `gpus` GPUs with one NIC each. GPU `r` of each host is on rail `r`; the GPUs of a host
-/// are joined by a switch inside it, such as NVLink.
+/// `hosts` hosts with `gpus` GPUs and one NIC per GPU. GPU `r` in each host is on rail `r`; a switch inside the host,
+/// such as NVLink, joins its GPUs.
 ///
-/// A rail is one leaf switch, or several if `hosts_per_leaf` is less than `hosts`; spines, if any, join all
-/// leaves of all rails. Without spines, rails are joined only inside hosts, so endpoints forward messages
-/// for other rails (PXN in NCCL).
+/// A rail is one leaf switch, or several if `hosts_per_leaf` is less than `hosts`; spines, if any, join all leaves in
+/// all rails. Without spines, rails are joined only inside hosts, so endpoints forward messages for other rails (PXN in
+/// NCCL).
 ///
 /// Names are `host0`, `rail0` (or `rail0.leaf0`), `spine0`, and `host0.gpu0` for endpoints, numbered host
 /// by host.
@@ -18,24 +18,24 @@ use crate::network::{LinkSpec, MAX_LINKS, MAX_NODES, Network, counted, limit};
 pub struct Rail {
     /// Hosts.
     pub hosts: u32,
-    /// GPUs of each host; equals its NICs and the number of rails.
+    /// GPUs per host; equals the NICs per host and the rail count.
     pub gpus: u32,
     /// Hosts on each leaf; 0: all.
     pub hosts_per_leaf: u32,
     /// Spine switches that join the leaves.
     pub spines: u32,
-    /// Cables for each pair of a leaf and a spine.
+    /// Cables between each leaf and each spine.
     pub trunks: u32,
-    /// Bandwidth and latency of a cable between boxes.
+    /// Bandwidth and latency for a cable between boxes.
     pub link: LinkSpec,
-    /// Bandwidth and latency of cables between switches; `None`: as `link`.
+    /// Bandwidth and latency for cables between switches; `None`: as `link`.
     pub trunk: Option<LinkSpec>,
     /// Link from a GPU to the switch inside its host.
     pub nvlink: LinkSpec,
 }
 
 impl Rail {
-    /// One switch per rail, 100 Gb/s cables, and NVLink of 450 GB/s in each direction.
+    /// One switch per rail, 100 Gb/s cables, and 450 GB/s NVLink in each direction.
     pub fn new(hosts: u32, gpus: u32) -> Rail {
         Rail {
             hosts,

@@ -50,13 +50,13 @@ impl Serialize for BusId {
     }
 }
 
-/// Kind of a device of the PCIe tree.
+/// Device kind in the PCIe tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceKind {
-    /// Bridge nearest to the CPU: a root port, or its equivalent in a description.
+    /// Bridge nearest to the CPU: a root port, or the equivalent in a description.
     RootPort,
-    /// A port of a PCIe switch.
+    /// A PCIe switch port.
     SwitchPort,
     /// A GPU or another accelerator.
     Gpu,
@@ -72,7 +72,7 @@ impl DeviceKind {
         const AMD: u16 = 0x1002;
         match class >> 8 {
             0x0604 => DeviceKind::SwitchPort,
-            // The display of a board management controller is not a GPU.
+            // A board management controller's display is not a GPU.
             0x0300 | 0x0302 | 0x0380 if matches!(vendor, NVIDIA | AMD) => DeviceKind::Gpu,
             0x1200 => DeviceKind::Gpu,
             0x0200 | 0x0207 => DeviceKind::Nic,
@@ -81,7 +81,7 @@ impl DeviceKind {
     }
 }
 
-/// Speed and width of a PCIe link, negotiated or maximal.
+/// PCIe link speed and width, negotiated or maximal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PcieLink {
     /// GT/s per lane; 0 if unknown.
@@ -91,8 +91,8 @@ pub struct PcieLink {
 }
 
 impl PcieLink {
-    /// GB/s in each direction after line encoding and before any protocol: 8b/10b up to 5 GT/s, 128b/130b
-    /// up to 32, flits of 242 in 256 bytes above.
+    /// GB/s in each direction after line encoding and before any protocol: 8b/10b up to 5 GT/s, 128b/130b up to 32,
+    /// 242-byte flits in 256 bytes above.
     pub fn raw_gb_per_s(&self) -> Option<f64> {
         let encoding = match self.gt_per_s {
             speed if !(speed.is_finite() && speed > 0.0) => return None,
@@ -117,29 +117,29 @@ impl PcieLink {
     }
 }
 
-/// A network interface of a NIC: an RDMA device's port, or an Ethernet device.
+/// A NIC's network interface: an RDMA device port, or an Ethernet device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Interface {
-    /// Its name: `mlx5_0`, `eth0`.
+    /// Interface name: `mlx5_0`, `eth0`.
     pub name: String,
     /// Gb/s, if known.
     pub gbps: Option<f64>,
     /// True for an RDMA device.
     pub rdma: bool,
-    /// Its port, from 1.
+    /// Interface port, from 1.
     pub port: u32,
-    /// Its GUID, if it has one.
+    /// GUID, if it has one.
     pub guid: Option<String>,
 }
 
-/// A device of the PCIe tree.
+/// A device in the PCIe tree.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Device {
-    /// Its address.
+    /// PCI address.
     pub bus_id: BusId,
-    /// Its kind.
+    /// Device kind.
     pub kind: DeviceKind,
-    /// Parent bridge: an index into [`Host::devices`](super::Host::devices), less than its own.
+    /// Parent bridge: an index into [`Host::devices`](super::Host::devices), below this device's index.
     pub parent: Option<usize>,
     /// The host bridge, such as `pci0000:00`.
     pub host_bridge: String,
@@ -149,15 +149,15 @@ pub struct Device {
     pub vendor: u16,
     /// The vendor's number for it.
     pub device: u16,
-    /// Its NUMA node, if known.
+    /// NUMA node, if known.
     pub numa: Option<u32>,
-    /// Link to its parent, at its maximum.
+    /// Link to the parent, at maximum speed and width.
     pub link: PcieLink,
     /// Link as negotiated now. Idle GPUs lower the speed, so only a lower width indicates a fault.
     pub link_now: PcieLink,
     /// Product name, if known.
     pub name: Option<String>,
-    /// Network interfaces, of a NIC.
+    /// Network interfaces on a NIC.
     pub interfaces: Vec<Interface>,
     /// The GPU's number, if known.
     pub gpu_index: Option<u32>,
@@ -168,7 +168,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Rate of its fastest interface, in GB/s.
+    /// Rate of the fastest interface, in GB/s.
     pub fn network_gb_per_s(&self) -> Option<f64> {
         self.interfaces
             .iter()
@@ -177,7 +177,7 @@ impl Device {
             .map(|g| g / 8.0)
     }
 
-    /// True if one of its interfaces is an RDMA device.
+    /// True if one interface is an RDMA device.
     pub fn is_rdma(&self) -> bool {
         self.interfaces.iter().any(|interface| interface.rdma)
     }

@@ -1,4 +1,4 @@
-//! Lint of a server by the criteria of EFLOPS (HPCA 2020): findings that cost bandwidth, with their cost.
+//! Server lint by the EFLOPS criteria (HPCA 2020): findings that cost bandwidth, with the cost.
 
 use super::device::DeviceKind;
 use super::model::{Distance, Host};
@@ -8,7 +8,7 @@ use super::shares::{Assumptions, BandwidthShares, DeviceFlow, payload};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Severity of a finding.
+/// Finding severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -20,12 +20,12 @@ pub enum Severity {
     Warning,
 }
 
-/// Finding of the lint.
+/// Lint finding.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// Name of the rule.
+    /// Rule name.
     pub rule: &'static str,
-    /// Its severity.
+    /// Severity.
     pub severity: Severity,
     /// Description.
     pub what: String,
@@ -35,7 +35,7 @@ pub struct Finding {
     pub have_gb_per_s: Option<f64>,
     /// Possible GB/s, by the formula.
     pub could_gb_per_s: Option<f64>,
-    /// Formula of both, with its numbers.
+    /// Formula for both, with the numbers.
     pub formula: String,
 }
 
@@ -61,13 +61,13 @@ struct Lint<'a> {
 }
 
 impl Lint<'_> {
-    /// GB/s of a NIC in one direction.
+    /// NIC rate in one direction, in GB/s.
     fn nic_rate(&self, nic: usize) -> f64 {
         let rate = self.host.devices[nic].network_gb_per_s();
         rate.unwrap_or(self.assumptions.nic_gbps / 8.0)
     }
 
-    /// Possible GB/s between a GPU and its NIC: minimum of the NIC's rate and the two PCIe links.
+    /// Possible GB/s between a GPU and its NIC: minimum of the NIC rate and the two PCIe links.
     fn best(&self, pair: &Pair) -> f64 {
         let link = |device: usize| payload(&self.host.devices[device], self.assumptions);
         [link(pair.gpu), link(pair.nic)]
@@ -76,7 +76,7 @@ impl Lint<'_> {
             .fold(self.nic_rate(pair.nic), f64::min)
     }
 
-    /// GB/s of each pair when all send concurrently.
+    /// GB/s for each pair when all send concurrently.
     fn pair_rates(&self) -> Vec<f64> {
         let flows: Vec<DeviceFlow> = self
             .pairing
@@ -186,7 +186,7 @@ impl Lint<'_> {
         }
     }
 
-    /// GB/s of the slowest link between a device's switch and the CPU.
+    /// GB/s on the slowest link between a device's switch and the CPU.
     fn uplink(&self, port: usize, device: usize) -> Option<f64> {
         let above = self.host.above(device);
         // Upstream port of the switch below the root port, and the root port.
@@ -195,7 +195,7 @@ impl Lint<'_> {
         rates.reduce(f64::min).or_else(|| payload(&self.host.devices[port], self.assumptions))
     }
 
-    /// Unequal numbers of GPUs and NICs.
+    /// Unequal GPU and NIC counts.
     fn counts(&self, findings: &mut Vec<Finding>) {
         let gpus = self.host.gpus();
         let nics = self.host.nics();
@@ -281,7 +281,7 @@ impl Lint<'_> {
         }
     }
 
-    /// Comparison of a ring of all GPUs through the NICs and over PCIe.
+    /// Compares a ring over all GPUs through the NICs with one over PCIe.
     fn gpu_to_gpu(&self, findings: &mut Vec<Finding>) {
         let pairs = &self.pairing.pairs;
         if pairs.len() < 2 {
@@ -316,7 +316,7 @@ impl Lint<'_> {
             could_gb_per_s: Some(through.max(direct)),
             formula: format!(
                 "PCIe: min over hops of (links / hops that cross them, / {} through the root complex, {} GB/s \
-                 / hops that cross NUMA nodes); NICs: min over pairs of the rate of each",
+                 / hops that cross NUMA nodes); NICs: min of all pair rates",
                 self.assumptions.root_complex_slowdown, self.assumptions.numa_gb_per_s
             ),
         });

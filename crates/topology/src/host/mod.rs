@@ -1,10 +1,10 @@
-//! Server: its GPUs, its NICs and its PCIe tree, read from sysfs or NCCL's XML.
+//! Server with GPUs, NICs and the PCIe tree, read from sysfs or NCCL's XML.
 //!
-//! - `device.rs`: PCI devices, their links and network interfaces
+//! - `device.rs`: PCI devices with links and network interfaces
 //! - `nvlink.rs`: NVLinks and the GPUs that they join
-//! - `model.rs`: [`Host`], and distances between its devices
+//! - `model.rs`: [`Host`], and distances between devices
 //! - `pairs.rs`: GPUs paired with NICs
-//! - `shares.rs`: bandwidth of flows that share links
+//! - `shares.rs`: bandwidth for flows that share links
 //! - `lint.rs`: findings that cost bandwidth
 //! - `sysfs.rs`, `nvml.rs`, `xml/`: sources and formats
 //! - `tree.rs`: the tree as text
@@ -47,24 +47,25 @@ impl Host {
         xml::read(text)
     }
 
-    /// NCCL's XML of this server. A PCIe switch is written as its upstream port, as NCCL has it.
+    /// NCCL's XML for this server. A server that was read from XML is written whole: the text that was read, unknown
+    /// attributes and elements included, with what [`add_nvml`](Host::add_nvml) has changed. In any other, a PCIe
+    /// switch is written as its upstream port, as NCCL has it.
     pub fn to_nccl_xml(&self) -> String {
         xml::write(self)
     }
 
-    /// Adds names, numbers and NVLinks that NVML reports for this server's GPUs. An NVLink to a device that
-    /// is not one of them ends at a switch.
+    /// Adds names, numbers and NVLinks that NVML reports for this server's GPUs. An NVLink to any other device ends at
+    /// a switch.
     pub fn add_nvml(&mut self, gpus: &[NvmlGpu]) {
         nvml::add(self, gpus);
     }
 
-    /// The tree as text, a line for each device: NUMA nodes, GPUs and NICs with their links.
+    /// The tree as text, a line for each device: NUMA nodes, GPUs and NICs with links.
     pub fn tree(&self) -> String {
         tree::text(self)
     }
 
-    /// GPUs paired with NICs by the closest common ancestor; GPUs without a NIC of their own share the nearest,
-    /// evenly.
+    /// GPUs paired with NICs by the closest common ancestor; GPUs without a NIC share the nearest, evenly.
     pub fn pairing(&self) -> Pairing {
         pairs::pairing(self)
     }

@@ -1,10 +1,11 @@
-//! Server: its devices, and the distances between them.
+//! Server: devices, and the distances between them.
 
 use super::device::{Device, DeviceKind, NVIDIA};
 use super::nvlink::{NvLink, NvLinkMap};
 use serde::Serialize;
+use std::sync::Arc;
 
-/// Distance of two devices, nearest first, with the short names of `nvidia-smi topo`.
+/// Distance between two devices, nearest first, with the short names from `nvidia-smi topo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Distance {
@@ -41,22 +42,25 @@ impl Distance {
 /// A server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Host {
-    /// GPUs, NICs and the bridges above them; each parent before its children.
+    /// GPUs, NICs and the bridges above them; each parent before the children.
     pub devices: Vec<Device>,
-    /// True if all ports of a switch are listed, as in sysfs; NCCL lists the upstream port only.
+    /// True if all switch ports are listed, as in sysfs; NCCL lists only the upstream port.
     pub lists_ports: bool,
     /// NVLinks, if known.
     pub nvlinks: Vec<NvLink>,
     /// NVSwitches on the PCI bus, assumed to join all GPUs unless `nvlinks` has entries.
     pub nvswitches: u32,
-    /// NUMA nodes and their CPUs.
+    /// NUMA nodes with CPUs.
     pub numa_nodes: Vec<(u32, String)>,
     /// Entries that were missing or invalid, one sentence each.
     pub notes: Vec<String>,
+    /// NCCL's XML from which the server was read: the model has only some attributes.
+    #[serde(skip)]
+    pub(super) xml: Option<Arc<str>>,
 }
 
 impl Host {
-    /// Indices of the devices of a kind.
+    /// Device indices of one kind.
     pub fn of_kind(&self, kind: DeviceKind) -> impl Iterator<Item = usize> {
         (0..self.devices.len()).filter(move |&index| self.devices[index].kind == kind)
     }
@@ -75,18 +79,18 @@ impl Host {
         self.above(device).last().copied()
     }
 
-    /// Nearest common bridge of two devices.
+    /// Nearest common bridge above two devices.
     pub fn common(&self, one: usize, other: usize) -> Option<usize> {
         let others = self.above(other);
         self.above(one).into_iter().find(|bridge| others.contains(bridge))
     }
 
-    /// Distance of two devices.
+    /// Distance between two devices.
     pub fn distance(&self, one: usize, other: usize) -> Distance {
         let (first, second) = (&self.devices[one], &self.devices[other]);
         if let Some(common) = self.common(one, other) {
             let steps = |device| self.above(device).iter().take_while(|&&at| at != common).count();
-            // Each device has a downstream port of its own below a switch's upstream port, where listed.
+            // Each device has a separate downstream port below a switch's upstream port, where listed.
             let direct = usize::from(self.lists_ports);
             return match steps(one).max(steps(other)) <= direct {
                 true => Distance::Switch,
@@ -100,7 +104,7 @@ impl Host {
         }
     }
 
-    /// Label of a device: `GPU0`, `mlx5_0`, else its address.
+    /// Device label: `GPU0`, `mlx5_0`, else the address.
     pub fn label(&self, device: usize) -> String {
         let it = &self.devices[device];
         match it.kind {
@@ -143,7 +147,7 @@ impl Host {
         self.devices = kept;
     }
 
-    /// GPUs, in the order of their addresses.
+    /// GPUs, in address order.
     pub fn gpus(&self) -> Vec<usize> {
         self.by_address(DeviceKind::Gpu)
     }
@@ -162,7 +166,7 @@ impl Host {
         if rdma.is_empty() { nics } else { rdma }
     }
 
-    /// Pairs of GPUs joined by NVLink.
+    /// GPU pairs joined by NVLink.
     pub fn nvlinked(&self) -> NvLinkMap {
         NvLinkMap::new(&self.nvlinks, self.nvswitches)
     }

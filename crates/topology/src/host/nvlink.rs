@@ -17,17 +17,17 @@ pub struct NvLink {
     pub to_switch: bool,
 }
 
-/// Pairs of GPUs joined by NVLink, directly or by switches.
+/// GPU pairs joined by NVLink, directly or by switches.
 #[derive(Clone, Debug)]
 pub struct NvLinkMap {
-    /// Assumption that all GPUs are joined: there are switches, but their links are unknown.
+    /// Assumption that all GPUs are joined: there are switches, but the links are unknown.
     all: bool,
     switched: HashSet<BusId>,
     direct: HashSet<(BusId, BusId)>,
 }
 
 impl NvLinkMap {
-    /// From a server's NVLinks and the number of its NVSwitches.
+    /// From a server's NVLinks and NVSwitch count.
     pub(super) fn new(nvlinks: &[NvLink], nvswitches: u32) -> NvLinkMap {
         let switched = nvlinks.iter().filter(|link| link.to_switch);
         NvLinkMap {

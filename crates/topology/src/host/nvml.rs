@@ -1,4 +1,4 @@
-//! Names, numbers and NVLinks of GPUs, from NVML.
+//! GPU names, numbers and NVLinks, from NVML.
 
 use super::device::{BusId, DeviceKind};
 use super::model::Host;
@@ -21,12 +21,12 @@ pub struct NvmlGpu {
     /// True if the GPU is partitioned into instances (MIG).
     #[serde(default)]
     pub mig: Option<bool>,
-    /// PCI address of the far end of each active NVLink.
+    /// PCI address at the far end of each active NVLink.
     #[serde(default)]
     pub nvlinks: Vec<String>,
 }
 
-/// Adds NVML's data to a server's GPUs. An NVLink to a device that is not one of them ends at a switch.
+/// Adds NVML's data to a server's GPUs. An NVLink to any other device ends at a switch.
 pub(super) fn add(host: &mut Host, gpus: &[NvmlGpu]) {
     let known: Vec<BusId> =
         host.of_kind(DeviceKind::Gpu).map(|gpu| host.devices[gpu].bus_id).collect();

@@ -1,4 +1,4 @@
-//! Pairs of GPUs and NICs.
+//! GPU and NIC pairs.
 
 use super::model::{Distance, Host};
 use serde::Serialize;
@@ -10,16 +10,16 @@ pub struct Pair {
     pub gpu: usize,
     /// The NIC.
     pub nic: usize,
-    /// Their distance.
+    /// Distance between the two.
     pub distance: Distance,
     /// GPUs that this NIC serves, this one included.
     pub gpus_on_nic: u32,
 }
 
-/// All GPUs with their NICs.
+/// All GPUs with NICs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pairing {
-    /// First NIC of each GPU, in the order of GPU addresses; empty without NICs.
+    /// Each GPU's first NIC, in GPU address order; empty without NICs.
     pub pairs: Vec<Pair>,
     /// Additional NICs near a GPU that already has one.
     pub further: Vec<Pair>,

@@ -1,24 +1,24 @@
-//! Bandwidth of concurrent flows on shared PCIe links.
+//! Bandwidth for concurrent flows on shared PCIe links.
 
 use super::device::Device;
 use super::model::{Distance, Host};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Assumptions of the cost model; each report lists them.
+/// Cost model assumptions; each report lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Assumptions {
-    /// Fraction of a PCIe link's raw rate (after line encoding) available to payload: packets of 256 bytes
-    /// carry about 24 bytes of headers and checks, and flow control takes bandwidth. 0.8 gives 12.6 GB/s on
-    /// PCIe 3 x16, where 12 to 13 are commonly measured.
+    /// Fraction of a PCIe link's raw rate (after line encoding) available to payload: 256-byte packets carry about 24
+    /// bytes for headers and checks, and flow control takes bandwidth. 0.8 gives 12.6 GB/s on PCIe 3 x16, where 12 to
+    /// 13 are commonly measured.
     pub pcie_payload: f64,
-    /// Slowdown of peer-to-peer traffic through the CPU's root complex, relative to its links. NCCL assumes 1.2
-    /// for Intel CPUs.
+    /// Slowdown for peer-to-peer traffic through the CPU's root complex, relative to the links. NCCL assumes 1.2 for
+    /// Intel CPUs.
     pub root_complex_slowdown: f64,
     /// GB/s between two NUMA nodes in each direction, for all peer-to-peer traffic. NCCL assumes 6 to 22 by CPU,
     /// 10 for Skylake.
     pub numa_gb_per_s: f64,
-    /// Gb/s of a NIC of unknown rate.
+    /// Gb/s for a NIC with unknown rate.
     pub nic_gbps: f64,
 }
 
@@ -40,7 +40,7 @@ pub struct DeviceFlow {
     pub to: usize,
 }
 
-/// Bandwidth of concurrent flows that share links.
+/// Bandwidth for concurrent flows that share links.
 pub struct BandwidthShares<'a> {
     host: &'a Host,
     assumptions: &'a Assumptions,
@@ -87,7 +87,7 @@ impl<'a> BandwidthShares<'a> {
         (self.host.devices[flow.from].numa, self.host.devices[flow.to].numa)
     }
 
-    /// GB/s of a flow: the minimum over its links; links of unknown rate are skipped.
+    /// Flow rate in GB/s: the minimum over the flow's links; links with unknown rate are skipped.
     pub fn of(&self, flow: DeviceFlow) -> Option<f64> {
         let (up, down) = self.path(flow);
         let share = |device: &usize, flows: &[u32]| {
@@ -110,12 +110,12 @@ impl<'a> BandwidthShares<'a> {
     }
 }
 
-/// GB/s of payload on the link above a device, with all its lanes.
+/// Payload GB/s on the link above a device, with all lanes.
 pub fn payload(device: &Device, assumptions: &Assumptions) -> Option<f64> {
     device.link.raw_gb_per_s().map(|raw| raw * assumptions.pcie_payload)
 }
 
-/// GB/s of payload with the lanes in use.
+/// Payload GB/s with the lanes in use.
 fn payload_now(device: &Device, assumptions: &Assumptions) -> Option<f64> {
     let (most, now) = (device.link.width, device.link_now.width);
     let share = if (1..most).contains(&now) { f64::from(now) / f64::from(most) } else { 1.0 };

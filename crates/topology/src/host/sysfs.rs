@@ -1,4 +1,4 @@
-//! Reader of a server from `/sys`, or from a recorded copy.
+//! Server reader for `/sys`, or a recorded copy.
 
 use super::device::{BusId, Device, DeviceKind, Interface, PcieLink};
 use super::model::Host;
@@ -7,7 +7,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Limits of a tree: a copy is untrusted input.
+/// Tree limits: a copy is untrusted input.
 const MAX_DEVICES: usize = 1 << 12;
 const MAX_DEPTH: usize = 32;
 
@@ -57,7 +57,7 @@ pub(super) fn read_host(root: &Path) -> Host {
     host
 }
 
-/// Pushes the devices of a directory onto a stack, in reverse order.
+/// Pushes the devices in a directory onto a stack, in reverse order.
 fn push_children(
     left: &mut Vec<(PathBuf, Option<usize>, usize)>,
     directory: &Path,
@@ -69,7 +69,7 @@ fn push_children(
     left.extend(devices.map(|path| (path, parent, depth)));
 }
 
-/// Host bridges that are not direct children of `devices`, by the links of the PCI bus.
+/// Host bridges that are not direct children of `devices`, by the links on the PCI bus.
 fn elsewhere(root: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     let devices = fs::canonicalize(root.join("devices")).unwrap_or_default();
@@ -161,7 +161,7 @@ fn interfaces(path: &Path) -> Vec<Interface> {
         }
     }
     if found.is_empty() {
-        // Interfaces of virtio are one level deeper.
+        // Virtio interfaces are one level deeper.
         let mut folders = vec![path.join("net")];
         folders.extend(children(path, "virtio").into_iter().map(|path| path.join("net")));
         for device in folders.iter().flat_map(|path| children(path, "")).take(64) {
@@ -191,7 +191,7 @@ fn numa_nodes(root: &Path) -> Vec<(u32, String)> {
     nodes
 }
 
-/// Sorted entries of a directory with this name prefix; empty if it is unreadable.
+/// Sorted directory entries with this name prefix; empty if it is unreadable.
 fn children(path: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(path).into_iter().flatten().flatten().take(MAX_DEVICES);
     let mut found: Vec<PathBuf> = entries
@@ -206,7 +206,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Trimmed text of a small file; `None` if empty or unreadable.
+/// Trimmed text in a small file; `None` if empty or unreadable.
 fn read(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
     // A pipe or a device in a copied tree would block.

@@ -4,10 +4,10 @@ use super::device::{DeviceKind, PcieLink};
 use super::model::Host;
 use std::fmt::Write as _;
 
-/// The tree, a line for each device: NUMA nodes, then GPUs and NICs with their links.
+/// The tree, a line for each device: NUMA nodes, then GPUs and NICs with links.
 pub(super) fn text(host: &Host) -> String {
     let mut text = String::new();
-    // Downstream ports of switches are omitted: they repeat the device below.
+    // Downstream switch ports are omitted: they repeat the device below.
     let lower = |index: usize| {
         let depth = host.above(index).len();
         let port = host.devices[index].kind == DeviceKind::SwitchPort;

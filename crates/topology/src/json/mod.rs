@@ -3,19 +3,18 @@
 mod options;
 mod write;
 
-pub(crate) use options::OptionList;
-pub(crate) use write::write;
-
 use crate::builder::NetworkBuilder;
-use crate::describe::{Description, options_from_json};
+use crate::describe::Description;
 use crate::error::{Error, Result};
 use crate::names::expand;
 use crate::network::{
     BYTES_PER_GIGABIT, EndpointId, LinkSpec, MAX_LINKS, Network, NodeId, NodeKind, Route, limit,
 };
+use options::{OptionList, options_from_json};
 use serde::{Deserialize, Serialize};
+use write::write;
 
-/// Network in the form of a file.
+/// Network as a file has it.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct NetworkFile {
@@ -136,7 +135,26 @@ impl Speed {
     }
 }
 
-pub(crate) fn describe(text: &str) -> Result<Description> {
+impl Description {
+    /// Parses JSON: nodes and links, or builder options.
+    pub fn from_json(text: &str) -> Result<Description> {
+        describe(text)
+    }
+}
+
+impl Network {
+    /// Network from a JSON text.
+    pub fn from_json(text: &str) -> Result<Network> {
+        Description::from_json(text)?.network()
+    }
+
+    /// The network as JSON. Parsed again, it has the same endpoint and link numbers, and the same values bit for bit.
+    pub fn to_json(&self) -> String {
+        write(self)
+    }
+}
+
+fn describe(text: &str) -> Result<Description> {
     if !text.trim_start().starts_with('{') {
         return Err(Error::Json {
             what: "the network's JSON".to_owned(),
@@ -178,7 +196,7 @@ pub(crate) fn describe(text: &str) -> Result<Description> {
     Description::from_options(kind, options_from_json(kind, options)?)
 }
 
-/// Message of serde_json without its position, which ours has in front.
+/// serde_json message without the position, which ours has in front.
 fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rfind(" at line ") {
@@ -241,7 +259,7 @@ fn network(file: &NetworkFile) -> Result<Network> {
     network.finish()
 }
 
-/// Replaces the position of an error, a node's or link's number, by the entry of the file.
+/// Replaces an error's position, a node or link number, by the file entry.
 fn placed<T>(result: Result<T>, place: impl FnOnce() -> String) -> Result<T> {
     result.map_err(|mut error| {
         if let Error::DuplicateName { at, .. }
@@ -255,7 +273,7 @@ fn placed<T>(result: Result<T>, place: impl FnOnce() -> String) -> Result<T> {
     })
 }
 
-/// Adds the links of an entry; returns their number.
+/// Adds an entry's links; returns how many.
 fn add_links(
     network: &mut NetworkBuilder,
     number: usize,
@@ -310,7 +328,7 @@ fn add_links(
     Ok(links)
 }
 
-/// Endpoint of each node.
+/// Each node's endpoint.
 fn numbers_of_endpoints(network: &NetworkBuilder) -> Vec<Option<EndpointId>> {
     let mut next = 0;
     network

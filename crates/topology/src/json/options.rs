@@ -1,10 +1,13 @@
-//! Options of a builder in a file, in their order.
+//! Builder options in a file, in order.
 
+use crate::describe::Options;
+use crate::error::{Error, Result};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt;
 
-/// Names and values in their order, so that duplicates are detected; a map would drop them.
+/// Names and values in order, so that duplicates are detected; a map would drop them.
 pub struct OptionList(pub Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for OptionList {
@@ -29,4 +32,18 @@ impl<'de> Visitor<'de> for OptionListVisitor {
         }
         Ok(OptionList(given))
     }
+}
+
+pub(crate) fn options_from_json(kind: &str, options: &OptionList) -> Result<Options> {
+    let mut given = BTreeMap::new();
+    for (name, value) in &options.0 {
+        let fail = |reason| Err(Error::Field { at: format!("{kind}.{name}"), reason });
+        let Some(number) = value.as_f64() else {
+            return fail(format!("{value} is not a number"));
+        };
+        if given.insert(name.clone(), number).is_some() {
+            return fail("given twice".to_owned());
+        }
+    }
+    Ok(Options { spec: kind.to_owned(), given, known: Vec::new() })
 }

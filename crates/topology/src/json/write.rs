@@ -1,4 +1,4 @@
-//! Writer of networks in JSON.
+//! JSON writer for networks.
 
 use crate::network::{BYTES_PER_GIGABIT, EndpointId, LinkId, Network, NodeId, NodeKind};
 
@@ -55,7 +55,7 @@ fn endpoint_json(network: &Network, endpoint: EndpointId) -> String {
     }
 }
 
-/// A cable at its first direction; `None` at its second.
+/// A cable at its first direction; `None` at the second.
 fn link_json(network: &Network, link: LinkId) -> Option<String> {
     let info = network.link(link);
     if info.reverse.is_some_and(|reverse| reverse < link) {

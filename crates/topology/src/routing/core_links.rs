@@ -1,10 +1,10 @@
-//! Links between nodes of the core.
+//! Links between core nodes.
 
-use super::next_hops::NONE;
+use super::places::NONE;
 use crate::adjacency::Adjacency;
 use crate::network::{LinkId, NodeId};
 
-/// Links of each node of the core to others of the core, each with the index of the other end.
+/// Links from each core node to others in the core, each with the index at the other end.
 #[derive(Clone, Debug)]
 pub struct CoreLinks {
     /// Start of each node's list, and the end of the last.
@@ -13,7 +13,7 @@ pub struct CoreLinks {
 }
 
 impl CoreLinks {
-    /// From an adjacency; `other` returns the index of a link's other end in the core.
+    /// From an adjacency; `other` returns the core index at a link's other end.
     pub fn new(core: &[NodeId], adjacency: &Adjacency, other: impl Fn(LinkId) -> u32) -> CoreLinks {
         let mut neighbours = CoreLinks { first: vec![0], lists: Vec::new() };
         for &node in core {

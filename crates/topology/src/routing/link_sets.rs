@@ -1,19 +1,19 @@
-//! Sets of next hops, shared between tables.
+//! Next hop sets, shared between tables.
 
-use super::next_hops::NONE;
+use super::places::NONE;
 use crate::network::LinkId;
 use std::collections::HashMap;
 
-/// Sets of links by number. A set of one link has the link's own number.
+/// Link sets by number. A set with one link has the link's own number.
 #[derive(Clone, Debug)]
 pub struct LinkSets {
     links: Vec<LinkId>,
-    /// Range of each set in `links`.
+    /// Range for each set in `links`.
     spans: Vec<(u32, u32)>,
-    /// All links of the network in order: a set of one is a slice of it.
+    /// All network links in order: a set with one link is a slice from it.
     singles: Vec<LinkId>,
     by_links: HashMap<Box<[LinkId]>, u32>,
-    /// Last set of each node, checked first.
+    /// Each node's last set, checked first.
     last: Vec<u32>,
 }
 

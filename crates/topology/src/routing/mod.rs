@@ -1,41 +1,44 @@
 //! Routing: the links that a message crosses.
 //!
 //! - `next_hops.rs`: shortest-path tables by destination
-//! - `core_links.rs`, `link_sets.rs`: their adjacency, and sets of next hops
+//! - `core_links.rs`, `link_sets.rs`: core adjacency, and next hop sets
 //! - `route_tables.rs`: explicit routes
+//! - `places.rs`: places in the node list
 
 mod core_links;
 mod link_sets;
 mod next_hops;
+mod places;
 mod route_tables;
 
 use crate::error::{Error, Result};
-use crate::network::{EndpointId, LinkId, Network, NodeId};
-use next_hops::{Choices, NONE, NextHops};
+use crate::network::{EndpointId, LinkId, Network};
+use crate::routing::places::NONE;
+use next_hops::{Choices, NextHops};
 use route_tables::RouteTables;
 
-/// Choice among shortest paths (fewest links). Explicit routes alone may take longer ones. A shortest path
-/// that crosses no switch excludes those that do: NVLink or PCIe wins over the NIC at equal length.
+/// Choice among shortest paths (fewest links). Only explicit routes may take longer ones. A shortest path that crosses
+/// no switch excludes those that do: NVLink or PCIe wins over the NIC at equal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Routing {
     /// The only shortest path; a pair with several is an error.
     Unique,
-    /// Hash of source, destination, flow, seed and node, as switches hash a connection's addresses and
-    /// ports. Nodes hash independently of each other.
+    /// Hash of source, destination, flow, seed and node, as switches hash a connection's addresses and ports. Each
+    /// node hashes independently.
     Ecmp {
-        /// Seed of the hash.
+        /// Hash seed.
         seed: u64,
     },
-    /// By destination alone: explicit routes where the network has them, elsewhere D-mod-k, which spreads
-    /// destinations evenly over the uplinks of a fat tree.
+    /// By destination only: explicit routes where the network has them, elsewhere D-mod-k, which spreads destinations
+    /// evenly over the uplinks in a fat tree.
     Static,
     /// Least loaded link at each node, by the caller's loads in
     /// [`adaptive_path`](Router::adaptive_path). Ties go to the static choice.
     Adaptive,
 }
 
-/// Router: paths on a network. Tables are made per destination switch on first use and kept, with one word
-/// for each node; no table is per pair of endpoints.
+/// Router: paths on a network. Tables are made per destination switch on first use and kept, with one word for each
+/// node; no table is per endpoint pair.
 #[derive(Clone, Debug)]
 pub struct Router {
     network: Network,
@@ -45,8 +48,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// A router on that network. If the routing follows explicit routes, they are checked to reach their
-    /// destinations.
+    /// A router on that network. If the routing follows explicit routes, they are checked to reach the destinations.
     pub fn new(network: &Network, routing: Routing) -> Result<Router> {
         let mut hops = NextHops::new(network);
         let tables = match routing {
@@ -68,9 +70,9 @@ impl Router {
         self.routing
     }
 
-    /// Replaces `links` by the path of a flow: its links in order, none from an endpoint to itself.
+    /// Replaces `links` by a flow's path: the links in order, none from an endpoint to itself.
     ///
-    /// `flow` represents a connection's ports: connections of one pair of endpoints differ in it. Only
+    /// `flow` represents a connection's ports: connections between one endpoint pair differ in it. Only
     /// [`Routing::Ecmp`] uses it. Under [`Routing::Adaptive`] all loads count as zero here.
     ///
     /// # Errors
@@ -93,7 +95,7 @@ impl Router {
                 let hash = mix(mix(mix(seed ^ SALT) ^ pair) ^ flow);
                 self.walk(from, to, links, |choices| {
                     let hash = mix(hash ^ choices.key);
-                    // The upper half of the product is a number below the length, without a division.
+                    // The product's upper half is a number below the length, without a division.
                     let pick = (u128::from(hash) * choices.links.len() as u128) >> 64;
                     Some(choices.links[pick as usize])
                 })
@@ -104,10 +106,10 @@ impl Router {
         }
     }
 
-    /// Replaces `links` by the path on which each node takes its least loaded next hop toward `to`.
+    /// Replaces `links` by the path on which each node takes the least loaded next hop toward `to`.
     ///
     /// # Errors
-    /// As of [`path`](Router::path).
+    /// Same as for [`path`](Router::path).
     pub fn adaptive_path(
         &mut self,
         from: EndpointId,
@@ -149,8 +151,8 @@ impl Router {
         Ok(())
     }
 
-    /// Number of shortest paths from one endpoint to another that routing may choose, and their length in
-    /// links. Counts saturate at `u64::MAX`.
+    /// Number of shortest paths from one endpoint to another that routing may choose, and the path length in links.
+    /// Counts saturate at `u64::MAX`.
     pub fn shortest_paths(&mut self, from: EndpointId, to: EndpointId) -> Result<(u64, u32)> {
         self.check(from)?;
         self.check(to)?;
@@ -256,14 +258,9 @@ impl Router {
 
 const SALT: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finaliser of SplitMix64: every bit of the result depends on every bit of the input.
+/// SplitMix64 finaliser: every result bit depends on every input bit.
 fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ bits >> 31
-}
-
-/// The node at a position in the node list.
-fn node(place: usize) -> NodeId {
-    NodeId(place as u32)
 }

@@ -1,51 +1,49 @@
-//! Next hops: the links of each node on shortest paths to a destination.
+//! Next hops: each node's links on shortest paths to a destination.
 
 use super::core_links::CoreLinks;
 use super::link_sets::LinkSets;
+use super::places::NONE;
 use crate::network::{EndpointId, LinkId, Network, NodeId, NodeKind};
 use std::collections::VecDeque;
 
-/// No path; also: not a node of the core.
-pub const NONE: u32 = u32::MAX;
-
-/// Limit of cached tables in words (1 GiB); beyond it the cache is cleared.
+/// Limit on cached tables in words (1 GiB); beyond it the cache is cleared.
 const MAX_WORDS: usize = 1 << 28;
 
-/// Tables of next hops, made at the first use of a destination.
+/// Next hop tables, made when a destination is first used.
 ///
-/// The core is the network without the endpoints that have one cable and do not forward (nearly all): their
-/// paths are those of their switch. Each destination in the core has a table with a word for each node of the
-/// core: a link, or the number of a set of links. Sets are shared: a leaf of a fat tree has one ("any spine")
-/// for all destinations, so tables stay small and a hop is two loads.
+/// The core is the network without the endpoints that have one cable and do not forward (nearly all): their paths are
+/// the same as their switch's. Each destination in the core has a table with a word for each core node: a link, or a
+/// link set number. Sets are shared: a leaf in a fat tree has one ("any spine") for all destinations, so tables stay
+/// small and a hop is two loads.
 #[derive(Clone, Debug)]
 pub struct NextHops {
-    /// Nodes of the core.
+    /// Core nodes.
     core: Vec<NodeId>,
-    /// Index in the core of each node, or [`NONE`].
+    /// Each node's core index, or [`NONE`].
     places: Vec<u32>,
-    /// Links between nodes of the core, outgoing and incoming.
+    /// Links between core nodes, outgoing and incoming.
     leaving: CoreLinks,
     entering: CoreLinks,
-    /// Nodes of the core that forward.
+    /// Core nodes that forward.
     forwards: Vec<bool>,
-    /// Nodes of the core that are endpoints or parts of hosts, not switches.
+    /// Core nodes that are endpoints or host parts, not switches.
     in_hosts: Vec<bool>,
-    /// Entry of each endpoint into the core.
+    /// Each endpoint's entry into the core.
     entries: Vec<CoreEntry>,
-    /// Index in the core of each link's head.
+    /// Core index at each link's head.
     heads: Vec<u32>,
     tables: Vec<Option<Box<[u32]>>>,
     /// Number of cached tables.
     made: usize,
     sets: LinkSets,
-    /// Hash of the name of each node of the core.
+    /// Name hash for each core node.
     keys: Vec<u64>,
-    /// Divisor of a destination's number before the modulo of D-mod-k, for each node of the core.
+    /// Divisor for a destination's number before the D-mod-k modulo, for each core node.
     divisors: Vec<u64>,
     failed: Vec<bool>,
 }
 
-/// Entry of an endpoint into the core.
+/// An endpoint's entry into the core.
 #[derive(Clone, Copy, Debug)]
 pub struct CoreEntry {
     /// Index in the core.
@@ -56,7 +54,7 @@ pub struct CoreEntry {
     pub down: Option<LinkId>,
 }
 
-/// Distances of the nodes of the core from one target.
+/// Distances from the core nodes to one target.
 struct Distances {
     /// Number of links from each node to the target, or [`NONE`].
     links: Vec<u32>,
@@ -66,11 +64,11 @@ struct Distances {
     inner: Vec<bool>,
 }
 
-/// Next hops of a node toward a destination.
+/// A node's next hops toward a destination.
 pub struct Choices<'a> {
     /// The node.
     pub at: NodeId,
-    /// Hash of the node's name: choices do not depend on the numbering of nodes.
+    /// Node name hash, so that choices do not depend on node numbers.
     pub key: u64,
     /// Links on shortest paths, at least one.
     pub links: &'a [LinkId],
@@ -78,7 +76,7 @@ pub struct Choices<'a> {
 }
 
 impl Choices<'_> {
-    /// Index of D-mod-k's choice.
+    /// Index that D-mod-k chooses.
     pub fn by_destination(&self, to: EndpointId) -> usize {
         if self.links.len() == 1 {
             return 0;
@@ -107,8 +105,10 @@ impl NextHops {
                 *entry = CoreEntry { node: above.0, up: Some(*up), down: Some(*down) };
             }
         }
-        let core: Vec<NodeId> =
-            (0..graph.nodes.len()).filter(|&node| !hanging[node]).map(super::node).collect();
+        let core: Vec<NodeId> = (0..graph.nodes.len())
+            .filter(|&node| !hanging[node])
+            .map(super::places::node)
+            .collect();
         for (place, node) in core.iter().enumerate() {
             places[node.0 as usize] = place as u32;
         }
@@ -135,7 +135,7 @@ impl NextHops {
         }
     }
 
-    /// Index of a node in the core, or [`NONE`].
+    /// A node's core index, or [`NONE`].
     pub fn place(&self, node: NodeId) -> u32 {
         self.places[node.0 as usize]
     }
@@ -145,7 +145,7 @@ impl NextHops {
         self.entries[endpoint.0 as usize]
     }
 
-    /// Index in the core of a link's head.
+    /// Core index at a link's head.
     #[inline]
     pub fn head(&self, link: LinkId) -> u32 {
         self.heads[link.0 as usize]
@@ -175,7 +175,7 @@ impl NextHops {
         }
     }
 
-    /// Makes the table of a destination in the core, unless it is cached.
+    /// Makes the table for a destination in the core, unless it is cached.
     #[inline]
     pub fn prepare(&mut self, target: u32) {
         if self.tables[target as usize].is_none() {
@@ -188,13 +188,13 @@ impl NextHops {
         }
     }
 
-    /// Table of a destination, after [`prepare`](NextHops::prepare).
+    /// Table for a destination, after [`prepare`](NextHops::prepare).
     #[inline]
     pub fn table(&self, target: u32) -> &[u32] {
         self.tables[target as usize].as_deref().unwrap_or_default()
     }
 
-    /// Breadth-first search from the target against the direction of links.
+    /// Breadth-first search from the target against the link direction.
     fn distances(&self, target: u32) -> Distances {
         let mut distances = vec![NONE; self.core.len()];
         let mut order = Vec::with_capacity(self.core.len());
@@ -220,9 +220,8 @@ impl NextHops {
         Distances { links: distances, order, inner }
     }
 
-    /// Next hops of a node of the core on shortest paths to the target; nodes are visited in the order of
-    /// their distances. Where a shortest path crosses no switch, only such paths are kept: traffic
-    /// inside a host does not leave through a NIC.
+    /// A core node's next hops on shortest paths to the target; nodes are visited in distance order. Where a shortest
+    /// path crosses no switch, only such paths are kept: traffic inside a host does not leave through a NIC.
     fn nearer(&self, place: u32, target: u32, distances: &mut Distances, links: &mut Vec<LinkId>) {
         links.clear();
         let (forwards, failed) = (&self.forwards[..], &self.failed[..]);
@@ -256,7 +255,7 @@ impl NextHops {
         table
     }
 
-    /// Number of shortest paths that routing may choose, and their length.
+    /// Number of shortest paths that routing may choose, and the path length.
     pub fn count(&self, from: EndpointId, to: EndpointId) -> Option<(u64, u32)> {
         let (start, target) = (self.entry(from), self.entry(to));
         let ends = [start.up, target.down];
@@ -279,16 +278,16 @@ impl NextHops {
     }
 }
 
-/// FNV-1a: independent of platform and version.
+/// FNV-1a: does not depend on platform or version.
 fn key(name: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// For each node of the core, the product of the numbers of uplinks of the levels below it.
+/// For each core node, the product of the uplink counts at the levels below it.
 ///
-/// A node's level is its distance from the nearest endpoint. On a fat tree, leaves thus choose an uplink by
-/// the destination's lowest digit, the next tier by the second, and so on: D-mod-k.
+/// A node's level is the distance from the nearest endpoint. On a fat tree, leaves thus choose an uplink by the
+/// destination's lowest digit, the next tier by the second, and so on: D-mod-k.
 fn divisors(network: &Network, core: &[NodeId]) -> Vec<u64> {
     let graph = &network.graph;
     let mut levels = vec![NONE; graph.nodes.len()];
@@ -319,7 +318,7 @@ fn divisors(network: &Network, core: &[NodeId]) -> Vec<u64> {
         }
         ways_up[level] = ways_up[level].max(ways);
     }
-    // Endpoints of the core choose by the lowest digit too, so level 0 is skipped.
+    // Endpoints in the core choose by the lowest digit too, so level 0 is skipped.
     let divisor = |node: &NodeId| {
         let level = (levels[node.0 as usize] as usize).min(ways_up.len());
         ways_up[..level].iter().skip(1).fold(1, |product: u64, ways| product.saturating_mul(*ways))

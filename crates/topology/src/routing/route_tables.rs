@@ -1,17 +1,18 @@
 //! Explicit routing tables.
 
-use super::next_hops::{NONE, NextHops};
+use super::next_hops::NextHops;
+use super::places::NONE;
 use crate::error::{Error, Result};
 use crate::network::{EndpointId, LinkId, Network, NodeId, limit};
 use std::collections::HashMap;
 
-/// Next link of each node, for each destination of an explicit route; where no route matches, D-mod-k's.
+/// Each node's next link, for each destination with an explicit route; where no route matches, the D-mod-k link.
 #[derive(Clone, Debug)]
 pub struct RouteTables {
     by_destination: HashMap<EndpointId, Box<[Option<LinkId>]>>,
 }
 
-/// Limit of the total size of tables, in words.
+/// Limit on the total table size, in words.
 const MAX_WORDS: u64 = 1 << 25;
 
 impl RouteTables {
@@ -26,7 +27,7 @@ impl RouteTables {
         destinations.sort_unstable();
         destinations.dedup();
         let words = destinations.len() as u128 * u128::from(network.nodes());
-        limit("words of explicit routing tables", words, MAX_WORDS)?;
+        limit("words in explicit routing tables", words, MAX_WORDS)?;
         let mut explicit: HashMap<(NodeId, Option<EndpointId>), LinkId> = HashMap::new();
         for route in routes {
             let link = network.links_between(route.node, route.via).next();

@@ -1,4 +1,4 @@
-//! Helpers of several tests: paths, and directories like `/sys` from compact descriptions (format in
+//! Helpers for several tests: paths, and directories like `/sys` from compact descriptions (format in
 //! `tests/data/README.md`).
 #![allow(dead_code)]
 
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use weft_topology::{EndpointId, LinkId, Router};
 
-/// Links of an existing path.
+/// Links on an existing path.
 pub fn path(router: &mut Router, from: u32, to: u32, flow: u64) -> Vec<LinkId> {
     let mut links = Vec::new();
     router.path(EndpointId(from), EndpointId(to), flow, &mut links).unwrap();
@@ -28,13 +28,13 @@ impl Tree {
         Tree(path)
     }
 
-    /// Server of that name in `tests/data`.
+    /// Server with this name in `tests/data`.
     pub fn of(name: &str) -> Tree {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/{name}.sysfs"));
         Tree::from(&fs::read_to_string(file).unwrap())
     }
 
-    /// Server of a description.
+    /// Server from a description.
     pub fn from(text: &str) -> Tree {
         let tree = Tree::empty();
         let mut above: Vec<PathBuf> = Vec::new();
@@ -62,7 +62,7 @@ impl Tree {
         tree
     }
 
-    /// Path of the directory.
+    /// Directory path.
     pub fn path(&self) -> &Path {
         &self.0
     }

@@ -1,10 +1,10 @@
-//! Calls by chunks: rings of chunks, with a flag for each source.
+//! Chunk calls: chunk rings, with a flag for each source.
 //!
-//! The teams of a block, sender, receiver or reducer, and copier, take turns on one thread: each goes as far as it
-//! can. The protocol is that of `kernels/collectives/chunks.cuh`.
+//! A block's teams (sender, receiver or reducer, copier) take turns on one thread: each goes as far as it can. The
+//! protocol is the same as in `kernels/collectives/chunks.cuh`.
 //!
-//! Memory order: the bytes of a chunk, then its flag with release; the flag with acquire, then the bytes. A chunk is
-//! read before the flag of a later one, its credit, is raised.
+//! Memory order: the chunk bytes, then the flag with release; the flag with acquire, then the bytes. A chunk is read
+//! before the flag for a later chunk, which is the credit, is raised.
 
 use super::super::plan::Kernel;
 use super::{AwaitedValue, Block, Failed, Phase, is_reached};
@@ -12,9 +12,9 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Instant;
 use weft_gpu::twin::Backoff;
 
-/// Ring of contributions, or of the data itself in calls without arithmetic.
+/// Contribution ring, or the data itself in calls without arithmetic.
 const CONTRIBUTED: u32 = 0;
-/// Ring of results of an all-reduce.
+/// All-reduce result ring.
 const REDUCED: u32 = 1;
 
 /// Call in a block.
@@ -22,13 +22,13 @@ struct Chunks<'a> {
     block: Block<'a>,
     /// Sequence numbers at which the call begins, by ring and peer.
     base: [Vec<u32>; 2],
-    /// Chunks exchanged with each peer, of the longer direction.
+    /// Chunks exchanged with each peer, in the longer direction.
     count: Vec<u32>,
-    /// Largest count. Row `i` is chunk `i` of all peers that have one.
+    /// Largest count. Row `i` contains chunk `i` for all peers that have one.
     most: u32,
 }
 
-/// Role of a team that waits for chunks.
+/// Role for a team that waits for chunks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     /// Copies messages to the output.
@@ -44,9 +44,9 @@ struct Team {
     role: Role,
     /// Rows that it has consumed.
     rows: u32,
-    /// Peers of the next row that have arrived, in the order of [`Chunks::peer`].
+    /// Peers in the next row that have arrived, in [`Chunks::peer`] order.
     steps: u32,
-    /// Begin of the present wait.
+    /// Time when the present wait began.
     begun: Option<Instant>,
 }
 
@@ -100,7 +100,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Credits: a contribution may be sent once the one of half a ring before has been consumed, and the result of a ring
+/// Credits: a contribution may be sent once the one half a ring before has been consumed, and the result one ring
 /// before.
 fn may_send(row: u32, teams: &[Team], ring_chunks: u32) -> bool {
     teams.iter().all(|team| match team.role {
@@ -124,7 +124,7 @@ impl<'a> Chunks<'a> {
         chunks
     }
 
-    /// Stores the sequence numbers of the next call.
+    /// Stores the sequence numbers for the next call.
     fn end(&self, reduced: bool) {
         for ring in [CONTRIBUTED, REDUCED].into_iter().take(if reduced { 2 } else { 1 }) {
             for (peer, count) in (0..).zip(&self.count) {
@@ -138,19 +138,19 @@ impl<'a> Chunks<'a> {
         self.block.call.plan.chunk_bytes.into()
     }
 
-    /// Chunks of a message in this block: chunk `c` belongs to block `c % grid`.
+    /// Chunks in a message for this block: chunk `c` belongs to block `c % grid`.
     fn count_of(&self, bytes: u64) -> u32 {
         let (all, number) = (bytes.div_ceil(self.chunk_bytes()), u64::from(self.block.number));
         all.saturating_sub(number).div_ceil(self.block.call.plan.grid.into()) as u32
     }
 
-    /// Begin of a chunk of this block in its message.
+    /// Offset where this block's chunk begins in its message.
     fn start(&self, row: u32) -> u64 {
         let (grid, number) = (self.block.call.plan.grid, self.block.number);
         (u64::from(row) * u64::from(grid) + u64::from(number)) * self.chunk_bytes()
     }
 
-    /// Its length; 0 behind the end of the message.
+    /// Chunk length; 0 behind the message end.
     fn length(&self, row: u32, bytes: u64) -> usize {
         bytes.saturating_sub(self.start(row)).min(self.chunk_bytes()) as usize
     }
@@ -163,7 +163,7 @@ impl<'a> Chunks<'a> {
         row < self.count[peer as usize]
     }
 
-    /// Peer of a step of a team, from 0 on.
+    /// A team's peer at a step, from 0 on.
     fn peer(&self, role: Role, step: u32) -> u32 {
         match role {
             Role::Reducer => step,
@@ -183,7 +183,7 @@ impl<'a> Chunks<'a> {
         }
     }
 
-    /// Sends a row of contributions.
+    /// Sends a contribution row.
     fn send_row(&self, row: u32) {
         for peer in (1..self.block.ranks()).map(|step| self.block.peer(step)) {
             if self.has_chunk(peer, row) {
@@ -194,7 +194,7 @@ impl<'a> Chunks<'a> {
         }
     }
 
-    /// Writes a chunk to a ring of a peer, and raises its flag.
+    /// Writes a chunk to a peer's ring, and raises the flag.
     fn send(&self, ring: u32, peer: u32, row: u32, bytes: &[u8]) {
         let (layout, number, rank) = (self.block.layout(), self.block.number, self.block.rank());
         let (memory, sequence) = (self.block.memory(peer), self.sequence(ring, peer, row));
@@ -205,7 +205,7 @@ impl<'a> Chunks<'a> {
         flag.store(sequence.wrapping_add(1), Release);
     }
 
-    /// Chunk of a peer that has arrived.
+    /// Chunk that has arrived from a peer.
     fn received(&self, ring: u32, peer: u32, row: u32, length: usize) -> Vec<u8> {
         let sequence = self.sequence(ring, peer, row);
         let mut bytes = vec![0; length];
@@ -215,7 +215,7 @@ impl<'a> Chunks<'a> {
         bytes
     }
 
-    /// True once the chunk of a row has arrived from a peer; fails after the limit of a wait.
+    /// True once a row's chunk has arrived from a peer; fails after the wait timeout.
     ///
     /// A wait for a row from `rows_before` on, which the team before has not consumed, has no limit yet: that team's
     /// wait has, and names the peer that is missing, rather than one that is blocked as well.
@@ -265,14 +265,14 @@ impl<'a> Chunks<'a> {
         Ok(advanced)
     }
 
-    /// Copies a chunk of a ring to the output.
+    /// Copies a chunk from a ring to the output.
     fn copy_chunk(&self, ring: u32, peer: u32, row: u32) {
         let out = self.block.received_from(peer);
         let length = self.length(row, out.bytes);
         out.store(self.start(row), &self.received(ring, peer, row, length));
     }
 
-    /// Reduces a row of contributions in the order of ranks; in an all-reduce, sends the result to all peers.
+    /// Reduces a contribution row in rank order; in an all-reduce, sends the result to all peers.
     fn reduce_row(&self, row: u32) {
         let (block, start) = (&self.block, self.start(row));
         let (mine, out) = (block.sent_to(block.rank()), block.received_from(block.rank()));

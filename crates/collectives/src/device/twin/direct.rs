@@ -1,7 +1,7 @@
 //! Direct calls: tensors in the symmetric heap, which peers write and read themselves.
 //!
-//! Memory order: a rank's tensors, then its entry with release; the entries of all peers with acquire, then their
-//! tensors, then this rank's exit with release; the exits of all peers with acquire. The protocol is that of
+//! Memory order: a rank's tensors, then its entry with release; the entries from all peers with acquire, then their
+//! tensors, then this rank's exit with release; the exits from all peers with acquire. The protocol is the same as in
 //! `kernels/collectives/direct.cuh`.
 
 use super::super::family::OTHER_CALL;
@@ -31,7 +31,7 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// Signals all peers, and waits for their signals.
+    /// Signals all peers, and waits for all peers' signals.
     fn meet(&self, meeting: u32, phase: Phase) -> Result<(), Failed> {
         let digest = self.call.tensors.map_or(0, |tensors| tensors.digest);
         let signal = |source| self.layout().signal(self.number, source);
@@ -47,7 +47,7 @@ impl<'a> Block<'a> {
                 let value = self.own().packet(signal(peer)).load(Acquire);
                 let (seen, theirs) = ((value >> 32) as u32, value as u32);
                 if is_reached(seen, meeting) {
-                    // Behind the exit the peer may have entered its next call.
+                    // Behind the exit the peer may have entered the next call.
                     if phase == Phase::Exit || theirs == digest {
                         break;
                     }
@@ -65,7 +65,7 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// This block's chunks of a message of `bytes`: begin and length.
+    /// This block's chunks in a message of `bytes` bytes: begin and length.
     fn own_chunks(&self, bytes: u64) -> impl Iterator<Item = (u64, usize)> + use<> {
         let chunk = u64::from(self.call.plan.chunk_bytes);
         let (number, grid) = (u64::from(self.number), u64::from(self.call.plan.grid));
@@ -77,11 +77,11 @@ impl<'a> Block<'a> {
 
     /// Part of a rank's tensor that is at `tensors[rank]`.
     fn at_rank(&self, tensors: &[u64], rank: u32, at: u64, bytes: u64) -> UserBytes<'a> {
-        // SAFETY: part of the contract of `Twin::run`; entries and exits exclude races.
+        // SAFETY: `Twin::run` requires it; entries and exits exclude races.
         unsafe { UserBytes::new(tensors[rank as usize].wrapping_add(at), bytes) }
     }
 
-    /// Copies messages into the outputs of all ranks.
+    /// Copies messages into the outputs on all ranks.
     fn exchange_direct(&self) {
         let place = self.call.plan.messages[self.rank() as usize].receive_at;
         for step in 0..self.ranks() {
@@ -101,7 +101,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Reduces this rank's part of all inputs, in the order of ranks; an all-reduce writes the result to all outputs.
+    /// Reduces this rank's part over all inputs, in rank order; an all-reduce writes the result to all outputs.
     fn reduce_direct(&self) {
         let Some(tensors) = self.call.tensors else { return };
         let message = self.call.plan.messages[self.rank() as usize];

@@ -1,11 +1,11 @@
-//! CPU twin of the kernels: one rank's side of the protocol, over the same memory, with atomics of the same memory
-//! order.
+//! CPU twin for the kernels: one rank's side of the protocol, over the same memory, with the same memory orders on
+//! atomics.
 //!
-//! Blocks of a launch are independent channels, so a call runs them one after another on the calling thread.
+//! Blocks in a launch are independent channels, so that a call can run them one after another on the calling thread.
 //!
 //! - `packets.rs`: calls by packets; `chunks.rs`: calls by chunks; `direct.rs`: direct calls
 //! - `transfers.rs`: sends and receives
-//! - `user_bytes.rs`: tensors of the user
+//! - `user_bytes.rs`: user tensors
 
 mod chunks;
 mod direct;
@@ -19,7 +19,7 @@ use super::arguments::TensorsOfRanks;
 use super::family::FAMILY;
 use super::layout::Layout;
 use super::plan::{Kernel, LaunchPlan, Transport};
-use crate::reduction::{Element, Reduction, combine_all, divide};
+use crate::reduction::{Element, Reduction, average_all, combine_all};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use user_bytes::UserBytes;
@@ -27,8 +27,8 @@ use weft_gpu::raw_memory::RawMemory;
 use weft_gpu::twin::{Jitter, TwinWatch};
 use weft_gpu::{Code, Record};
 
-/// Kernels of one rank. Calls run on the calling thread, one at a time, and have no result: as on a device, errors are
-/// written to the record.
+/// Kernel twin for one rank. Calls run on the calling thread, one at a time, and return nothing: as on a device, errors
+/// go to the record.
 #[derive(Debug)]
 pub(super) struct Twin {
     layout: Layout,
@@ -38,30 +38,30 @@ pub(super) struct Twin {
     jitter: Jitter,
 }
 
-/// Call of a twin.
+/// Twin call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TwinCall<'a> {
-    /// Plan of the launch.
+    /// Launch plan.
     pub plan: &'a LaunchPlan,
-    /// Tensors of all ranks, of a direct call.
+    /// Tensors on all ranks, for a direct call.
     pub tensors: Option<&'a TensorsOfRanks>,
-    /// Address of the input.
+    /// Input address.
     pub input: u64,
-    /// Address of the output.
+    /// Output address.
     pub output: u64,
-    /// Bytes of an element.
+    /// Bytes per element.
     pub element_bytes: u64,
-    /// Arithmetic of a plan that reduces.
+    /// Arithmetic for a plan that reduces.
     pub reduction: Option<(Reduction, Element)>,
-    /// Number of ranks of an average, or 0.
+    /// Rank count for an average, or 0.
     pub divisor: u32,
 }
 
-/// Failure of a call: the domain is dead, with a record, or the collectives are closed.
+/// Failed call: the domain is dead and has a record, or the collectives are closed.
 #[derive(Debug)]
 struct Failed;
 
-/// Phases of the family, in its order.
+/// Phases in the order that the family defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Packets,
@@ -74,17 +74,17 @@ enum Phase {
 }
 
 impl Twin {
-    /// Creates the twin of `rank` over the memory of all ranks, as mapped on this rank, with the addresses of its
-    /// domain's table, its two records and its abort word.
+    /// Creates the twin for `rank`: all ranks' memory as mapped on this rank, and the addresses for the domain table,
+    /// both records and the abort word.
     ///
     /// # Panics
-    /// If the memory of a rank is missing, or an address is not a multiple of 8.
+    /// If a rank's memory is missing, or an address is not a multiple of 8.
     ///
     /// # Safety
-    /// While the value is in use: each address in `peers` is that of [`Layout::bytes`] bytes, initially zero, that only
-    /// twins of the same layout access; `table` is that of a domain's table, which twins of this rank share; `record`
-    /// is that of 128 bytes, the fatal record and the notice, and `abort` of 4, which are accessed as atomics alone
-    /// while a call runs. Pointers to all of them have been exposed.
+    /// While the value is in use: each address in `peers` points to [`Layout::bytes`] bytes, initially zero, that only
+    /// twins with the same layout access; `table` points to a domain table, which this rank's twins share; `record`
+    /// points to 128 bytes, the fatal record and the notice, and `abort` to 4 bytes, and while a call runs they are
+    /// accessed only as atomics. Pointers to all this memory have been exposed.
     pub unsafe fn new(
         layout: Layout,
         rank: u32,
@@ -100,17 +100,17 @@ impl Twin {
         Twin { layout, rank, peers, watch, jitter: Jitter::default() }
     }
 
-    /// Runs a call. If it fails, all bytes of the output are 0xFF, but those of a direct call that are an input as well.
+    /// Runs a call. If it fails, all output bytes become 0xFF, except for bytes in a direct call that are input too.
     ///
     /// # Panics
-    /// If the plan reduces and `call` has no arithmetic, or messages have parts of elements.
+    /// If the plan reduces and `call` has no arithmetic, or messages contain partial elements.
     ///
     /// # Safety
-    /// The plan is one for the layout and this rank. The input is readable and the output writable, by the lengths of
-    /// the plan's messages, at any alignment; pointers to both have been exposed, and other threads do not access the
-    /// output, or write the input, during the call. The two are disjoint, or each message that overlaps the output has
-    /// the place of this rank's own part, or of an all-reduce the same place. In a direct call the same holds of the
-    /// tensors of all ranks, which twins of the peers access from their entry to their exit.
+    /// The plan was made for this layout and this rank. The input is readable and the output writable for the plan's
+    /// message lengths, at any alignment; pointers to both have been exposed, and other threads do not access the
+    /// output, or write the input, during the call. The two are disjoint, or each message that overlaps the output is
+    /// at this rank's own part, or in an all-reduce at the same place. In a direct call the same holds for the tensors
+    /// on all ranks, which peer twins access from entry to exit.
     pub unsafe fn run(&self, call: &TwinCall<'_>) {
         let whole = |bytes: u64| bytes.is_multiple_of(call.element_bytes);
         let all_whole = |message: &super::message::Message| {
@@ -129,7 +129,7 @@ impl Twin {
         });
         if done.is_err() {
             let block = Block { twin: self, call, number: 0 };
-            // Peers of a direct call may read what is an input as well.
+            // Peers in a direct call may still read bytes that are input too.
             let keep = match call.plan.kernel {
                 Kernel::ExchangeDirect | Kernel::CopyEntry => true,
                 Kernel::AllReduceDirect => entered.get(),
@@ -152,7 +152,7 @@ impl Twin {
 }
 
 impl TwinCall<'_> {
-    /// Result of contributions of equal length, by rank.
+    /// Reduction result for contributions with equal length, by rank.
     fn reduce(&self, contributions: &[Vec<u8>]) -> Vec<u8> {
         let (reduction, element) = self.reduction.expect("the plan reduces");
         let length = contributions.iter().map(Vec::len).min().unwrap_or(0);
@@ -160,17 +160,17 @@ impl TwinCall<'_> {
         let sources: Vec<*const u8> = contributions.iter().map(|bytes| bytes.as_ptr()).collect();
         let mut result = vec![0; length];
         let target = result.as_mut_ptr();
-        // SAFETY: all have at least `length` bytes; the result is new.
-        unsafe { combine_all(reduction, element, target, &sources, count) };
-        if self.divisor != 0 {
-            // SAFETY: as above, in place.
-            unsafe { divide(element, target, target, count, self.divisor) };
+        match self.divisor {
+            // SAFETY: all have at least `length` bytes; the result is new.
+            0 => unsafe { combine_all(reduction, element, target, &sources, count) },
+            // SAFETY: as above.
+            divisor => unsafe { average_all(element, target, &sources, count, divisor) },
         }
         result
     }
 }
 
-/// Block of a call. It exists during [`Twin::run`] alone.
+/// Block in a call; it exists only during [`Twin::run`].
 #[derive(Clone, Copy)]
 struct Block<'a> {
     twin: &'a Twin,
@@ -196,9 +196,9 @@ impl<'a> Block<'a> {
         self.twin.rank
     }
 
-    /// Memory of a rank.
+    /// A rank's memory.
     fn memory(&self, rank: u32) -> RawMemory<'a> {
-        // SAFETY: this many bytes of every rank are part of the contract of `Twin::new`; the credits exclude races.
+        // SAFETY: `Twin::new` requires this many bytes on every rank; the credits exclude races.
         unsafe { RawMemory::new(self.twin.peers[rank as usize], self.twin.layout.bytes) }
     }
 
@@ -206,7 +206,7 @@ impl<'a> Block<'a> {
         self.memory(self.rank())
     }
 
-    /// Word of this block's state on this rank, accessed by this rank alone.
+    /// State word for this block on this rank; only this rank accesses it.
     fn state(&self, at: u64) -> u32 {
         self.own().word(at).load(Relaxed)
     }
@@ -215,8 +215,8 @@ impl<'a> Block<'a> {
         self.own().word(at).store(value, Relaxed);
     }
 
-    /// Peer of a step from 1 on; this rank at step 0. Ranks start behind themselves, so that not all of them write
-    /// to one.
+    /// Peer at a step from 1 on; this rank at step 0. Each rank starts with its successor, so that they do not all
+    /// write to one peer.
     fn peer(&self, step: u32) -> u32 {
         (self.rank() + step) % self.ranks()
     }
@@ -225,15 +225,15 @@ impl<'a> Block<'a> {
     fn sent_to(&self, rank: u32) -> UserBytes<'a> {
         let message = &self.call.plan.messages[rank as usize];
         let begin = self.call.input.wrapping_add(message.send_at);
-        // SAFETY: part of the contract of `Twin::run`.
+        // SAFETY: `Twin::run` requires it.
         unsafe { UserBytes::new(begin, message.send_bytes) }
     }
 
-    /// Bytes of the output from a rank.
+    /// Output bytes from a rank.
     fn received_from(&self, rank: u32) -> UserBytes<'a> {
         let message = &self.call.plan.messages[rank as usize];
         let begin = self.call.output.wrapping_add(message.receive_at);
-        // SAFETY: part of the contract of `Twin::run`.
+        // SAFETY: `Twin::run` requires it.
         unsafe { UserBytes::new(begin, message.receive_bytes) }
     }
 
@@ -241,7 +241,7 @@ impl<'a> Block<'a> {
         self.twin.jitter.point();
     }
 
-    /// Record of a failed wait.
+    /// Record for a failed wait.
     fn record(&self, phase: Phase, wait: AwaitedValue) -> impl FnOnce(Code) -> Record {
         let AwaitedValue { peer, slot, expected, seen } = wait;
         let (rank, channel, peer) = (self.rank(), self.number, Some(peer));

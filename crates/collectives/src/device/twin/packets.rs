@@ -1,6 +1,6 @@
 //! Calls by packets: a unit travels as four words, each beside the epoch.
 //!
-//! Memory order: relaxed stores and loads of 8 bytes, written and read whole. The protocol is that of
+//! Memory order: relaxed 8-byte stores and loads, written and read whole. The protocol is the same as in
 //! `kernels/collectives/packets.cuh`.
 
 use super::super::layout::UNIT;
@@ -11,10 +11,10 @@ use std::time::Instant;
 use weft_gpu::raw_memory::RawMemory;
 use weft_gpu::twin::Backoff;
 
-/// Bytes of a unit, as an index.
+/// Bytes per unit, as an index.
 const UNIT_BYTES: usize = UNIT as usize;
 
-/// Block's part of a message, in units.
+/// A block's message part, in units.
 struct Part {
     first: u64,
     count: u32,
@@ -26,7 +26,7 @@ impl Part {
         self.first * UNIT
     }
 
-    /// Bytes, including those behind the end of the message.
+    /// Bytes, including those behind the message end.
     fn bytes(&self) -> usize {
         self.count as usize * UNIT_BYTES
     }
@@ -63,7 +63,7 @@ impl Block<'_> {
         (self.memory(rank), self.layout().unit(self.number, source, epoch, slot))
     }
 
-    /// Sends the parts of all messages, or the credits of those without bytes in this block.
+    /// Sends the parts for all messages, or the credits for messages without bytes in this block.
     fn send_packets(&self, epoch: u32) {
         for peer in (1..self.ranks()).map(|step| self.peer(step)) {
             let from = self.sent_to(peer);
@@ -87,7 +87,7 @@ impl Block<'_> {
         }
     }
 
-    /// Waits for a unit of `epoch`.
+    /// Waits for a unit with `epoch`.
     fn wait_unit(&self, peer: u32, epoch: u32, slot: u32) -> Result<[u8; UNIT_BYTES], Failed> {
         let (memory, at) = self.unit(self.rank(), peer, epoch, slot);
         let (begun, mut backoff) = (Instant::now(), Backoff::default());
@@ -110,7 +110,7 @@ impl Block<'_> {
         }
     }
 
-    /// Waits for the part of a message.
+    /// Waits for a message's part.
     fn wait_part(&self, peer: u32, epoch: u32, part: &Part) -> Result<Vec<u8>, Failed> {
         let mut bytes = Vec::with_capacity(part.bytes());
         for slot in 0..part.count {
@@ -119,7 +119,7 @@ impl Block<'_> {
         Ok(bytes)
     }
 
-    /// Waits for the credits of peers whose message has no bytes in this block.
+    /// Waits for credits from peers whose message has no bytes in this block.
     fn wait_credits(&self, epoch: u32) -> Result<(), Failed> {
         for peer in (0..self.ranks()).filter(|peer| *peer != self.rank()) {
             if self.part(self.received_from(peer).bytes).count == 0 {
@@ -143,7 +143,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Reduces the contributions of all ranks, in their order.
+    /// Reduces the contributions from all ranks, in rank order.
     fn reduce_packets(&self, epoch: u32) -> Result<(), Failed> {
         let (mine, out) = (self.sent_to(self.rank()), self.received_from(self.rank()));
         let part = self.part(out.bytes);

@@ -1,10 +1,10 @@
-//! Sends and receives: rings of chunks for each ordered pair of ranks and lane.
+//! Sends and receives: chunk rings for each ordered rank pair and lane.
 //!
-//! Flows, each the transfers of one direction and peer in one lane, take turns on one thread, those of all blocks together:
-//! each moves what is ready. The protocol is that of `kernels/transfers.cu`.
+//! Flows, each with the transfers for one direction and peer in one lane, take turns on one thread, for all blocks
+//! together: each moves what is ready. The protocol is the same as in `kernels/transfers.cu`.
 //!
-//! Memory order: the bytes and the headers of chunks, then the flag of arrivals with release; the flag with acquire, then the
-//! bytes. The receiver reads chunks, then raises their credit with release; the sender reads it with acquire before it
+//! Memory order: the chunk bytes and headers, then the arrival flag with release; the flag with acquire, then the
+//! bytes. The receiver reads chunks, then raises the credit with release; the sender reads it with acquire before it
 //! overwrites them.
 
 use super::super::layout::Layout;
@@ -18,24 +18,24 @@ use weft_gpu::raw_memory::RawMemory;
 use weft_gpu::twin::Backoff;
 use weft_gpu::{Code, Record};
 
-/// A flow and its place.
+/// A flow and where it stands.
 struct Position {
     flow: Flow,
-    /// Next chunk of its first transfer, among those of the lane.
+    /// Next chunk in the first transfer, among those in the lane.
     chunk: u32,
-    /// Next chunk of the lane, from the construction on.
+    /// Next chunk in the lane, from the construction on.
     sequence: u32,
     /// Block that has it in a kernel.
     block: u32,
 }
 
 impl Twin {
-    /// Runs a batch of sends and receives. If it fails, all bytes of its receives are 0xFF.
+    /// Runs a batch with sends and receives. If it fails, all receive bytes are 0xFF.
     ///
     /// # Safety
-    /// The plan is one for the layout and this rank. Tensors are readable and those of receives writable; pointers to them
-    /// have been exposed, and other threads do not access those of receives, or write the others, during the call. Those of
-    /// receives are disjoint from all others.
+    /// The plan was made for this layout and this rank. Tensors are readable and receive tensors writable; pointers to
+    /// them have been exposed, and other threads do not access receive tensors, or write the others, during the call.
+    /// Receive tensors are disjoint from all others.
     pub unsafe fn run_transfers(&self, plan: &TransferPlan) {
         let batch = Batch { twin: self, plan };
         if batch.run().is_err() {
@@ -45,7 +45,7 @@ impl Twin {
     }
 }
 
-/// Batch in progress. It exists during [`Twin::run_transfers`] alone.
+/// Batch in progress; it exists only during [`Twin::run_transfers`].
 struct Batch<'a> {
     twin: &'a Twin,
     plan: &'a TransferPlan,
@@ -57,7 +57,7 @@ impl<'a> Batch<'a> {
     }
 
     fn memory(&self, rank: u32) -> RawMemory<'a> {
-        // SAFETY: this many bytes of every rank are part of the contract of `Twin::new`; the credits exclude races.
+        // SAFETY: `Twin::new` requires this many bytes on every rank; the credits exclude races.
         unsafe { RawMemory::new(self.twin.peers[rank as usize], self.twin.layout.bytes) }
     }
 
@@ -66,7 +66,7 @@ impl<'a> Batch<'a> {
     }
 
     fn tensor(&self, transfer: &Transfer) -> UserBytes<'a> {
-        // SAFETY: part of the contract of `Twin::run_transfers`.
+        // SAFETY: `Twin::run_transfers` requires it.
         unsafe { UserBytes::new(transfer.address, transfer.bytes) }
     }
 
@@ -121,7 +121,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Continues with the next transfer behind the last chunk of one; false, with the count of the lane stored, if there is
+    /// Continues with the next transfer behind the last chunk in one; false, with the lane count stored, if there is
     /// none.
     fn settle(&self, position: &mut Position) -> bool {
         let lane = position.flow.lane;
@@ -137,7 +137,7 @@ impl<'a> Batch<'a> {
         true
     }
 
-    /// Counter that a flow waits for, and the value at which its next chunk may move.
+    /// Counter that a flow waits for, and the value at which the next chunk may move.
     fn counts(&self, position: &Position) -> (u32, u32) {
         let (layout, lane) = (self.layout(), position.flow.lane);
         let Transfer { receives, peer, .. } = self.transfer(position);
@@ -149,7 +149,7 @@ impl<'a> Batch<'a> {
         (self.own().word(at).load(Acquire), expected)
     }
 
-    /// Moves the chunks of a flow that are ready, of its present transfer; false if there are none.
+    /// Moves a flow's ready chunks in the present transfer; false if there are none.
     fn advance(&self, position: &mut Position) -> Result<bool, Failed> {
         let (layout, rank) = (self.layout(), self.twin.rank);
         let (transfer, lane) = (self.transfer(position), position.flow.lane);
@@ -195,7 +195,7 @@ impl<'a> Batch<'a> {
         Ok(true)
     }
 
-    /// Begin and length of a chunk of a lane in its message.
+    /// Begin and length for a lane chunk in its message.
     fn part(&self, transfer: &Transfer, lane: u32, chunk: u32) -> (u64, usize) {
         let (layout, lanes) = (self.layout(), transfer.lanes(self.layout()));
         let number = u64::from(chunk) * u64::from(lanes) + u64::from(lane);

@@ -1,8 +1,8 @@
-//! Message in a tensor of the user, at any alignment.
+//! Message in a user tensor, at any alignment.
 
 use weft_gpu::raw_memory::RawMemory;
 
-/// Bytes of a message in a tensor of the user.
+/// Message bytes in a user tensor.
 #[derive(Clone, Copy)]
 pub(super) struct UserBytes<'a> {
     pub begin: u64,
@@ -12,7 +12,7 @@ pub(super) struct UserBytes<'a> {
 
 impl UserBytes<'_> {
     /// # Safety
-    /// That of [`RawMemory::new`], for `bytes` bytes at `begin`.
+    /// Same as [`RawMemory::new`], for `bytes` bytes at `begin`.
     pub unsafe fn new<'a>(begin: u64, bytes: u64) -> UserBytes<'a> {
         // SAFETY: the caller's contract.
         UserBytes { begin, bytes, memory: unsafe { RawMemory::new(begin, bytes) } }
@@ -23,7 +23,7 @@ impl UserBytes<'_> {
         self.bytes.saturating_sub(at).min(length as u64) as usize
     }
 
-    /// Copy of `length` bytes from `at` on, zero behind the end of the message.
+    /// Copy of `length` bytes from `at` on, zero behind the message end.
     pub fn load(&self, at: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         let within = self.within(at, length);
@@ -33,7 +33,7 @@ impl UserBytes<'_> {
         bytes
     }
 
-    /// Writes bytes from `at` on, up to the end of the message.
+    /// Writes bytes from `at` on, up to the message end.
     pub fn store(&self, at: u64, bytes: &[u8]) {
         let within = self.within(at, bytes.len());
         if within > 0 {

@@ -1,4 +1,4 @@
-//! Calls in flight, in the order in which they were started, and their chunks.
+//! Calls in flight, in start order, and their chunks.
 
 use super::super::call::{Call, CallId};
 use super::super::channel::Chunk;
@@ -6,17 +6,17 @@ use super::super::planner::Division;
 use std::collections::VecDeque;
 use weft_fabric::Region;
 
-/// Calls in flight, and the inputs of complete ones.
+/// Calls in flight, and inputs to complete ones.
 #[derive(Default)]
 pub(super) struct CallQueue {
     calls: VecDeque<CallState>,
-    /// Number of the first of `calls`.
+    /// Number of the first call in `calls`.
     first: u64,
-    /// Index in `calls` of the first that has chunks to begin.
+    /// Index in `calls` for the first call that has chunks to begin.
     beginning: usize,
     /// Chunks begun so far.
     begun: u64,
-    /// Regions of inputs that are no longer needed.
+    /// Input regions that are no longer needed.
     finished: Vec<Region>,
 }
 
@@ -71,13 +71,13 @@ impl CallQueue {
         self.calls.is_empty()
     }
 
-    /// True if all chunks of a call are complete.
+    /// True if all chunks in a call are complete.
     pub(super) fn is_done(&self, id: CallId) -> bool {
         let Some(index) = id.0.checked_sub(self.first) else { return true };
         self.calls.get(index as usize).is_some_and(|call| call.done == call.chunks)
     }
 
-    /// Chunks begun so far: the number of the next one.
+    /// Chunks begun so far: the next chunk number.
     pub(super) fn begun(&self) -> u64 {
         self.begun
     }
@@ -102,7 +102,7 @@ impl CallQueue {
         }
     }
 
-    /// Counts a complete chunk of a call.
+    /// Counts a complete chunk for a call.
     pub(super) fn chunk_done(&mut self, number: u64) {
         let Some(call) = self.calls.get_mut((number - self.first) as usize) else { return };
         call.done += 1;
@@ -123,12 +123,12 @@ impl CallQueue {
         }
     }
 
-    /// Region of an input that is no longer needed.
+    /// Input region that is no longer needed.
     pub(super) fn take_finished(&mut self) -> Option<Region> {
         self.finished.pop()
     }
 
-    /// Regions of all inputs.
+    /// Regions for all inputs.
     pub(super) fn into_inputs(self) -> impl Iterator<Item = Region> {
         self.finished.into_iter().chain(self.calls.into_iter().filter_map(|call| call.input))
     }

@@ -1,4 +1,4 @@
-//! Memory and counters of an executor: allocation, grants and imports, release.
+//! Executor memory and counters: allocation, grants and imports, release.
 
 use super::super::channel::Channel;
 use super::super::config::{CollectivesConfig, GroupRoutes};
@@ -16,7 +16,7 @@ impl Executor {
     /// equal arguments.
     ///
     /// # Errors
-    /// [`RunError::Invalid`] and [`RunError::TooLarge`] for the configuration; those of the fabric.
+    /// [`RunError::Invalid`] and [`RunError::TooLarge`] for the configuration; fabric errors.
     pub fn allocate(
         engine: &mut Engine,
         config: CollectivesConfig,
@@ -69,7 +69,7 @@ impl Executor {
     /// Grant for `peer`.
     ///
     /// # Errors
-    /// Those of [`Engine::grant`].
+    /// Errors from [`Engine::grant`].
     pub fn grant(&self, engine: &mut Engine, peer: Rank) -> Result<Grant, RunError> {
         Ok(engine.grant(peer, &self.granted(), &self.counters)?)
     }
@@ -81,10 +81,10 @@ impl Executor {
         regions.map(|region| (region, 0..region.memory().len() as u64)).collect()
     }
 
-    /// Imports the grant of `peer`.
+    /// Imports the grant from `peer`.
     ///
     /// # Errors
-    /// Those of [`Engine::import`].
+    /// Errors from [`Engine::import`].
     pub fn link(
         &mut self,
         engine: &mut Engine,
@@ -96,7 +96,7 @@ impl Executor {
         self.linked(engine, peer, &remotes)
     }
 
-    /// Takes the staging memory and the mailbox of `peer`.
+    /// Takes the staging memory and the mailbox at `peer`.
     pub(in crate::executor) fn linked(
         &mut self,
         engine: &Engine,
@@ -106,7 +106,7 @@ impl Executor {
         let bytes = self.region.memory().len() as u64;
         let ours = self.granted().len();
         let (Some(remote), true) = (remotes.first(), remotes.len() == ours) else {
-            let (what, ours, theirs) = ("regions of a grant", ours as u64, remotes.len() as u64);
+            let (what, ours, theirs) = ("regions in a grant", ours as u64, remotes.len() as u64);
             return Err(RunError::Disagreement { peer, what, ours, theirs });
         };
         if remote.length != bytes {
@@ -138,7 +138,7 @@ impl Executor {
         self.granted().into_iter().map(|(region, _)| region.clone()).collect()
     }
 
-    /// Regions of all inputs.
+    /// Regions for all inputs.
     pub(in crate::executor) fn into_inputs(self) -> impl Iterator<Item = Region> {
         self.calls.into_inputs()
     }

@@ -1,13 +1,13 @@
-//! End of a counter toward one peer: lanes, rounds and credits.
+//! Counter end toward one peer: lanes, rounds and credits.
 
 use crate::lane_table::LaneTable;
 use crate::types::{Lane, LaneId};
 
-/// End of a counter toward one peer, in both directions.
+/// Counter end toward one peer, in both directions.
 pub(in crate::engine) struct CounterEnd {
     /// Our data lane, raised by the peer in rounds that are multiples of the window.
     pub data: Lane,
-    /// Our credit lane, raised by the peer; a follower has its leader's.
+    /// Our credit lane, raised by the peer; a follower shares the leader's lane.
     pub credit: Lane,
     pub window: u32,
     pub role: CreditRole,
@@ -17,24 +17,24 @@ pub(in crate::engine) struct CounterEnd {
     pub remote: Option<RemoteCounter>,
     /// Credits sent: the oldest round that the peer may write.
     pub given: u64,
-    /// Value of the oldest round's data lane at the start of that round.
+    /// Data lane value at the start of the oldest round.
     pub base: u64,
-    /// `base` of each slot of a window of more than one round.
+    /// `base` for each slot, if the window is longer than one round.
     bases: Box<[u64]>,
-    /// Value of `credit` at its last read.
+    /// `credit` when it was last read.
     pub credits: u64,
-    /// Listed in `raised_lanes` of the engine.
+    /// Listed in the engine's `raised_lanes`.
     pub listed: bool,
 }
 
-/// Relation of a counter's credits to those of other counters.
+/// Relation between a counter's credits and the credits of other counters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum CreditRole {
-    /// Its credits are its own.
+    /// The credits serve only this counter.
     Alone,
-    /// Its credits also release rounds of other counters ([`Engine::counter_credited_with`]).
+    /// The credits also release rounds on other counters ([`Engine::counter_credited_with`]).
     Leader,
-    /// Its rounds are released by the credits of another counter.
+    /// Another counter's credits release the rounds.
     Follower,
 }
 
@@ -43,22 +43,22 @@ pub(in crate::engine) enum CreditRole {
 pub(in crate::engine) struct RemoteCounter {
     pub data: Lane,
     pub credit: Lane,
-    /// Our raises of its data lanes in total.
+    /// Our raises on the peer's data lanes in total.
     pub raised: u64,
-    /// Bytes of those writes.
+    /// Bytes in those writes.
     pub bytes: u64,
-    /// Our raises of `credit` in total.
+    /// Our raises on `credit` in total.
     pub credited: u64,
     /// Rounds below this one have been entered.
     pub started: u64,
 }
 
-/// Lanes of one end: data lane 0 and the credit lane share a cache line, the other data lanes follow.
+/// Lanes at one end: data lane 0 and the credit lane share a cache line, the other data lanes follow.
 pub(super) fn lanes_for(window: u32) -> u32 {
     (window + 1).next_multiple_of(2)
 }
 
-/// Offset of a round's data lane behind data lane 0.
+/// Offset from data lane 0 to a round's data lane.
 fn offset_of(round: u64, window: u32) -> u32 {
     match window {
         1 => 0,
@@ -69,7 +69,7 @@ fn offset_of(round: u64, window: u32) -> u32 {
     }
 }
 
-/// The lane at `offset` from `first`, of the same generation.
+/// Lane at `offset` from `first`, in the same generation.
 fn lane_at(first: Lane, offset: u32) -> Lane {
     let id = LaneId::new(first.id().get() + offset).unwrap_or(first.id());
     Lane::new(id, first.generation())
@@ -117,7 +117,7 @@ impl CounterEnd {
         self.given + slot - oldest + if slot < oldest { window } else { 0 }
     }
 
-    /// Our data lane of the oldest open round, with its generation.
+    /// Our data lane for the oldest open round, with the lane's generation.
     pub(super) fn oldest_lane(&self) -> Lane {
         match self.window {
             1 => self.data,
@@ -125,8 +125,8 @@ impl CounterEnd {
         }
     }
 
-    /// Raises in the open round of the data lane at `offset` ([`CounterEnd::round_of`]), by the value of that lane. Zero
-    /// for the lane that pads an even window, which no peer may raise.
+    /// Raises in the open round on the data lane at `offset` ([`CounterEnd::round_of`]), by the lane's
+    /// value. Zero for the lane that pads an even window, which no peer may raise.
     pub fn count_in_lane(&self, offset: u32, value: u64) -> u64 {
         let base = match self.window {
             1 => Some(&self.base),
@@ -135,7 +135,7 @@ impl CounterEnd {
         base.map_or(0, |base| value.saturating_sub(*base))
     }
 
-    /// Raises in an open round, by the value of its lane.
+    /// Raises in an open round, by the lane's value.
     pub fn count_at(&self, round: u64, value: u64) -> u64 {
         value.saturating_sub(self.base_of(round))
     }
@@ -153,7 +153,7 @@ impl CounterEnd {
     }
 
     /// True if a round may be written. A round that was entered may have been credited since; a new one
-    /// needs a read of the lane only if the known credits do not reach it.
+    /// needs a lane read only if the known credits do not reach it.
     #[inline(always)]
     pub fn is_open(&mut self, lanes: &LaneTable, round: u64, started: u64) -> bool {
         let window = u64::from(self.window);

@@ -1,16 +1,17 @@
-//! Followers: counters whose rounds are released by the credits of another counter, their leader.
+//! Followers: counters whose rounds are released by credits from another counter, the leader.
 
-use super::super::Engine;
-use super::{CounterConfig, CreditRole, find, get};
+use super::super::state::Engine;
+use super::ends::CreditRole;
+use super::table::{CounterConfig, find, get};
 use crate::error::{Error, Result};
 use crate::types::CounterId;
 use weft_control::Rank;
 
 impl Engine {
-    /// A counter credited with `leader`: a credit for a round of the leader releases the round of the same
-    /// number of both, with one signal. For protocols that write several kinds of data in a round and count
-    /// each in a lane of its own. Peers, window and class are those of `leader`; all ranks make the same
-    /// pairs of counters and release both together.
+    /// Makes a counter credited with `leader`: a credit for a leader round releases that round on both,
+    /// with one signal. This suits protocols that write several kinds of data in a round and count each
+    /// kind in a separate lane. Peers, window and class are the same as on `leader`; all ranks make the
+    /// same pairs of counters and release both together.
     ///
     /// # Errors
     /// [`Error::Limit`] if the lanes are used up; [`Error::Unknown`] if `leader` was released or is
@@ -41,7 +42,7 @@ impl Engine {
         Ok(follower)
     }
 
-    /// Closes the oldest round of the followers of `leader`.
+    /// Closes the oldest round on each follower of `leader`.
     #[inline(never)]
     pub(super) fn close_followers(&mut self, peer: Rank, leader: CounterId) -> Result<()> {
         let mut index = 0;

@@ -1,9 +1,10 @@
-//! Copy engines of GPUs, driven through CUDA: a queue is a stream.
+//! GPU copy engines, driven through CUDA: a queue is a stream.
 //!
 //! Any thread may make progress, including the user's. Each call therefore preserves the thread's current
 //! context, and is valid while a graph is captured on another stream.
 
-use super::engine::{CopyEngine, DeviceUuid, EventId, QueueId};
+use super::engine::{CopyEngine, DeviceUuid, EventId, PageCopy, QueueId};
+use super::page_kernel::{LONGEST_LIST, LONGEST_PAGE, PageKernel, TableId};
 use crate::memory::Memory;
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -18,15 +19,34 @@ use weft_cuda::{
 pub(super) struct Cuda {
     driver: &'static Driver,
     contexts: BTreeMap<u32, Arc<Context>>,
-    streams: Vec<Option<OnDevice<OwnedStream>>>,
-    events: Vec<OnDevice<Event>>,
+    /// SMs that page lists may occupy.
+    sms: u32,
+    /// Kernels by device; none where copy engines move all pages.
+    kernels: BTreeMap<u32, PageKernel>,
+    streams: Vec<Option<CopyStream>>,
+    events: Vec<CopyEvent>,
     /// Unused events.
     free: Vec<u32>,
 }
 
-struct OnDevice<T> {
+struct CopyStream {
     device: u32,
-    it: T,
+    it: OwnedStream,
+    /// Pages for the next launch.
+    pages: Vec<PageCopy>,
+    /// Tables of launches since the last event.
+    tables: Vec<TableId>,
+    /// Copies since the last event that failed.
+    failure: Option<String>,
+}
+
+struct CopyEvent {
+    device: u32,
+    it: Event,
+    /// Tables of the launches before it.
+    tables: Vec<TableId>,
+    /// Copies before it that failed.
+    failure: Option<String>,
 }
 
 fn why(error: weft_cuda::Error) -> String {
@@ -34,37 +54,89 @@ fn why(error: weft_cuda::Error) -> String {
 }
 
 impl Cuda {
-    /// Loads the driver.
-    pub fn new() -> Result<Cuda, String> {
-        let (contexts, streams) = (BTreeMap::new(), Vec::new());
-        let driver = driver().map_err(why)?;
-        Ok(Cuda { driver, contexts, streams, events: Vec::new(), free: Vec::new() })
+    /// Loads the driver. Page lists may occupy `sms` SMs; with 0 they go to the copy engines.
+    pub fn new(sms: u32) -> Result<Cuda, String> {
+        let (contexts, kernels) = (BTreeMap::new(), BTreeMap::new());
+        let (streams, events, free) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Cuda { driver: driver().map_err(why)?, contexts, sms, kernels, streams, events, free })
     }
 
     fn context(&mut self, device: u32) -> Result<Arc<Context>, String> {
         if let Some(context) = self.contexts.get(&device) {
             return Ok(context.clone());
         }
-        let context = Context::primary(self.driver.device(device).map_err(why)?).map_err(why)?;
+        let it = self.driver.device(device).map_err(why)?;
+        let context = Context::primary(it).map_err(why)?;
         self.contexts.insert(device, context.clone());
+        if self.sms > 0 {
+            let sms = self.sms.min(it.sm_count());
+            match PageKernel::new(&context, it.compute_capability(), sms) {
+                Ok(kernel) => drop(self.kernels.insert(device, kernel)),
+                Err(error) => log::warn!(
+                    "GPU {device}: copy engines move the pages of lists one by one, since a kernel for \
+                     them cannot be compiled or loaded: {error}"
+                ),
+            }
+        }
         Ok(context)
     }
 
-    fn stream(&self, queue: QueueId) -> Result<&OnDevice<OwnedStream>, String> {
+    fn stream(&self, queue: QueueId) -> Result<&CopyStream, String> {
         let stream = self.streams.get(queue.0 as usize).and_then(Option::as_ref);
         stream.ok_or_else(|| "unknown queue".into())
     }
 
-    /// Unused event of the device.
+    fn stream_mut(&mut self, queue: QueueId) -> Result<&mut CopyStream, String> {
+        let stream = self.streams.get_mut(queue.0 as usize).and_then(Option::as_mut);
+        stream.ok_or_else(|| "unknown queue".into())
+    }
+
+    /// Moves the pages that have collected. A failure counts for the event behind them.
+    fn start_pages(&mut self, queue: QueueId) -> Result<(), String> {
+        let stream = self.streams.get_mut(queue.0 as usize).and_then(Option::as_mut);
+        let stream = stream.ok_or("unknown queue")?;
+        if stream.pages.is_empty() {
+            return Ok(());
+        }
+        let launched = self.kernels.get_mut(&stream.device).map_or(Ok(None), |kernel| {
+            // SAFETY: by the contract of `copy`; the table is released with the event behind the launch.
+            unsafe { kernel.launch(&stream.pages, stream.it.stream()) }.map_err(why)
+        });
+        let moved = launched.and_then(|table| match table {
+            Some(table) => {
+                stream.tables.push(table);
+                Ok(())
+            }
+            None => copy_each(&stream.it, &stream.pages),
+        });
+        if let Err(error) = moved {
+            stream.failure.get_or_insert(error);
+        }
+        stream.pages.clear();
+        Ok(())
+    }
+
+    /// Unused event on the device.
     fn event(&mut self, device: u32) -> Result<u32, String> {
         let fits = |&number: &u32| self.events[number as usize].device == device;
         if let Some(place) = self.free.iter().position(fits) {
             return Ok(self.free.swap_remove(place));
         }
         let it = Event::new(&self.context(device)?).map_err(why)?;
-        self.events.push(OnDevice { device, it });
+        self.events.push(CopyEvent { device, it, tables: Vec::new(), failure: None });
         Ok(self.events.len() as u32 - 1)
     }
+}
+
+/// Adds copies by the copy engine, one for each page. Unpinned host memory goes through the driver's staging
+/// buffers, in the same order.
+fn copy_each(stream: &OwnedStream, pages: &[PageCopy]) -> Result<(), String> {
+    let _bound = stream.context().enter().map_err(why)?;
+    pages.iter().try_for_each(|page| {
+        let length = usize::try_from(page.length);
+        let length = length.map_err(|_| "length exceeds the address space")?;
+        copy_async(page.to, page.from, length, stream.stream()).map_err(why)
+    })
 }
 
 /// Wraps mapped device memory as [`Memory`].
@@ -95,6 +167,11 @@ impl CopyEngine for Cuda {
     fn find(&mut self, uuid: DeviceUuid) -> Option<u32> {
         let devices = 0..self.driver.device_count().ok()?;
         devices.into_iter().find(|&device| self.uuid(device) == Ok(uuid))
+    }
+
+    fn prepare(&mut self, device: u32) -> Result<(), String> {
+        let _relaxed = RelaxedCapture::new().map_err(why)?;
+        self.context(device).map(drop)
     }
 
     fn allocate(&mut self, device: u32, length: usize) -> Result<Memory, String> {
@@ -148,48 +225,78 @@ impl CopyEngine for Cuda {
         if place == self.streams.len() {
             self.streams.push(None);
         }
-        self.streams[place] = Some(OnDevice { device, it });
+        let (pages, tables) = (Vec::new(), Vec::new());
+        self.streams[place] = Some(CopyStream { device, it, pages, tables, failure: None });
         Ok(QueueId(place as u32))
     }
 
     unsafe fn copy(
         &mut self,
         queue: QueueId,
-        to: u64,
-        from: u64,
-        length: u64,
+        page: PageCopy,
+        by_kernels: bool,
     ) -> Result<(), String> {
-        // Unpinned host memory goes through the driver's staging buffers, in the same order.
-        let stream = &self.stream(queue)?.it;
-        let length = usize::try_from(length).map_err(|_| "length exceeds the address space")?;
+        let stream = self.stream(queue)?;
+        if by_kernels && self.gathers(stream.device, page.length) {
+            if stream.pages.len() == LONGEST_LIST {
+                let _relaxed = RelaxedCapture::new().map_err(why)?;
+                self.start_pages(queue)?;
+            }
+            self.stream_mut(queue)?.pages.push(page);
+            return Ok(());
+        }
         let _relaxed = RelaxedCapture::new().map_err(why)?;
-        let _bound = stream.context().enter().map_err(why)?;
-        copy_async(to, from, length, stream.stream()).map_err(why)
+        copy_each(&stream.it, &[page])
+    }
+
+    fn gathers(&self, device: u32, length: u64) -> bool {
+        length < LONGEST_PAGE && self.kernels.contains_key(&device)
     }
 
     fn record(&mut self, queue: QueueId) -> Result<EventId, String> {
         let _relaxed = RelaxedCapture::new().map_err(why)?;
+        self.start_pages(queue)?;
         let device = self.stream(queue)?.device;
         let recorded = self.event(device).and_then(|number| {
             let event = &self.events[number as usize].it;
             event.record(self.stream(queue)?.it.stream()).map_err(why)?;
-            Ok(EventId(number))
+            Ok(number)
         });
-        if recorded.is_err() {
-            // Without an event these copies have no completion, so wait here. If that fails too, the device
-            // has stopped.
-            let _ = self.stream(queue)?.it.synchronize();
+        let stream = self.streams[queue.0 as usize].as_mut().ok_or("unknown queue")?;
+        match recorded {
+            Ok(number) => {
+                let event = &mut self.events[number as usize];
+                event.tables.append(&mut stream.tables);
+                event.failure = stream.failure.take();
+                Ok(EventId(number))
+            }
+            Err(why) => {
+                // Without an event these copies have no completion, so wait here. If that fails too, the device
+                // has stopped, and may still read the tables.
+                if stream.it.synchronize().is_ok()
+                    && let Some(kernel) = self.kernels.get_mut(&device)
+                {
+                    stream.tables.drain(..).for_each(|table| kernel.release(table));
+                }
+                Err(stream.failure.take().unwrap_or(why))
+            }
         }
-        recorded
     }
 
     fn is_complete(&mut self, number: EventId) -> Result<bool, String> {
         let event = self.events.get(number.0 as usize).ok_or("unknown event")?;
         let _relaxed = RelaxedCapture::new().map_err(why)?;
-        event.it.done().map_err(why)
+        match (event.it.done().map_err(why)?, &event.failure) {
+            (true, Some(failure)) => Err(failure.clone()),
+            (is_complete, _) => Ok(is_complete),
+        }
     }
 
     fn release(&mut self, number: EventId) {
+        let Some(event) = self.events.get_mut(number.0 as usize) else { return };
+        if let Some(kernel) = self.kernels.get_mut(&event.device) {
+            event.tables.drain(..).for_each(|table| kernel.release(table));
+        }
         self.free.push(number.0);
     }
 
@@ -206,6 +313,12 @@ impl Drop for Cuda {
         let _relaxed = RelaxedCapture::new();
         self.streams.clear();
         self.events.clear();
+        for (_, kernel) in std::mem::take(&mut self.kernels) {
+            if kernel.is_busy() {
+                // The device is stuck, and may still execute the kernel and read a table.
+                std::mem::forget(kernel);
+            }
+        }
         self.contexts.clear();
     }
 }

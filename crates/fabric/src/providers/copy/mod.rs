@@ -1,44 +1,48 @@
-//! Ranks of one host with device memory. Copy engines, driven from the host, move pages of device memory
-//! without use of a multiprocessor; plain stores move pages of host memory, as over shm: both providers use
-//! `local`.
+//! Ranks on one host with device memory. Copy engines, driven from the host, move device memory pages
+//! without using an SM; lists of short pages are moved by a kernel on a few SMs. Plain stores move host
+//! memory pages, as over shm: both providers use `local`.
 //!
-//! A post adds copies to a queue (a stream) of the copying device, directly into the peer's mapped memory.
-//! A flush records one event behind all copies posted to a peer since the last. A poll that finds the event
-//! complete raises the lanes of the parts before it and reports their completion. Posts without device
-//! pages (signals, credits) complete on return; they may overtake copies, as any two posts may.
+//! A post adds copies to one of the copying device's queues (a stream), directly into the peer's mapped
+//! memory. A flush records one event behind all copies posted to a peer since the last. A poll that finds
+//! the event complete raises the lanes for the parts before it and reports them complete. Posts without
+//! device pages (signals, credits) complete on return; they may overtake copies, as any two posts may.
 //!
-//! **Visibility of the bytes when the lane has risen.** An event is complete when the copies before it on
-//! its stream are: not when their sources were read, but when every write has been performed at its
-//! destination, in the memory of whichever device or host. Only after this process has observed that does
-//! it raise the lane, with a release store in memory that the owner maps. The owner acquires the lane,
-//! which orders its later accesses after the bytes: those of a kernel that it launches, of a copy that it
-//! starts, or of its CPU for host memory. A kernel that was already running when the lane rose is outside
-//! of that order and must not read them.
+//! **Bytes are visible when the lane has risen.** An event is complete when the copies before it on the
+//! stream are: not when the sources were read, but when every write has been performed at the
+//! destination, in device or host memory. Only after this process has observed that does it raise the
+//! lane, with a release store in memory that the owner maps. The owner acquires the lane, which orders
+//! later accesses after the bytes: by a kernel that it launches, by a copy that it starts, or by the CPU
+//! for host memory. A kernel that was already running when the lane rose is outside that order and must
+//! not read them.
 //!
-//! A source must hold its bytes before the write is posted: the caller waits for work on its streams that
-//! produces them.
+//! A source must be filled before the write is posted: the caller waits for the stream work that produces
+//! the bytes.
 //!
 //! Copies cannot be cancelled. [`Link::fence`] waits for those in flight up to a time limit; beyond it the
 //! device counts as stuck, and all memory that the copies may touch is kept until the process ends.
 //!
 //! - this file: regions, posts, polls
-//! - `pages.rs`: pages of a post as stores and copies
-//! - `peer_devices.rs`: per-peer device state: reachable regions and their mappings
+//! - `pages.rs`: a post's pages as stores and copies
+//! - `peer_devices.rs`: per-peer device state: reachable regions and mappings
 //! - `outbox.rs`: parts in flight toward one peer
 //! - `pinned.rs`: host memory pinned for copy engines
-//! - `engine.rs`: the trait of copy engines; `cuda.rs` and `twin.rs` implement it
+//! - `engine.rs`: the copy engine trait; `cuda.rs` and `twin.rs` implement it
+//! - `page_kernel.rs`, `pages.cu`: page lists as kernel launches
 //! - `ticker.rs`: the timer that wakes an engine with copies in flight
 
 mod cuda;
 mod engine;
-mod outbox;
+pub(super) mod outbox;
+mod page_kernel;
 mod pages;
 mod peer_devices;
-mod pinned;
-mod ticker;
+pub(super) mod pinned;
+pub(super) mod ticker;
 mod twin;
 
-pub use engine::{CopyEngine, DeviceUuid, EventId, QueueId};
+pub(crate) use page_kernel::sms_from_env;
+
+pub use engine::{CopyEngine, DeviceUuid, EventId, PageCopy, QueueId};
 pub use twin::{Twin, TwinControls};
 
 use crate::clock;
@@ -62,37 +66,52 @@ use weft_control::Rank;
 
 /// Copies in flight toward one peer; above, posts find the queue full.
 const MAX_COPIES: usize = 1024;
+/// Pages that are moved together count as one copy by this number.
+const PAGES_PER_COPY: usize = 32;
 /// Time limit for copies in flight when a peer is fenced or the engine is dropped.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Sleep between two polls during that wait.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Configuration of a [`CopyDevice`].
+/// [`CopyDevice`] configuration.
 #[derive(Clone, Debug)]
 pub struct CopyConfig {
-    /// Name of this host, as for shm.
+    /// Host name, as for shm.
     pub host_id: String,
-    /// Implementation of devices.
+    /// Device implementation.
     pub devices: CopyBackend,
 }
 
-/// Implementation of device memory and copy engines.
+/// Implementation for device memory and copy engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyBackend {
     /// GPUs that CUDA shows this process.
     #[default]
     Cuda,
-    /// Host memory in their place, for tests: see [`Twin`].
+    /// Host memory in place of devices, for tests: see [`Twin`].
     Twin {
-        /// Seed of the completion order.
+        /// Seed for the completion order.
         seed: u64,
     },
 }
 
-/// Constructor of copy engines, called once for each link.
+impl CopyBackend {
+    /// Opens the copy engines.
+    ///
+    /// # Errors
+    /// The cause, if there is no driver for such devices.
+    pub(super) fn open(self) -> std::result::Result<Box<dyn CopyEngine>, String> {
+        Ok(match self {
+            CopyBackend::Twin { seed } => Box::new(Twin::new(seed)),
+            CopyBackend::Cuda => Box::new(Cuda::new(sms_from_env()?)?),
+        })
+    }
+}
+
+/// Constructor for copy engines, called once for each link.
 type OpenEngine = dyn Fn() -> Result<Box<dyn CopyEngine>> + Send + Sync;
 
-/// Copy engines of this host.
+/// This host's copy engines.
 pub struct CopyDevice {
     host_id: String,
     open: Box<OpenEngine>,
@@ -101,17 +120,12 @@ pub struct CopyDevice {
 }
 
 impl CopyDevice {
-    /// Copy engines of a configuration.
+    /// Opens the configured copy engines.
     ///
     /// # Errors
     /// [`Error::Provider`] if there is no driver for such devices.
     pub fn new(config: CopyConfig) -> Result<CopyDevice> {
-        let open = move || -> Result<Box<dyn CopyEngine>> {
-            Ok(match config.devices {
-                CopyBackend::Twin { seed } => Box::new(Twin::new(seed)),
-                CopyBackend::Cuda => Box::new(Cuda::new().map_err(provider_error)?),
-            })
-        };
+        let open = move || config.devices.open().map_err(provider_error);
         open()?;
         Ok(CopyDevice::over(open, &config.host_id))
     }
@@ -155,15 +169,15 @@ impl Device for CopyDevice {
     }
 }
 
-/// Copies of one group.
+/// One group's copies.
 struct CopyLink {
     engine: Box<dyn CopyEngine>,
     local: LocalPeers,
     group: Membership,
     peers: PeerMap<PeerDevices>,
-    /// Device of our first device region: it copies from host sources to device memory.
+    /// Device that holds our first device region: it copies from host sources to device memory.
     home: Option<u32>,
-    /// Pins of our host memory.
+    /// Pins on our host memory.
     pinned: PinnedRegions,
     ticker: Ticker,
     depth: usize,
@@ -175,14 +189,14 @@ impl CopyLink {
         self.peers.get_mut(peer)
     }
 
-    /// Drops the device mapping and the pin of a peer's region.
+    /// Drops the device mapping and the pin on a peer's region.
     fn drop_device_region(&mut self, peer: Rank, key: RegionKey) {
         let Some(devices) = self.devices(peer) else { return };
         devices.pinned.remove_remote(key);
         devices.regions.remove(key);
     }
 
-    /// Raises the lanes of parts whose copies are complete, and reports them.
+    /// Raises the lanes for parts whose copies are complete, and reports them.
     fn complete_finished(&mut self, sink: &mut Sink) {
         let CopyLink { engine, local, peers, .. } = self;
         for (peer, devices) in peers.iter_mut().filter(|(_, devices)| !devices.outbox.is_empty()) {
@@ -215,7 +229,17 @@ impl CopyLink {
     }
 }
 
-fn provider_error(detail: String) -> Error {
+/// Weight of pages that collect for a launch. Few of them are copies after all, and a launch counts as one copy at
+/// least.
+fn weight_together(pages: usize) -> usize {
+    match pages {
+        0 => 0,
+        _ if pages < page_kernel::SHORTEST_LIST => pages * PAGES_PER_COPY,
+        _ => pages.max(PAGES_PER_COPY),
+    }
+}
+
+pub(crate) fn provider_error(detail: String) -> Error {
     Error::Provider { provider: ProviderKind::Copy, detail }
 }
 
@@ -247,7 +271,7 @@ impl Link for CopyLink {
 
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
         if let MemoryKind::Device(device) = memory.kind() {
-            self.engine.uuid(device).map_err(provider_error)?;
+            self.engine.prepare(device).map_err(provider_error)?;
             self.home.get_or_insert(device);
         }
         self.local.register(key, memory)
@@ -277,7 +301,7 @@ impl Link for CopyLink {
         };
         let (serial, uuid) = entry.split_at_checked(ENTRY_BYTES).ok_or_else(malformed)?;
         if uuid.is_empty() {
-            // A known region keeps its mapping; another one replaces it.
+            // A known region keeps the mapping; another one replaces it.
             if self.local.is_mapped(peer, key, entry) {
                 return Ok(());
             }
@@ -325,9 +349,18 @@ impl Link for CopyLink {
         _sink: &mut Sink,
     ) -> std::result::Result<PostStatus, String> {
         let WorkRequest { token, peer, lane, .. } = *work;
-        let needs = |page: &&Page| page.length > 0 && self.needs_copy(peer, page) == Some(true);
-        let copies = work.pages.iter().filter(needs).count();
-        let depth = self.depth;
+        let mut together = 0;
+        let weight = |page: &Page| match self.copying_device(peer, page) {
+            Some(device) if self.is_gathered(device, page) => {
+                together += 1;
+                0
+            }
+            Some(_) => PAGES_PER_COPY,
+            None => 0,
+        };
+        let apart: usize = work.pages.iter().filter(|page| page.length > 0).map(weight).sum();
+        let copies = apart + weight_together(together);
+        let depth = self.depth.saturating_mul(PAGES_PER_COPY);
         let devices = self.devices(peer).ok_or("it is not connected over copy")?;
         if copies > 0 && !devices.outbox.has_room(copies, depth) {
             return Ok(PostStatus::Full);
@@ -338,10 +371,10 @@ impl Link for CopyLink {
                 self.local.raise(peer, lane).ok_or("unknown lane of the peer")?;
                 Ok(PostStatus::Done)
             }
-            // A part is not reported as failed while some of its pages are still read.
-            (added, failure) => {
+            // A part is not reported as failed while some of the pages are still read.
+            (_, failure) => {
                 let devices = self.devices(peer).ok_or("it is not connected over copy")?;
-                devices.outbox.add(CopyPart { token, lane, failure }, added);
+                devices.outbox.add(CopyPart { token, lane, failure }, copies);
                 Ok(PostStatus::InFlight)
             }
         }
@@ -387,7 +420,15 @@ impl Link for CopyLink {
         self.local.disconnect(peer);
     }
 
-    /// Ticks while copies are in flight. Writes of peers raise lanes without this link.
+    fn peers_raise(&self) -> bool {
+        true
+    }
+
+    fn share_wake(&mut self) -> bool {
+        self.local.share_wake(&self.group.lanes)
+    }
+
+    /// Ticks while copies are in flight. Peers' writes raise lanes without this link.
     fn descriptors(&self) -> Vec<RawFd> {
         vec![self.ticker.descriptor()]
     }

@@ -1,18 +1,18 @@
-//! Parts in flight toward one peer over copy engines, and the events behind their copies.
+//! Parts in flight toward one peer over copy engines, and the events behind the copies.
 //!
-//! Parts posted between two flushes form a batch with one event in each queue that it uses: one event for
-//! many copies, and one poll of it.
+//! Parts posted between two flushes form a batch with one event in each queue that it uses: many copies
+//! share one event and one poll.
 
-use super::engine::{CopyEngine, EventId, QueueId};
+use super::engine::{CopyEngine, EventId, PageCopy, QueueId};
 use crate::types::Lane;
 use std::collections::VecDeque;
 
 /// Part whose copies are in flight.
 #[derive(Debug)]
-pub(super) struct CopyPart {
+pub struct CopyPart {
     pub token: u64,
     pub lane: Lane,
-    /// Cause of failure, reported once its copies are complete.
+    /// Failure cause, reported once the part's copies are complete.
     pub failure: Option<String>,
 }
 
@@ -23,7 +23,7 @@ struct Batch {
     events: Vec<EventId>,
 }
 
-/// Queue of one device toward the peer.
+/// One device's queue toward the peer.
 #[derive(Debug)]
 struct DeviceQueue {
     device: u32,
@@ -34,19 +34,19 @@ struct DeviceQueue {
 
 /// Copies in flight toward one peer.
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub struct Outbox {
     queues: Vec<DeviceQueue>,
-    /// Batch of parts until the next flush.
+    /// Parts batched until the next flush.
     open: Batch,
     sealed: VecDeque<Batch>,
     /// Empty batches for reuse.
     spare: Vec<Batch>,
-    /// Copies of all batches.
+    /// Copies in all batches, by weight.
     copies: usize,
 }
 
 impl Outbox {
-    /// True if `more` copies fit into `limit` copies in flight. An empty outbox accepts any number.
+    /// True if `more` copies, by weight, fit into `limit` in flight. An empty outbox accepts any number.
     pub fn has_room(&self, more: usize, limit: usize) -> bool {
         self.copies == 0 || self.copies + more <= limit
     }
@@ -56,8 +56,24 @@ impl Outbox {
         self.open.parts.is_empty() && self.sealed.is_empty()
     }
 
-    /// Queue of a device toward this peer, for a copy that the caller adds next.
-    pub fn queue(&mut self, engine: &mut dyn CopyEngine, device: u32) -> Result<QueueId, String> {
+    /// Adds a copy to a device's queue toward this peer.
+    ///
+    /// # Safety
+    /// Same as for [`CopyEngine::copy`].
+    pub unsafe fn copy(
+        &mut self,
+        engine: &mut dyn CopyEngine,
+        device: u32,
+        page: PageCopy,
+        by_kernels: bool,
+    ) -> Result<(), String> {
+        let queue = self.queue(engine, device)?;
+        // SAFETY: by the caller's contract.
+        unsafe { engine.copy(queue, page, by_kernels) }
+    }
+
+    /// A device's queue, for a copy that follows.
+    fn queue(&mut self, engine: &mut dyn CopyEngine, device: u32) -> Result<QueueId, String> {
         let known = self.queues.iter().position(|queue| queue.device == device);
         let index = match known {
             Some(index) => index,
@@ -71,14 +87,14 @@ impl Outbox {
         Ok(queue.queue)
     }
 
-    /// Adds a part whose copies are in the queues.
+    /// Adds a part whose copies, by weight, are in the queues.
     pub fn add(&mut self, part: CopyPart, copies: usize) {
         self.open.parts.push(part);
         self.open.copies += copies;
         self.copies += copies;
     }
 
-    /// Closes the open batch with an event in each of its queues.
+    /// Closes the open batch with an event in each queue.
     pub fn seal(&mut self, engine: &mut dyn CopyEngine) {
         if self.open.parts.is_empty() {
             return;
@@ -98,7 +114,7 @@ impl Outbox {
         self.sealed.push_back(batch);
     }
 
-    /// Removes the parts whose copies are complete, oldest batch first, with the cause of a failure.
+    /// Removes the parts whose copies are complete, oldest batch first, with the failure cause if any.
     pub fn take_finished(&mut self, engine: &mut dyn CopyEngine, mut take: impl FnMut(CopyPart)) {
         while let Some(batch) = self.sealed.front_mut() {
             while let Some(&event) = batch.events.last() {
@@ -121,7 +137,7 @@ impl Outbox {
         }
     }
 
-    /// Removes all parts although their copies may continue.
+    /// Removes all parts although copies for them may continue.
     pub fn abandon(&mut self, mut take: impl FnMut(CopyPart)) {
         let open = std::mem::take(&mut self.open);
         let batches = std::mem::take(&mut self.sealed).into_iter().chain([open]);
@@ -129,7 +145,7 @@ impl Outbox {
         self.copies = 0;
     }
 
-    /// Closes the queues of an empty outbox.
+    /// Closes an empty outbox's queues.
     pub fn close(&mut self, engine: &mut dyn CopyEngine) {
         for queue in self.queues.drain(..) {
             engine.close(queue.queue);

@@ -1,29 +1,39 @@
-//! Pages of a post as stores and copies.
+//! A post's pages as stores and copies.
 
-use super::CopyLink;
+use super::{CopyLink, PageCopy};
 use crate::link::WorkRequest;
 use crate::memory::{Memory, MemoryKind};
 use crate::types::Page;
 use weft_control::Rank;
 
-/// Copy of one page: device, addresses, length.
+/// One page's copy.
 struct DeviceCopy {
     device: u32,
-    from: u64,
-    to: u64,
-    length: u64,
+    page: PageCopy,
+    /// Kernels on the device reach both ranges.
+    by_kernels: bool,
 }
 
 impl CopyLink {
-    /// True if a page needs a copy engine; `None` if one of its regions is unknown.
-    pub(super) fn needs_copy(&self, peer: Rank, page: &Page) -> Option<bool> {
-        let devices = self.peers.get(peer)?;
-        let to_device = devices.regions.get(page.destination).is_some();
-        let source = self.local.memory(page.source)?;
-        Some(to_device || source.kind() != MemoryKind::Host)
+    /// Device that copies a page; `None` if stores move it, or if a region that it names is unknown.
+    pub(super) fn copying_device(&self, peer: Rank, page: &Page) -> Option<u32> {
+        match self.local.memory(page.source)?.kind() {
+            MemoryKind::Device(device) => Some(device),
+            MemoryKind::Host => {
+                let region = self.peers.get(peer)?.regions.get(page.destination)?;
+                Some(region.home)
+            }
+        }
     }
 
-    /// Plans the copy of a page.
+    /// True if a page may be moved together with others: kernels do not reach user buffers on the host.
+    pub(super) fn is_gathered(&self, device: u32, page: &Page) -> bool {
+        let source = self.local.memory(page.source);
+        let is_reached = source.is_some_and(|it| it.host().is_none() || it.descriptor().is_some());
+        is_reached && self.engine.gathers(device, page.length)
+    }
+
+    /// Plans a page's copy.
     fn plan(&mut self, peer: Rank, page: &Page) -> std::result::Result<DeviceCopy, String> {
         const OUTSIDE: &str = "a page is out of bounds";
         let CopyLink { engine, local, peers, pinned, .. } = self;
@@ -39,30 +49,33 @@ impl CopyLink {
             (MemoryKind::Host, None) => return Err("host memory needs no copy engine".into()),
         };
         // User buffers are not pinned: they may share pages with other memory.
+        let mut by_kernels = source.host().is_none();
         if source.host().is_some() && source.descriptor().is_some() {
-            // SAFETY: `deregister` drops the pin first, and the drop of the link drops all of them.
-            unsafe { pinned.pin(engine, device, page.source, source) };
+            // SAFETY: `deregister` drops the pin first, and dropping the link drops all pins.
+            by_kernels = unsafe { pinned.pin(engine, device, page.source, source) };
         }
         let destination = match to_device {
             Some(region) => region.mapped_for(engine, device)?,
             None => {
                 let memory = local.mapped(peer, page.destination).ok_or(OUTSIDE)?;
                 // SAFETY: the pin is dropped before the mapping in `remove_remote`, `import` and `fence`.
-                unsafe { devices.pinned.pin(engine, device, page.destination, memory) };
+                by_kernels &=
+                    unsafe { devices.pinned.pin(engine, device, page.destination, memory) };
                 memory
             }
         };
         let to = at(destination, page.destination_offset, page.length).ok_or(OUTSIDE)?;
-        Ok(DeviceCopy { device, from, to, length: page.length })
+        let page = PageCopy { to, from, length: page.length };
+        Ok(DeviceCopy { device, page, by_kernels })
     }
 
-    /// Adds the copies of a part to queues; returns their number and the cause of an early stop.
+    /// Adds a part's copies to queues; returns how many, and why it stopped early if it did.
     pub(super) fn enqueue(&mut self, work: &WorkRequest<'_>) -> (usize, Option<String>) {
         let mut added = 0;
         for page in work.pages.iter().filter(|page| page.length > 0) {
-            let moved = match self.needs_copy(work.peer, page) {
-                Some(true) => self.enqueue_copy(work.peer, page).map(|()| added += 1),
-                _ => self.local.store(work.peer, page).ok_or("a page is out of bounds".into()),
+            let moved = match self.copying_device(work.peer, page) {
+                Some(_) => self.enqueue_copy(work.peer, page).map(|()| added += 1),
+                None => self.local.store(work.peer, page).ok_or("a page is out of bounds".into()),
             };
             if let Err(why) = moved {
                 return (added, Some(why));
@@ -72,13 +85,12 @@ impl CopyLink {
     }
 
     fn enqueue_copy(&mut self, peer: Rank, page: &Page) -> std::result::Result<(), String> {
-        let DeviceCopy { device, from, to, length } = self.plan(peer, page)?;
+        let DeviceCopy { device, page, by_kernels } = self.plan(peer, page)?;
         let devices = self.peers.get_mut(peer);
         let devices = devices.ok_or("it is not connected over copy")?;
-        let queue = devices.outbox.queue(&mut *self.engine, device)?;
-        // SAFETY: `plan` checked both ranges, and that the destination is mapped for this device. The engine keeps both
-        // regions until the part is reported, which is after its event, or a fence.
-        unsafe { self.engine.copy(queue, to, from, length) }
+        // SAFETY: `plan` checked both ranges, the mapping and what kernels reach; both regions are kept until the
+        // part is reported, which is after the part's event, or a fence.
+        unsafe { devices.outbox.copy(&mut *self.engine, device, page, by_kernels) }
     }
 }
 

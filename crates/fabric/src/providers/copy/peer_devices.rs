@@ -1,4 +1,4 @@
-//! Per-peer device state: reachable regions, their mappings, and the parts in flight.
+//! Per-peer device state: reachable regions, mappings, and the parts in flight.
 
 use super::engine::CopyEngine;
 use super::outbox::Outbox;
@@ -7,17 +7,17 @@ use crate::id_map::RegionMap;
 use crate::memory::Memory;
 use rustix::fd::{AsFd, OwnedFd};
 
-/// Device state of one peer.
+/// One peer's device state.
 #[derive(Default)]
 pub(super) struct PeerDevices {
-    /// Device regions of the peer, by its keys.
+    /// The peer's device regions, by the peer's keys.
     pub regions: RegionMap<DeviceRegion>,
-    /// Pins of its host memory as mapped here.
+    /// Pins on the peer's host memory as mapped here.
     pub pinned: PinnedRegions,
     pub outbox: Outbox,
 }
 
-/// Device region of a peer.
+/// A peer's device region.
 pub(super) struct DeviceRegion {
     pub serial: u64,
     pub length: usize,

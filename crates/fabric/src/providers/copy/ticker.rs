@@ -8,13 +8,13 @@ use rustix::time::{
 };
 use std::os::fd::RawFd;
 
-/// Period of polls. A small copy takes about as long, and a poll a microsecond.
+/// Poll period. A small copy takes about as long, and a poll a microsecond.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000 };
 const NEVER: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Timer whose descriptor becomes readable in each period while enabled.
 #[derive(Debug)]
-pub(super) struct Ticker {
+pub struct Ticker {
     timer: OwnedFd,
     ticks: bool,
 }

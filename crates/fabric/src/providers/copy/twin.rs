@@ -1,9 +1,9 @@
-//! Twin of the copy engines in host memory, for tests of the provider without devices.
+//! Copy engine twin in host memory, for testing the provider without devices.
 //!
-//! Its copies complete late: only when an event is polled, and then in a number, an order and pieces that a
-//! seeded generator draws. A provider that raises a lane early thus fails its tests.
+//! Copies complete late: only when an event is polled, and then in a number, an order and segments that a
+//! seeded generator draws. A provider that raises a lane early thus fails the tests.
 
-use super::engine::{CopyEngine, DeviceUuid, EventId, QueueId};
+use super::engine::{CopyEngine, DeviceUuid, EventId, PageCopy, QueueId};
 use crate::memory::Memory;
 use crate::random::SplitMix64;
 use std::collections::{HashMap, VecDeque};
@@ -12,27 +12,27 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Number of simulated devices.
+/// Simulated devices.
 const TWIN_DEVICES: u32 = 8;
-/// Maximum number of steps of one poll.
+/// Maximum steps in one poll.
 const MAX_STEPS: u64 = 24;
 
-/// Controls and counters of a twin, shared with a test.
+/// Twin controls and counters, shared with a test.
 #[derive(Debug, Default)]
 pub struct TwinControls {
     /// Copies make no progress.
     pub pause: AtomicBool,
     /// Copies are rejected.
     pub refuse_copies: AtomicBool,
-    /// Polls of events fail.
+    /// Event polls fail.
     pub fail_events: AtomicBool,
-    /// Number of recorded events.
+    /// Recorded events.
     pub events: AtomicU32,
     /// Queues, events and pins that are not released.
     pub live_handles: AtomicU32,
 }
 
-/// Guard that counts its own release.
+/// Guard that counts how often it is released.
 struct PinGuard(Arc<TwinControls>);
 
 impl Drop for PinGuard {
@@ -50,7 +50,7 @@ enum Entry {
     Event(EventId),
 }
 
-/// Devices whose memory is memory files, and copy engines that run inside of polls.
+/// Devices whose memory is memory files, and copy engines that run inside polls.
 pub struct Twin {
     random: SplitMix64,
     controls: Arc<TwinControls>,
@@ -61,7 +61,7 @@ pub struct Twin {
 }
 
 impl Twin {
-    /// Twin with a seed of its progress.
+    /// Twin whose progress follows a seed.
     pub fn new(seed: u64) -> Twin {
         Twin::with_controls(seed, Arc::default())
     }
@@ -82,7 +82,7 @@ impl Twin {
         self.issued
     }
 
-    /// Executes one step of a queue: a piece of any copy before its first event, or that event.
+    /// Executes one queue step: a segment of any copy before the first event, or that event.
     fn step(&mut self, queue: QueueId) {
         let Some(mut steps) = self.queues.remove(&queue) else { return };
         let ahead = steps.iter().take_while(|step| matches!(step, Entry::Copy { .. })).count();
@@ -96,8 +96,8 @@ impl Twin {
                     0 => (0, piece),
                     _ => (length - piece, 0),
                 };
-                // SAFETY: by the contract of `copy` both ranges stay until a later event is complete, and
-                // no later event is complete before all pieces are.
+                // SAFETY: by the `copy` contract both ranges stay until a later event is complete, and no
+                // later event is complete before all segments are.
                 unsafe {
                     std::ptr::copy(
                         (from + skip) as *const u8,
@@ -179,9 +179,8 @@ impl CopyEngine for Twin {
     unsafe fn copy(
         &mut self,
         queue: QueueId,
-        to: u64,
-        from: u64,
-        length: u64,
+        PageCopy { to, from, length }: PageCopy,
+        _by_kernels: bool,
     ) -> Result<(), String> {
         if is_set(&self.controls.refuse_copies) {
             return Err("the test refuses copies".into());

@@ -1,13 +1,12 @@
-//! Offers of libfabric: providers, NICs, and the demands of each on its caller.
+//! Libfabric offers: providers, NICs, and the demands that each makes on the caller.
 
-use super::library::Library;
-use super::objects::check;
+use super::library::{Library, check};
 use super::{signals, sys};
 use std::ffi::{CStr, CString, c_char};
 use std::net::IpAddr;
 use std::ptr::{NonNull, null, null_mut};
 
-/// Provider of libfabric, by the name in `fi_info`; `efa-direct` is the fabric of that name of provider
+/// Libfabric provider, by the name in `fi_info`; `efa-direct` is the fabric with that name from provider
 /// `efa`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfiProvider {
@@ -15,7 +14,7 @@ pub struct OfiProvider {
 }
 
 impl OfiProvider {
-    /// Provider of this name.
+    /// Provider with this name.
     pub fn new(name: impl Into<String>) -> OfiProvider {
         OfiProvider { name: name.into() }
     }
@@ -38,12 +37,12 @@ impl OfiProvider {
         self.name == "efa-direct"
     }
 
-    /// True if endpoints have addresses of the Internet protocol.
+    /// True if endpoints have IP addresses.
     pub(super) fn is_ip(&self) -> bool {
         self.name.starts_with("tcp") || self.name.starts_with("verbs")
     }
 
-    /// True if it reaches ranks of its own host only.
+    /// True if it reaches only ranks on the same host.
     pub(super) fn is_single_host(&self) -> bool {
         self.name.starts_with("shm")
     }
@@ -73,7 +72,7 @@ impl Clone for Info {
     }
 }
 
-/// String of the library; empty for a null pointer.
+/// Library string; empty for a null pointer.
 ///
 /// # Safety
 /// The pointer is null or a valid string.
@@ -86,17 +85,17 @@ unsafe fn text(pointer: *const c_char) -> String {
 }
 
 impl Info {
-    /// Copy of one offer, without its successors. `None` if the library is out of memory.
+    /// Copies one offer, without the ones linked behind it. `None` if the library is out of memory.
     ///
     /// # Safety
     /// The pointer is valid, or null for an empty offer.
     unsafe fn copy(raw: *const sys::Info) -> Option<Info> {
         let library = Library::get().ok()?;
-        // SAFETY: valid by the caller's contract; the library makes an empty one of null.
+        // SAFETY: valid by the caller's contract; the library makes an empty one from null.
         NonNull::new(unsafe { (library.dupinfo)(raw) }).map(Info)
     }
 
-    /// Sets the name of endpoints made from it.
+    /// Sets the name for endpoints made from it.
     pub fn name_endpoints(&mut self, name: &CStr) {
         // SAFETY: the library allocates and frees addresses with malloc and free.
         unsafe {
@@ -117,7 +116,7 @@ impl Info {
     }
 
     fn domain(&self) -> &sys::DomainAttr {
-        // SAFETY: every offer of the library has all its parts.
+        // SAFETY: every offer from the library is complete.
         unsafe { &*self.info().domain_attr }
     }
 
@@ -141,21 +140,21 @@ impl Info {
         unsafe { &*self.info().fabric_attr }
     }
 
-    /// Name of the provider within libfabric, such as `tcp;ofi_rxm`.
+    /// Provider name within libfabric, such as `tcp;ofi_rxm`.
     pub fn provider(&self) -> String {
-        // SAFETY: a string of the library.
+        // SAFETY: a string from the library.
         unsafe { text(self.fabric().prov_name) }
     }
 
-    /// Name of the fabric: a network, or `efa-direct`.
+    /// Fabric name: a network, or `efa-direct`.
     pub fn fabric_name(&self) -> String {
-        // SAFETY: a string of the library.
+        // SAFETY: a string from the library.
         unsafe { text(self.fabric().name) }
     }
 
-    /// Name of the domain: a NIC.
+    /// Domain name: a NIC.
     pub fn domain_name(&self) -> String {
-        // SAFETY: a string of the library.
+        // SAFETY: a string from the library.
         unsafe { text(self.domain().name) }
     }
 
@@ -164,38 +163,44 @@ impl Info {
         self.info().addr_format
     }
 
-    /// Maximum number of bytes of one write.
+    /// Maximum bytes in one write.
     pub fn max_message(&self) -> u64 {
         self.endpoint().max_msg_size as u64
     }
 
-    /// Maximum number of ranges of one write, at both ends.
+    /// Maximum ranges in one write, at both ends.
     pub fn max_ranges(&self) -> u32 {
         let transmit = self.transmit();
         transmit.iov_limit.min(transmit.rma_iov_limit).clamp(1, 4096) as u32
     }
 
-    /// Maximum number of writes in flight.
+    /// Maximum writes in flight.
     pub fn transmit_size(&self) -> usize {
         self.transmit().size
     }
 
-    /// Maximum number of bytes that the provider copies inside of a write call.
+    /// Maximum bytes that the provider copies inside a write call.
     pub fn inject_size(&self) -> usize {
         self.transmit().inject_size
     }
 
-    /// Maximum number of posted receives.
+    /// Maximum posted receives.
     pub fn receive_size(&self) -> usize {
         self.receive().size
     }
 
-    /// Bytes of immediate data of an arrival.
+    /// Immediate data bytes in an arrival.
     pub fn immediate_bytes(&self) -> usize {
         self.domain().cq_data_size
     }
 
-    /// Length of a key in bytes.
+    /// True if an arrival's length is the payload's. Libfabric 1.17 reports 0 over `tcp;ofi_rxm`, and 1.19 over
+    /// `efa`.
+    pub fn reports_lengths(&self) -> bool {
+        Library::get().is_ok_and(|library| library.version() >= (1, 20))
+    }
+
+    /// Key length in bytes.
     pub fn key_size(&self) -> usize {
         self.domain().mr_key_size
     }
@@ -214,12 +219,12 @@ impl Info {
         self.memory_mode(sys::FI_MR_LOCAL)
     }
 
-    /// True if memory of CUDA devices can be registered.
+    /// True if CUDA device memory can be registered.
     pub fn reaches_devices(&self) -> bool {
         self.info().caps & sys::FI_HMEM != 0
     }
 
-    /// True if arrivals name their senders, where the provider has them.
+    /// True if arrivals name the sender, where the provider can.
     pub fn names_senders(&self) -> bool {
         self.info().caps & sys::FI_SOURCE != 0
     }
@@ -235,12 +240,12 @@ impl Info {
     }
 }
 
-/// Offers of a provider, one for each NIC, in its order of preference. `source`: address that endpoints
-/// listen on, for providers of the Internet protocol. `optional`: capabilities used where available, of
-/// [`sys::FI_HMEM`] and [`sys::FI_SOURCE`].
+/// A provider's offers, one for each NIC, in the order in which the provider prefers them. `source`:
+/// address that endpoints listen on, for IP providers. `optional`: capabilities used where available,
+/// among [`sys::FI_HMEM`] and [`sys::FI_SOURCE`].
 ///
 /// # Errors
-/// Reason why the provider cannot be used here. No other provider takes its place.
+/// Reason why the provider cannot be used here. There is no fallback to another provider.
 pub fn offers(provider: &OfiProvider, source: IpAddr, optional: u64) -> Result<Vec<Info>, String> {
     let library = Library::get()?;
     if provider.is_efa() && library.version() < (1, 21) {
@@ -248,7 +253,7 @@ pub fn offers(provider: &OfiProvider, source: IpAddr, optional: u64) -> Result<V
         return Err(format!(
             "{path} is libfabric {major}.{minor}: provider efa needs 1.21 or later; install EFA's software, \
              or name its library in {}",
-            super::LIBRARY_PATH
+            super::library::PATH
         ));
     }
     let mut found = Vec::new();
@@ -280,7 +285,7 @@ pub fn offers(provider: &OfiProvider, source: IpAddr, optional: u64) -> Result<V
     Ok(found)
 }
 
-/// Offers of the library for a provider with these optional capabilities.
+/// The library's offers for a provider with these optional capabilities.
 fn query(
     library: &Library,
     provider: &OfiProvider,
@@ -294,7 +299,7 @@ fn query(
     let node = CString::new(source.to_string()).unwrap_or_default();
     let by_address = provider.is_ip() && !source.is_unspecified();
     let mut found = null_mut();
-    // SAFETY: an empty offer of the library has all its parts. The two strings are lent for the call only:
+    // SAFETY: an empty offer from the library is complete. The two strings are lent for the call only:
     // they are removed before the hints are freed.
     let result = unsafe {
         let hint = &mut *hints.raw();
@@ -331,7 +336,7 @@ fn query(
     Ok(copies(library, found))
 }
 
-/// Names of the providers in the library, with or without NICs.
+/// Providers in the library, with or without NICs.
 ///
 /// # Errors
 /// Reason why the library is missing.
@@ -349,7 +354,7 @@ pub fn built_in() -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// Copies the offers of a list, and frees it.
+/// Copies the offers in a list, and frees it.
 fn copies(library: &Library, found: *mut sys::Info) -> Vec<Info> {
     let mut offers = Vec::new();
     let mut next = found;

@@ -1,16 +1,16 @@
 //! libfabric, loaded at run time.
 //!
-//! A copy already loaded into the process is used in any case: two copies would each have their own
+//! A copy already loaded into the process is used in any case: two copies would each have separate
 //! threads, caches and signal handlers. Otherwise `WEFT_LIBFABRIC` names the library; without it the
 //! default paths are tried.
 
-use super::super::dynamic_library::{function, open, path_of};
+use super::super::dynamic_library::{function, open, open_file, path_of};
 use super::{signals, sys};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// Environment variable: path of the library.
+/// Environment variable: library path.
 pub const PATH: &str = "WEFT_LIBFABRIC";
 /// Minimum supported version.
 const MIN_VERSION: u32 = sys::version(1, 17);
@@ -19,7 +19,7 @@ const MAX_API: u32 = sys::version(1, 21);
 /// Symbol version whose layouts `sys.rs` declares.
 const SYMBOL_VERSION: &CStr = c"FABRIC_1.3";
 const NAME: &str = "libfabric.so.1";
-/// Paths of EFA's installer.
+/// Paths that EFA's installer uses.
 const EFA_PATHS: [&str; 2] =
     ["/opt/amazon/efa/lib/libfabric.so.1", "/opt/amazon/efa/lib64/libfabric.so.1"];
 
@@ -32,7 +32,7 @@ type GetInfo = unsafe extern "C" fn(
     *mut *mut sys::Info,
 ) -> c_int;
 
-/// Exported functions of the library; all others are reached through its objects.
+/// Functions that the library exports; all others are reached through library objects.
 pub struct Library {
     pub getinfo: GetInfo,
     pub freeinfo: unsafe extern "C" fn(*mut sys::Info),
@@ -40,13 +40,13 @@ pub struct Library {
     pub fabric:
         unsafe extern "C" fn(*mut sys::FabricAttr, *mut *mut sys::Fabric, *mut c_void) -> c_int,
     strerror: unsafe extern "C" fn(c_int) -> *const c_char,
-    /// Version of the library.
+    /// Library version.
     version: u32,
     path: PathBuf,
 }
 
 impl Library {
-    /// Library of this process, loaded at the first call.
+    /// This process's library, loaded at the first call.
     ///
     /// # Errors
     /// Reason why it is missing.
@@ -70,7 +70,7 @@ impl Library {
         &self.path
     }
 
-    /// Message of an error number of either sign.
+    /// Message for an error number, positive or negative.
     pub fn describe(&self, error: c_int) -> String {
         // SAFETY: returns a static string for every number.
         let text = unsafe { CStr::from_ptr((self.strerror)(error.abs())) };
@@ -80,11 +80,12 @@ impl Library {
 
 fn load() -> Result<Library, String> {
     let held = open(NAME, libc::RTLD_NOW | libc::RTLD_NOLOAD);
-    let handle = held.or_else(|_| match std::env::var(PATH) {
-        Ok(path) if !path.is_empty() => open(&path, libc::RTLD_NOW).map_err(|why| {
+    let handle = held.or_else(|_| match weft_environment::path(PATH) {
+        Some(path) => open_file(&path, libc::RTLD_NOW).map_err(|why| {
+            let path = path.display();
             format!("{PATH}={path}: {why}; name a file of libfabric, or unset {PATH}")
         }),
-        _ => open_default(),
+        None => open_default(),
     })?;
     // SAFETY: the library is libfabric, whose functions have these types since symbol version 1.3, and is
     // never unloaded.
@@ -121,4 +122,13 @@ fn open_default() -> Result<*mut c_void, String> {
     }
     let why = problems.swap_remove(0);
     Err(format!("{why}; install libfabric (Debian: libfabric1), or set {PATH} to its file"))
+}
+
+/// Error from the call `name` for a negative `result`.
+pub fn check(name: &str, result: c_int) -> Result<(), String> {
+    if result >= 0 {
+        return Ok(());
+    }
+    let what = Library::get().map_or_else(|_| result.to_string(), |it| it.describe(result));
+    Err(format!("{name}: {what}"))
 }

@@ -1,20 +1,20 @@
 //! libfabric's objects with owners: each is closed on drop, before the object that it was made from.
 
 use super::info::Info;
-use super::library::Library;
+use super::library::{Library, check};
 use super::sys;
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-/// Result with the failed call and its cause.
+/// Result with the failed call and the cause.
 pub type Result<T, E = String> = std::result::Result<T, E>;
 
-/// Object of libfabric, which begins with a [`sys::Fid`].
+/// Libfabric object, which begins with a [`sys::Fid`].
 struct Object<T>(NonNull<T>);
 
-// SAFETY: libfabric locks its objects itself (`FI_THREAD_SAFE` is required of every provider).
+// SAFETY: libfabric locks objects itself (`FI_THREAD_SAFE` is required from every provider).
 unsafe impl<T> Send for Object<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Object<T> {}
@@ -58,16 +58,7 @@ impl<T> Drop for Object<T> {
     }
 }
 
-/// Error of the call `name` for a negative `result`.
-pub fn check(name: &str, result: c_int) -> Result<()> {
-    if result >= 0 {
-        return Ok(());
-    }
-    let what = Library::get().map_or_else(|_| result.to_string(), |it| it.describe(result));
-    Err(format!("{name}: {what}"))
-}
-
-/// Domain (protection domain of one NIC), and its fabric.
+/// Domain (one NIC's protection domain), and the fabric.
 pub struct Domain {
     domain: Object<sys::Domain>,
     fabric: Object<sys::Fabric>,
@@ -95,7 +86,7 @@ impl Domain {
         &self.info
     }
 
-    /// Registers memory of the host or of a CUDA device.
+    /// Registers host or CUDA device memory.
     ///
     /// # Safety
     /// The memory stays valid until the registration is dropped.
@@ -158,9 +149,9 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Opens a queue of `size` entries. It has a descriptor to sleep on if the provider offers one and
-    /// progresses by itself; for other providers the peers would write to the descriptor, a system call, at
-    /// each completion.
+    /// Opens a queue with `size` entries. It has a descriptor to sleep on if the provider offers one and
+    /// progresses by itself; for other providers the peers would write to the descriptor, a system call,
+    /// at each completion.
     pub fn open(domain: &Arc<Domain>, size: usize) -> Result<CompletionQueue> {
         let with = |wait_obj| {
             let mut attributes = sys::CqAttr {
@@ -207,16 +198,27 @@ impl CompletionQueue {
         unsafe { ((*(*fabric).ops).trywait)(fabric, &mut queue, 1) == 0 }
     }
 
-    /// Reads completions: their number, -FI_EAGAIN if there are none, or -FI_EAVAIL if an error is first.
+    /// Reads completions: how many, -FI_EAGAIN if there are none, or -FI_EAVAIL if an error is first.
     #[inline]
     pub fn read(&self, entries: &mut [sys::CqEntry]) -> isize {
         let queue = self.queue.get();
-        // SAFETY: the queue is open and has the format of these entries.
+        // SAFETY: the queue is open and has the same format as these entries.
         unsafe { ((*(*queue).ops).read)(queue, entries.as_mut_ptr(), entries.len()) }
     }
 
-    /// As [`CompletionQueue::read`], with the address of each arrival's sender, where the provider names
-    /// it.
+    /// Replaces the provider's read function.
+    #[cfg(test)]
+    pub fn script(&self, read: sys::ReadFunction) {
+        let queue = self.queue.get();
+        // SAFETY: the queue is open, and no other thread has it; the table is never freed.
+        unsafe {
+            let ops = sys::CqOps { read, ..std::ptr::read((*queue).ops) };
+            (*queue).ops = Box::leak(Box::new(ops));
+        }
+    }
+
+    /// Same as [`CompletionQueue::read`], with the address that each arrival came from, where the
+    /// provider names it.
     pub fn read_from(&self, entries: &mut [sys::CqEntry], senders: &mut [sys::Address]) -> isize {
         let (queue, count) = (self.queue.get(), entries.len().min(senders.len()));
         // SAFETY: as in `read`; both arrays have room for `count` entries.
@@ -238,7 +240,7 @@ impl CompletionQueue {
         }
         let general =
             Library::get().map_or_else(|_| error.err.to_string(), |it| it.describe(error.err));
-        // SAFETY: as above; the data is that of the error.
+        // SAFETY: as above; the data belongs to the error.
         let particular = unsafe {
             let text =
                 ((*(*queue).ops).strerror)(queue, error.prov_errno, error.err_data, null_mut(), 0);
@@ -254,7 +256,7 @@ impl CompletionQueue {
     }
 }
 
-/// Reliable datagram endpoint with its address vector, bound to a queue.
+/// Reliable datagram endpoint with an address vector, bound to a queue.
 pub struct Endpoint {
     // Drop order: the endpoint before the objects that it is bound to.
     endpoint: Object<sys::Ep>,
@@ -288,7 +290,7 @@ impl Endpoint {
         Ok(Endpoint { endpoint, addresses, _domain: domain.clone() })
     }
 
-    /// Sets an option of the endpoint.
+    /// Sets an endpoint option.
     pub fn set<T>(&self, option: c_int, value: &T) -> Result<()> {
         let endpoint = self.endpoint.get();
         let value: *const T = value;
@@ -309,7 +311,7 @@ impl Endpoint {
         self.endpoint.control("fi_enable", sys::FI_ENABLE, null_mut())
     }
 
-    /// Address of the endpoint.
+    /// Endpoint address.
     pub fn name(&self) -> Result<Vec<u8>> {
         let endpoint = self.endpoint.get();
         let mut name = vec![0; 512];
@@ -326,7 +328,7 @@ impl Endpoint {
     /// Inserts a peer's [`Endpoint::name`] into the address vector.
     ///
     /// # Safety
-    /// The name is one of the same provider and address format.
+    /// The name comes from the same provider and has the same address format.
     pub unsafe fn insert(&self, name: &[u8]) -> Result<sys::Address> {
         let addresses = self.addresses.get();
         let mut address = sys::Address::MAX;
@@ -348,7 +350,7 @@ impl Endpoint {
     /// Posts a write. Returns 0, or a negative error.
     ///
     /// # Safety
-    /// The message's ranges, descriptors and context stay valid until its completion is read or the
+    /// The message's ranges, descriptors and context stay valid until the completion is read or the
     /// endpoint is closed.
     #[inline]
     pub unsafe fn write(&self, message: &sys::RmaMessage, flags: u64) -> isize {
@@ -357,11 +359,11 @@ impl Endpoint {
         unsafe { ((*(*endpoint).rma).writemsg)(endpoint, message, flags) }
     }
 
-    /// Posts a write that the provider copies inside of the call, without a completion. Returns as
+    /// Posts a write that the provider copies inside the call, without a completion. Returns the same as
     /// [`Endpoint::write`].
     ///
     /// # Safety
-    /// The source is valid memory of the host.
+    /// The source is valid host memory.
     #[inline]
     pub unsafe fn inject(
         &self,
@@ -379,7 +381,7 @@ impl Endpoint {
         }
     }
 
-    /// Cancels the receive of this context, which ends with an error.
+    /// Cancels the receive with this context, which ends with an error.
     #[cfg(test)]
     pub fn cancel(&self, context: *mut c_void) -> Result<()> {
         let endpoint = self.endpoint.get();
@@ -391,7 +393,7 @@ impl Endpoint {
     /// Posts an empty receive, for a provider that consumes one for each immediate.
     ///
     /// # Safety
-    /// The context stays valid until its completion is read or the endpoint is closed.
+    /// The context stays valid until the completion is read or the endpoint is closed.
     pub unsafe fn receive(&self, context: *mut c_void) -> isize {
         let endpoint = self.endpoint.get();
         // SAFETY: the endpoint is open; an empty receive has no buffer.

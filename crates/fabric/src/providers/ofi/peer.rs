@@ -1,4 +1,4 @@
-//! Peer: its endpoints and regions, and its bound on unconsumed arrivals.
+//! Peer: endpoints, regions, and the bound on unconsumed arrivals.
 
 use super::super::control_lanes::ControlLanes;
 use super::super::granted_regions::{GrantEntry, GrantedRegions, RemoteMemory};
@@ -14,15 +14,15 @@ use weft_control::Rank;
 pub struct OfiPeer {
     pub rank: Rank,
     pub state: PeerState,
-    /// Its endpoint and signal target, for each NIC that both have.
+    /// Endpoint and signal target, for each NIC that both have.
     pub endpoints: Vec<(sys::Address, RemoteMemory)>,
-    /// Its control lanes, which this link raises.
+    /// The peer's control lanes, which this link raises.
     pub remote: OfiIntroduction,
     /// Our control lanes, which it raises.
     pub local: ControlLanes,
     pub outgoing: SentArrivals,
     pub incoming: ConsumedArrivals,
-    /// Unsent reports of consumption.
+    /// Unsent consumption reports.
     pub reports_due: u32,
     /// Parts in flight.
     pub parts: u32,
@@ -30,10 +30,10 @@ pub struct OfiPeer {
     pub bulk: u32,
     /// Control messages in flight.
     pub control: u32,
-    /// Tokens of parts that failed or were posted after its loss.
+    /// Tokens for parts that failed or were posted after the peer was lost.
     pub parked: Vec<u64>,
     imported: GrantedRegions,
-    /// NIC of the next part.
+    /// NIC for the next part.
     next: usize,
 }
 
@@ -63,14 +63,14 @@ impl OfiPeer {
         }
     }
 
-    /// True if its queue has room for one more arrival.
+    /// True if the peer's queue has room for one more arrival.
     #[inline(always)]
     pub fn may_send(&mut self, lanes: &LaneTable) -> bool {
         let consumed = self.local.consumed.id();
         self.outgoing.may_send(1, || lanes.value(consumed))
     }
 
-    /// True once its greeting has arrived.
+    /// True once the peer's greeting has arrived.
     pub fn has_greeted(&self, lanes: &LaneTable) -> bool {
         self.presence(lanes) >= 1
     }
@@ -80,7 +80,7 @@ impl OfiPeer {
         self.presence(lanes) >= 2
     }
 
-    /// True once its farewell has arrived.
+    /// True once the peer's farewell has arrived.
     pub fn is_leaving(&self, lanes: &LaneTable) -> bool {
         self.presence(lanes) >= 3
     }
@@ -89,13 +89,13 @@ impl OfiPeer {
         lanes.value(self.local.presence.id())
     }
 
-    /// True for a control lane of its link.
+    /// True for a control lane on the peer's link.
     #[inline]
     pub fn is_report(&self, lane: Lane) -> bool {
         self.local.contains(lane)
     }
 
-    /// NIC of the next part: round-robin, so that stripes spread.
+    /// NIC for the next part: round-robin, so that stripes spread.
     #[inline]
     pub fn next_rail(&mut self) -> usize {
         if self.endpoints.len() == 1 {
@@ -115,7 +115,7 @@ impl OfiPeer {
         self.imported.remove(key);
     }
 
-    /// Address of a slice of a region through one NIC; `None` outside of the grant.
+    /// Address through one NIC for a slice in a region; `None` outside the grant.
     #[inline(always)]
     pub fn destination(
         &mut self,

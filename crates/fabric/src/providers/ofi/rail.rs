@@ -1,5 +1,6 @@
-//! Rail: one NIC of one group, with its endpoint, completion queue and writes in flight.
+//! Rail: one NIC in one group, with endpoint, completion queue and writes in flight.
 
+use super::super::gpu_memory::FlushedGpus;
 use super::super::granted_regions::RemoteMemory;
 use super::objects::{CompletionQueue, Domain, Endpoint, MemoryRegistration, Result};
 use super::slots::{SlotUse, Slots};
@@ -11,55 +12,59 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use weft_control::Rank;
 
-/// Maximum number of ranges of one part, for all providers.
+/// Maximum ranges in one part, for all providers.
 pub const MAX_RANGES: usize = 16;
 /// Completions per read.
 const BATCH: usize = 16;
 /// Reads per poll.
 const BATCHES: usize = 8;
 
-/// Event of a rail's completion queue.
+/// Completion queue event on a rail.
 pub enum CompletionEvent {
     /// Completed local operation.
     Ended(SlotUse),
     /// Failed local operation: error number and message.
     Failed(SlotUse, i32, String),
-    /// Arrival with its immediate ([`super::wire::immediate`]) and its sender, if the provider names it.
+    /// Arrival with the immediate ([`super::wire::immediate`]) and the sender, if the provider names it.
     Arrived(u64, Option<Rank>),
+    /// A batch's arrivals are dropped: a GPU was not flushed, for this reason.
+    Unflushed(String),
 }
 
 /// RDMA write for an endpoint.
 pub struct RmaWrite<'a> {
     pub address: sys::Address,
-    /// Source ranges with their descriptors, and as many destinations.
+    /// Source ranges with descriptors, and as many destinations.
     pub sources: &'a [libc::iovec],
     pub descriptors: &'a mut [*mut c_void],
     pub destinations: &'a [sys::RmaRange],
     pub immediate: u64,
 }
 
-/// NIC of one group.
+/// One group's NIC.
 pub struct Rail {
     /// `None` once closed. Dropped before the objects that it uses.
     endpoint: Option<Endpoint>,
-    /// Target of the peers' signals, and source of ours.
+    /// Target for the peers' signals, and source for ours.
     signal_buffer: SignalBuffer,
     queue: CompletionQueue,
     slots: Slots,
     entries: Box<CompletionBatch>,
-    /// Present where arrivals name their senders.
+    /// Present where arrivals name the sender.
     senders: Option<Box<Senders>>,
     domain: Arc<Domain>,
     /// Slots reserved for control messages.
     reserve: usize,
     consumes_receives: bool,
+    /// False if an arrival with length 0 may have brought bytes.
+    reports_lengths: bool,
     /// Completed receives to post again.
     missing_receives: usize,
-    /// Number of failed receives.
+    /// Failed receives.
     failures: u64,
 }
 
-/// Small buffer granted to all peers and never written: target of signals.
+/// Small buffer granted to all peers and never written: signal target.
 struct SignalBuffer {
     remote: MemoryRegistration,
     /// Source registration, where the provider demands one.
@@ -67,19 +72,19 @@ struct SignalBuffer {
     bytes: Box<UnsafeCell<[u64; 8]>>,
 }
 
-/// Buffer of one read of completions.
+/// Buffer for one completion read.
 struct CompletionBatch([sys::CqEntry; BATCH]);
 
-// SAFETY: their pointers are the provider's, and are only compared.
+// SAFETY: the pointers in it are the provider's, and are only compared.
 unsafe impl Send for CompletionBatch {}
 
-/// Senders of the completions of one read.
+/// Senders for the completions from one read.
 struct Senders {
     addresses: [sys::Address; BATCH],
     ranks: HashMap<sys::Address, Rank>,
 }
 
-/// Sizes of a rail's queues.
+/// Queue sizes on a rail.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueSizes {
     /// Parts in flight.
@@ -92,7 +97,7 @@ pub struct QueueSizes {
 }
 
 impl Rail {
-    /// Opens and enables an endpoint. `key`: even key of its signal buffer.
+    /// Opens and enables an endpoint. `key`: even key for the signal buffer.
     pub fn open(domain: &Arc<Domain>, sizes: QueueSizes, key: u64, is_efa: bool) -> Result<Rail> {
         Rail::open_as(domain, sizes, key, is_efa, domain.info().consumes_receives())
     }
@@ -111,6 +116,9 @@ impl Rail {
         let endpoint = Endpoint::open(domain, &queue, sizes.peers + 1)?;
         if is_efa {
             prefer_bounded_queues(&endpoint, consumes_receives);
+        }
+        if is_efa && domain.info().reaches_devices() {
+            leave_gpus_to_the_nic(&endpoint);
         }
         endpoint.enable()?;
         let signal_buffer = SignalBuffer::new(domain, key)?;
@@ -131,6 +139,7 @@ impl Rail {
             domain: domain.clone(),
             reserve: sizes.control,
             consumes_receives,
+            reports_lengths: domain.info().reports_lengths(),
             missing_receives: 0,
             failures: 0,
         };
@@ -144,17 +153,17 @@ impl Rail {
         Ok(rail)
     }
 
-    /// Name of its endpoint, for peers.
+    /// Endpoint name, for peers.
     pub fn name(&self) -> Result<Vec<u8>> {
         self.endpoint.as_ref().ok_or("the endpoint is closed")?.name()
     }
 
-    /// Enables the names of senders. Precedes any [`Rail::insert`]: the first address, 0, becomes that of
-    /// this endpoint, as ofi_rxm of libfabric 1.17 reports 0 for every sender.
+    /// Enables sender names. Call it before any [`Rail::insert`]: the first address, 0, becomes this
+    /// endpoint's, because ofi_rxm in libfabric 1.17 reports 0 for every sender.
     pub fn enable_senders(&mut self) -> Result<()> {
         let endpoint = self.endpoint.as_ref().ok_or("the endpoint is closed")?;
         let mut name = endpoint.name()?;
-        // A provider may read a whole address of its format.
+        // A provider may read a whole address in this format.
         name.resize(512, 0);
         // SAFETY: it is this endpoint's own name.
         unsafe { endpoint.insert(&name)? };
@@ -166,7 +175,7 @@ impl Rail {
     /// Inserts a peer's endpoint into the address vector.
     ///
     /// # Safety
-    /// The name is one of the same provider and address format.
+    /// The name comes from the same provider and has the same address format.
     pub unsafe fn insert(&mut self, peer: Rank, name: &[u8]) -> Result<sys::Address> {
         let endpoint = self.endpoint.as_ref().ok_or("the endpoint is closed")?;
         // SAFETY: by the caller's contract.
@@ -177,7 +186,7 @@ impl Rail {
         Ok(address)
     }
 
-    /// Target of the peers' signals.
+    /// Target for the peers' signals.
     pub fn signal_target(&self) -> RemoteMemory {
         let base = self.domain.info().uses_addresses();
         let base = if base { self.signal_buffer.bytes.get().addr() as u64 } else { 0 };
@@ -193,10 +202,10 @@ impl Rail {
     /// Posts a part; false if the provider accepts no more now.
     ///
     /// # Errors
-    /// Its error number ([`Rail::describe`]).
+    /// The provider's error number ([`Rail::describe`]).
     ///
     /// # Safety
-    /// Sources and their registrations stay valid until the part has ended or the endpoint is closed.
+    /// Sources and registrations stay valid until the part has ended or the endpoint is closed.
     #[inline(always)]
     pub unsafe fn write(
         &mut self,
@@ -230,10 +239,10 @@ impl Rail {
     /// Posts a part that the provider copies: it is complete on return. Returns as [`Rail::write`].
     ///
     /// # Errors
-    /// As [`Rail::write`].
+    /// Same as [`Rail::write`].
     ///
     /// # Safety
-    /// The source is valid memory of the host.
+    /// The source is valid host memory.
     #[inline(always)]
     pub unsafe fn inject(
         &mut self,
@@ -247,10 +256,10 @@ impl Rail {
         is_taken(unsafe { endpoint.inject(address, source, destination, immediate) })
     }
 
-    /// As [`Rail::inject`], an empty write.
+    /// Same as [`Rail::inject`], an empty write.
     ///
     /// # Errors
-    /// As [`Rail::write`].
+    /// Same as [`Rail::write`].
     #[inline(always)]
     pub fn inject_signal(
         &mut self,
@@ -263,19 +272,19 @@ impl Rail {
         unsafe { self.inject(address, &source, &destination, immediate) }
     }
 
-    /// Message of an error of [`Rail::write`].
+    /// Message for an error from [`Rail::write`].
     #[cold]
     pub fn describe(&self, error: i32) -> String {
         if self.is_closed() {
             return "the endpoint is closed".into();
         }
-        super::objects::check("fi_writemsg", -error).err().unwrap_or_default()
+        super::library::check("fi_writemsg", -error).err().unwrap_or_default()
     }
 
     /// Posts an empty write.
     ///
     /// # Errors
-    /// As [`Rail::write`].
+    /// Same as [`Rail::write`].
     pub fn signal(
         &mut self,
         (address, target): (sys::Address, RemoteMemory),
@@ -308,15 +317,15 @@ impl Rail {
             self.slots.free.push(slot);
             return match result {
                 _ if result == -sys::FI_EAGAIN => Ok(false),
-                _ => super::objects::check("fi_recv", result as i32).map(|()| false),
+                _ => super::library::check("fi_recv", result as i32).map(|()| false),
             };
         }
         self.slots.uses[slot as usize] = SlotUse::Receive;
         Ok(true)
     }
 
-    /// Posts receives in place of completed ones, as far as the provider accepts them: with fewer than the
-    /// agreed number an arrival would wait indefinitely.
+    /// Posts receives in place of completed ones, as far as the provider accepts them: with fewer than
+    /// the agreed number an arrival would wait indefinitely.
     fn post_missing_receives(&mut self) {
         while self.missing_receives > 0 {
             match self.post_receive() {
@@ -330,8 +339,8 @@ impl Rail {
         }
     }
 
-    /// Makes progress and reports events.
-    pub fn poll(&mut self, mut report: impl FnMut(CompletionEvent)) {
+    /// Makes progress and reports events. A batch's arrivals follow the flush that makes them visible.
+    pub fn poll(&mut self, gpus: &FlushedGpus, mut report: impl FnMut(CompletionEvent)) {
         if self.missing_receives > 0 {
             self.post_missing_receives();
         }
@@ -348,11 +357,17 @@ impl Rail {
                 continue;
             }
             let Ok(count) = usize::try_from(count) else { return };
+            let flushed = gpus.flush(|| self.has_payload(count.min(BATCH)));
             for index in 0..count.min(BATCH) {
                 let sender = self.senders.as_ref().and_then(|senders| senders.of(index));
-                if let Some(event) = self.take_entry(index, sender) {
-                    report(event);
+                match self.take_entry(index, sender) {
+                    Some(CompletionEvent::Arrived(..)) if flushed.is_err() => {}
+                    Some(event) => report(event),
+                    None => {}
                 }
+            }
+            if let Err(why) = flushed {
+                return report(CompletionEvent::Unflushed(why));
             }
             if count < BATCH {
                 return;
@@ -360,7 +375,15 @@ impl Rail {
         }
     }
 
-    /// Event of one completion of the batch.
+    /// True if an arrival among the first `count` completions may have brought bytes.
+    #[inline(never)]
+    fn has_payload(&self, count: usize) -> bool {
+        let has_arrived = |it: &&sys::CqEntry| it.flags & sys::FI_REMOTE_CQ_DATA != 0;
+        let mut arrivals = self.entries.0[..count].iter().filter(has_arrived);
+        arrivals.any(|it| it.len > 0 || !self.reports_lengths)
+    }
+
+    /// Event for one completion in the batch.
     #[inline(always)]
     fn take_entry(&mut self, index: usize, sender: Option<Rank>) -> Option<CompletionEvent> {
         let sys::CqEntry { op_context, flags, data, .. } = self.entries.0[index];
@@ -428,6 +451,18 @@ impl Rail {
         self.slots.uses.contains(&SlotUse::Abandoned)
     }
 
+    /// Replaces the provider's read function.
+    #[cfg(test)]
+    pub fn script(&mut self, read: sys::ReadFunction, reports_lengths: bool) {
+        self.queue.script(read);
+        self.reports_lengths = reports_lengths;
+    }
+
+    /// NIC name.
+    pub fn nic(&self) -> String {
+        self.domain.info().domain_name()
+    }
+
     /// Closes the endpoint, which ends all access to this group's memory through it.
     pub fn close(&mut self) {
         self.endpoint = None;
@@ -449,13 +484,13 @@ impl Rail {
 }
 
 impl Senders {
-    /// Sender of one completion.
+    /// Sender for one completion.
     fn of(&self, index: usize) -> Option<Rank> {
         self.ranks.get(&self.addresses[index]).copied()
     }
 }
 
-/// True if the provider accepted a write, by the result of its call.
+/// True if the provider accepted a write, by the call's result.
 #[inline(always)]
 fn is_taken(result: isize) -> Result<bool, i32> {
     if result == 0 {
@@ -469,7 +504,7 @@ impl SignalBuffer {
     fn new(domain: &Arc<Domain>, key: u64) -> Result<SignalBuffer> {
         let bytes = Box::new(UnsafeCell::new([0; 8]));
         let (address, length) = (bytes.get().addr() as u64, size_of::<[u64; 8]>());
-        // SAFETY: the box does not move, and is dropped after its registrations.
+        // SAFETY: the box does not move, and is dropped after the registrations.
         let (remote, local) = unsafe {
             let remote = domain.register(address, length, None, sys::FI_REMOTE_WRITE, key)?;
             let is_local = domain.info().registers_sources();
@@ -486,8 +521,8 @@ impl SignalBuffer {
     }
 }
 
-/// Sets options of EFA endpoints: arrivals consume receives, which bounds their number, and writes to a
-/// receiver that is not ready are retried. Libraries without an option keep their default.
+/// Sets EFA endpoint options: arrivals consume receives, which bounds how many there are, and writes to a
+/// receiver that is not ready are retried. Libraries without an option keep the default.
 fn prefer_bounded_queues(endpoint: &Endpoint, consumes_receives: bool) {
     if consumes_receives {
         let unsolicited = false;
@@ -499,6 +534,20 @@ fn prefer_bounded_queues(endpoint: &Endpoint, consumes_receives: bool) {
     const INFINITE_RETRIES: usize = 7;
     if let Err(why) = endpoint.set(sys::FI_OPT_EFA_RNR_RETRY, &INFINITE_RETRIES) {
         log::debug!("retries of receivers that are not ready keep the default: {why}");
+    }
+}
+
+/// Forbids EFA what a link that may reach GPU memory must not have: CUDA calls, which a thread that polls
+/// would make and which may wait for a kernel that waits for that thread, and libfabric's shared memory
+/// within a host, by which payload would reach a GPU on another way than the flush covers. Libraries
+/// without an option keep the default.
+fn leave_gpus_to_the_nic(endpoint: &Endpoint) {
+    let permitted = false;
+    if let Err(why) = endpoint.set(sys::FI_OPT_CUDA_API_PERMITTED, &permitted) {
+        log::warn!("libfabric may call CUDA while Weft polls: {why}");
+    }
+    if let Err(why) = endpoint.set(sys::FI_OPT_SHARED_MEMORY_PERMITTED, &permitted) {
+        log::warn!("libfabric may use shared memory within this host: {why}");
     }
 }
 
@@ -537,7 +586,7 @@ mod tests {
             let deadline = Instant::now() + Duration::from_secs(20);
             while failed < RECEIVES {
                 assert!(Instant::now() < deadline, "{failed} have failed in round {round}");
-                rail.poll(|event| match event {
+                rail.poll(&FlushedGpus::default(), |event| match event {
                     CompletionEvent::Failed(SlotUse::Receive, libc::ECANCELED, _) => failed += 1,
                     _ => panic!("no other operation is in flight"),
                 });

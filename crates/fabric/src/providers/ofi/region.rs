@@ -1,32 +1,41 @@
-//! Region: memory of this engine and its registrations with each NIC.
+//! Region: this engine's memory, registered with each NIC.
 
+use super::super::gpu_memory::{GpuTarget, Gpus};
 use super::super::granted_regions::RemoteMemory;
 use super::objects::{Domain, MemoryRegistration};
 use super::sys;
+use crate::error::{Error, Result};
 use crate::memory::{Memory, MemoryKind};
 use crate::random::SplitMix64;
+use crate::registration::{Registration, RegistrationCache};
 use std::ffi::c_void;
 use std::sync::Arc;
 
+/// Source registrations by NIC, one for each allocation and shared by groups: no peer has a key.
+/// Destinations are registered for each group, whose keys end with the region.
+pub type SourceCache = RegistrationCache<Vec<MemoryRegistration>>;
+
 pub struct RegisteredRegion {
     // Drop order: registrations before the memory.
-    /// Source registrations by NIC; empty where sources are not registered.
-    sources: Vec<MemoryRegistration>,
+    /// Empty where sources are not registered.
+    sources: Registration<Vec<MemoryRegistration>>,
     /// Destination registrations by NIC, made with the first grant.
     destinations: Vec<MemoryRegistration>,
-    /// Address of `memory`.
+    /// `memory` address.
     address: u64,
     length: u64,
+    /// Ordinal with which libfabric registers CUDA memory.
+    cuda: Option<u32>,
     memory: Arc<Memory>,
 }
 
-/// Generator of random keys: unpredictable to other processes, and to holders of earlier keys.
+/// Random key generator: unpredictable to other processes, and to holders of earlier keys.
 pub struct KeyGenerator {
     random: SplitMix64,
 }
 
 impl KeyGenerator {
-    pub fn new() -> Result<KeyGenerator, String> {
+    pub fn new() -> std::result::Result<KeyGenerator, String> {
         let mut seed = [0; 8];
         getrandom::fill(&mut seed).map_err(|e| format!("no random bytes from the system: {e}"))?;
         Ok(KeyGenerator { random: SplitMix64::new(u64::from_le_bytes(seed)) })
@@ -40,7 +49,7 @@ impl KeyGenerator {
     }
 }
 
-/// Attempts of a registration: a random key may be in use.
+/// Registration attempts: a random key may be in use.
 const TRIES: u32 = 3;
 
 impl RegisteredRegion {
@@ -48,30 +57,35 @@ impl RegisteredRegion {
     pub fn new(
         memory: &Arc<Memory>,
         domains: &[Arc<Domain>],
-        keys: &mut KeyGenerator,
-    ) -> Result<RegisteredRegion, String> {
-        let register = |domain: &Arc<Domain>| register(memory, domain, sys::FI_WRITE, keys);
+        (cache, keys): (&SourceCache, &mut KeyGenerator),
+        gpus: &dyn Gpus,
+        refuse: impl FnOnce(String) -> Error,
+    ) -> Result<RegisteredRegion> {
+        let cuda = GpuTarget::of(memory).filter(|_| !gpus.are_simulated()).map(|gpu| gpu.device);
         let registered = domains.iter().filter(|domain| domain.info().registers_sources());
-        let sources = registered.map(register).collect::<Result<_, _>>()?;
+        let sources = sources(memory, registered, cuda, (cache, keys), refuse)?;
         let (address, length) = (memory.address(), memory.len() as u64);
         Ok(RegisteredRegion {
             sources,
             destinations: Vec::new(),
             address,
             length,
+            cuda,
             memory: memory.clone(),
         })
     }
 
-    /// Registers it as a destination, with a key for each NIC.
+    /// Registers it as a destination, with a key for each NIC. Writes into a GPU are visible with the flush
+    /// in `gpu_memory.rs`.
     pub fn targets(
         &mut self,
         domains: &[Arc<Domain>],
         keys: &mut KeyGenerator,
-    ) -> Result<Vec<RemoteMemory>, String> {
+    ) -> std::result::Result<Vec<RemoteMemory>, String> {
         if self.destinations.is_empty() {
+            let access = sys::FI_REMOTE_WRITE;
             let register =
-                |domain: &Arc<Domain>| register(&self.memory, domain, sys::FI_REMOTE_WRITE, keys);
+                |domain: &Arc<Domain>| register(&self.memory, domain, self.cuda, access, keys);
             self.destinations = domains.iter().map(register).collect::<Result<_, _>>()?;
         }
         let base = |domain: &Domain| {
@@ -81,7 +95,7 @@ impl RegisteredRegion {
         Ok(targets.map(|(domain, mr)| RemoteMemory { base: base(domain), key: mr.key() }).collect())
     }
 
-    /// Address and descriptor of a slice for one NIC; `None` outside of the region.
+    /// Address and descriptor for a slice on one NIC; `None` outside the region.
     #[inline(always)]
     pub fn source(&self, rail: usize, offset: u64, length: u64) -> Option<(u64, *mut c_void)> {
         let end = offset.checked_add(length)?;
@@ -92,40 +106,103 @@ impl RegisteredRegion {
 }
 
 impl RegisteredRegion {
-    /// True if the provider can copy its bytes inside of a call.
+    /// The region as a destination, for GPU memory.
+    pub fn gpu(&self) -> Option<GpuTarget> {
+        GpuTarget::of(&self.memory)
+    }
+
+    /// Present if peers may write into GPU memory by this region.
+    pub fn granted_gpu(&self) -> Option<GpuTarget> {
+        self.gpu().filter(|_| !self.destinations.is_empty())
+    }
+
+    /// True if the provider can copy the bytes inside a call.
     #[inline(always)]
     pub fn is_host_memory(&self) -> bool {
         self.memory.kind() == MemoryKind::Host
     }
 }
 
-/// True if NICs can register memory of this kind.
-pub fn can_register(place: MemoryKind, domains: &[Arc<Domain>]) -> bool {
-    match place {
-        MemoryKind::Host => true,
-        MemoryKind::Device(_) => domains.iter().all(|domain| domain.info().reaches_devices()),
-    }
+/// True if NICs can register this kind of memory.
+pub fn can_register(place: MemoryKind, domains: &[Arc<Domain>], gpus: &dyn Gpus) -> bool {
+    let reach_devices = || domains.iter().all(|domain| domain.info().reaches_devices());
+    place == MemoryKind::Host || gpus.are_simulated() || reach_devices()
+}
+
+/// Source registrations, with these NICs where the cache has none.
+fn sources<'a>(
+    memory: &Arc<Memory>,
+    domains: impl Iterator<Item = &'a Arc<Domain>>,
+    cuda: Option<u32>,
+    (cache, keys): (&SourceCache, &mut KeyGenerator),
+    refuse: impl FnOnce(String) -> Error,
+) -> Result<Registration<Vec<MemoryRegistration>>> {
+    cache.get(memory, |memory| {
+        let registered = domains.map(|domain| register(memory, domain, cuda, sys::FI_WRITE, keys));
+        registered.collect::<std::result::Result<_, _>>().map_err(refuse)
+    })
 }
 
 fn register(
-    memory: &Arc<Memory>,
+    memory: &Memory,
     domain: &Arc<Domain>,
+    cuda: Option<u32>,
     access: u64,
     keys: &mut KeyGenerator,
-) -> Result<MemoryRegistration, String> {
-    let device = match memory.kind() {
-        MemoryKind::Host => None,
-        MemoryKind::Device(ordinal) => Some(ordinal),
-    };
+) -> std::result::Result<MemoryRegistration, String> {
     // Some providers reject an empty registration.
     let length = memory.len().max(1);
     let mut tries = 0;
     loop {
         let key = keys.next(domain);
-        // SAFETY: the region keeps the memory until its registrations are dropped.
-        match unsafe { domain.register(memory.address(), length, device, access, key) } {
+        // SAFETY: the region keeps the memory until the registrations are dropped.
+        match unsafe { domain.register(memory.address(), length, cuda, access, key) } {
             Err(_) if tries < TRIES => tries += 1,
             registered => return registered,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{OfiConfig, info, library};
+    use super::*;
+    use crate::registration::IdleLimits;
+    use std::collections::BTreeSet;
+
+    /// Groups, such as a process's pairs.
+    const GROUPS: u64 = 64;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri loads no library")]
+    fn groups_share_source_registrations_and_no_keys() {
+        if let Err(why) = library() {
+            return println!("skipped: {why}");
+        }
+        let config = OfiConfig::default();
+        let offer = info::offers(&config.provider, config.bind, 0).unwrap().remove(0);
+        let domains = [Arc::new(Domain::open(offer).unwrap())];
+        let gpus = crate::providers::twin_gpus::TwinGpus::new(&Arc::default());
+        let memory = Arc::new(Memory::shared(100).unwrap());
+        let cache = SourceCache::new(IdleLimits::NONE);
+        let refuse = |why: String| -> Error { panic!("{why}") };
+        // The provider needs no source registrations, and makes them.
+        let group = || {
+            let keys = &mut KeyGenerator::new().unwrap();
+            let shared = sources(&memory, domains.iter(), None, (&cache, keys), refuse).unwrap();
+            let region = RegisteredRegion::new(&memory, &domains, (&cache, keys), &gpus, refuse);
+            let mut region = region.unwrap();
+            assert!(std::ptr::eq(&*shared, &*region.sources));
+            let targets = region.targets(&domains, keys).unwrap();
+            (shared, region, targets[0].key)
+        };
+        let groups: Vec<_> = (0..GROUPS).map(|_| group()).collect();
+        assert!(groups.iter().all(|group| std::ptr::eq(&*group.0, &*groups[0].0)));
+        let totals = cache.statistics();
+        assert_eq!((groups[0].0.len(), totals.misses, totals.hits), (1, 1, 2 * GROUPS - 1));
+        let destinations: BTreeSet<u64> = groups.iter().map(|group| group.2).collect();
+        assert_eq!(destinations.len() as u64, GROUPS);
+        drop(groups);
+        assert_eq!(cache.statistics().live, 0);
     }
 }

@@ -1,13 +1,13 @@
-//! Signal actions of the program, restored after a library's initialisers have run.
+//! The program's signal actions, restored after a library's initialisers have run.
 //!
-//! libinfinipath and libpsm2, which libfabric loads for its providers psm and psm2, replace the actions of
-//! SIGINT, SIGTERM, SIGSEGV and others: Ctrl-C would end the process instead of raising
+//! libinfinipath and libpsm2, which libfabric loads for the providers psm and psm2, replace the actions
+//! for SIGINT, SIGTERM, SIGSEGV and others: Ctrl-C would end the process instead of raising
 //! `KeyboardInterrupt`.
 
 use libc::{c_int, sigaction};
 use std::ptr::{null, null_mut};
 
-/// Highest signal number of Linux.
+/// Highest Linux signal number.
 const MAX_SIGNAL: c_int = 64;
 
 /// Runs `work`, then restores each signal action that it has changed.
@@ -22,14 +22,14 @@ pub fn preserving_actions<T>(work: impl FnOnce() -> T) -> T {
         });
         if !is_kept {
             log::debug!("libfabric changed the action of signal {signal}; restored");
-            // SAFETY: the action was in force before, so its handler is valid.
+            // SAFETY: the action was in force before, so the handler is valid.
             unsafe { libc::sigaction(signal, &old, null_mut()) };
         }
     }
     result
 }
 
-/// Current action of a signal.
+/// Current signal action.
 fn action(signal: c_int) -> Option<sigaction> {
     // SAFETY: all zero is a valid value; the call fills it in.
     unsafe {

@@ -1,13 +1,13 @@
-//! Slots of a rail: scratch memory and use of each operation in flight.
+//! Rail slots: scratch memory for each operation in flight, and how it is used.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 
-/// Scratch memory of the provider for one operation (`fi_context2`).
+/// The provider's scratch memory for one operation (`fi_context2`).
 #[repr(C, align(64))]
 struct Context(UnsafeCell<[usize; 8]>);
 
-// SAFETY: only the provider reads and writes it, under locks of its own.
+// SAFETY: only the provider reads and writes it, under the provider's own locks.
 unsafe impl Sync for Context {}
 
 /// Operation that a slot is used for.
@@ -15,9 +15,9 @@ unsafe impl Sync for Context {}
 pub enum SlotUse {
     /// Part that the engine posted.
     Part { token: u64, peer: u32, is_bulk: bool },
-    /// Part whose failure was reported when its peer was fenced.
+    /// Part whose failure was reported when the peer was fenced.
     Abandoned,
-    /// Control message of the link.
+    /// Link control message.
     Control { peer: u32 },
     /// Posted receive, for a provider that consumes one for each immediate.
     Receive,
@@ -46,14 +46,14 @@ impl Slots {
         self.contexts[slot as usize].0.get().cast()
     }
 
-    /// Slot of a context.
+    /// Slot for a context.
     fn of(&self, context: *mut c_void) -> Option<usize> {
         let offset = (context.addr()).wrapping_sub(self.contexts.as_ptr().addr());
         let slot = offset / size_of::<Context>();
         (offset.is_multiple_of(size_of::<Context>()) && slot < self.uses.len()).then_some(slot)
     }
 
-    /// Frees the slot of a context; returns its use.
+    /// Frees a context's slot; returns how it was used.
     pub fn take(&mut self, context: *mut c_void) -> Option<SlotUse> {
         let slot = self.of(context)?;
         let slot_use = std::mem::replace(&mut self.uses[slot], SlotUse::Free);

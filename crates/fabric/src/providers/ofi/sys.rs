@@ -1,7 +1,7 @@
-//! C layouts of libfabric: the part of its API that this provider calls.
+//! Libfabric C layouts: the part of the API that this provider calls.
 //!
-//! Layouts are those of `FABRIC_1.3`, the newest symbol version of libfabric 1.17. Later libraries keep
-//! that version and add fields behind those declared here. A test compares each offset with libfabric's own
+//! Layouts follow `FABRIC_1.3`, the newest symbol version in libfabric 1.17. Later libraries keep that
+//! version and add fields behind the ones declared here. A test compares each offset with libfabric's own
 //! headers where they are installed.
 
 use std::ffi::{c_char, c_int, c_void};
@@ -20,10 +20,10 @@ pub const FI_COMPLETION: u64 = 1 << 24;
 pub const FI_DELIVERY_COMPLETE: u64 = 1 << 28;
 pub const FI_HMEM: u64 = 1 << 47;
 pub const FI_SOURCE: u64 = 1 << 57;
-/// Flag of `fi_getinfo`: names of providers alone.
+/// `fi_getinfo` flag: only provider names.
 pub const FI_PROV_ATTR_ONLY: u64 = 1 << 54;
 
-/// Mode bits: demands of a provider on its caller.
+/// Mode bits: demands that a provider makes on the caller.
 pub const FI_CONTEXT: u64 = 1 << 59;
 pub const FI_CONTEXT2: u64 = 1 << 52;
 pub const FI_RX_CQ_DATA: u64 = 1 << 56;
@@ -50,7 +50,11 @@ pub const FI_ENOMEM: c_int = 12;
 pub const FI_ENODATA: c_int = 61;
 pub const FI_EAVAIL: isize = 259;
 
-/// Options of EFA endpoints: unsolicited receives of RDMA writes (libfabric 2.3), retries while a receiver
+/// Endpoint options that permit CUDA calls (libfabric 1.18) and shared memory (1.21).
+pub const FI_OPT_CUDA_API_PERMITTED: c_int = 10;
+pub const FI_OPT_SHARED_MEMORY_PERMITTED: c_int = 11;
+
+/// EFA endpoint options: unsolicited receives for RDMA writes (libfabric 2.3), retries while a receiver
 /// is not ready.
 pub const FI_OPT_ENDPOINT: c_int = 0;
 pub const FI_OPT_EFA_USE_UNSOLICITED_WRITE_RECV: c_int = -(0xefa << 16) + 8;
@@ -140,7 +144,7 @@ pub struct FabricAttr {
     pub api_version: u32,
 }
 
-/// Header of every object of libfabric.
+/// Header in every libfabric object.
 #[repr(C)]
 pub struct Fid {
     pub class: usize,
@@ -230,9 +234,9 @@ pub struct MrAttr {
     pub auth_key_size: usize,
     pub auth_key: *mut u8,
     pub iface: u32,
-    /// CUDA: ordinal of the device.
+    /// CUDA: device ordinal.
     pub device: u64,
-    /// Behind the fields of `FABRIC_1.3`: later providers read more fields, all zero.
+    /// Behind the `FABRIC_1.3` fields: later providers read more fields, all zero.
     pub later: [u64; 4],
 }
 
@@ -261,10 +265,13 @@ pub struct Cq {
     pub ops: *mut CqOps,
 }
 
+/// Queue, entries, and how many there is room for.
+pub type ReadFunction = unsafe extern "C" fn(*mut Cq, *mut CqEntry, usize) -> isize;
+
 #[repr(C)]
 pub struct CqOps {
     pub size: usize,
-    pub read: unsafe extern "C" fn(*mut Cq, *mut CqEntry, usize) -> isize,
+    pub read: ReadFunction,
     pub readfrom: unsafe extern "C" fn(*mut Cq, *mut CqEntry, usize, *mut Address) -> isize,
     pub readerr: unsafe extern "C" fn(*mut Cq, *mut CqError, u64) -> isize,
     pub sread: *mut c_void,
@@ -299,7 +306,7 @@ pub struct CqError {
     pub prov_errno: c_int,
     pub err_data: *mut c_void,
     pub err_data_size: usize,
-    /// Behind the fields of `FABRIC_1.3`: later libraries write here.
+    /// Behind the `FABRIC_1.3` fields: later libraries write here.
     pub later: [u64; 4],
 }
 
@@ -385,8 +392,8 @@ pub struct Mr {
     pub key: u64,
 }
 
-/// C expressions with their values here: offsets of all fields, sizes, constants. A test compares them with
-/// a C compiler.
+/// C expressions with the values here: all field offsets, sizes, constants. A test compares them with a C
+/// compiler.
 pub fn layout() -> Vec<(String, u64)> {
     let mut lines = Vec::new();
     macro_rules! offsets {
@@ -437,6 +444,13 @@ pub fn layout() -> Vec<(String, u64)> {
     constants! {
         FI_MSG, FI_RMA, FI_WRITE, FI_RECV, FI_TRANSMIT, FI_REMOTE_WRITE, FI_REMOTE_CQ_DATA, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_HMEM, FI_SOURCE, FI_CONTEXT, FI_CONTEXT2, FI_RX_CQ_DATA, FI_MR_LOCAL, FI_MR_VIRT_ADDR, FI_MR_ALLOCATED, FI_MR_PROV_KEY, FI_MR_HMEM, FI_EP_RDM, FI_THREAD_SAFE, FI_PROGRESS_AUTO, FI_AV_TABLE, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, FI_WAIT_FD, FI_GETWAIT, FI_ENABLE, FI_HMEM_CUDA, FI_EAGAIN, FI_ENOMEM, FI_ENODATA, FI_EAVAIL, FI_OPT_ENDPOINT
     }
+    // Libfabric 1.17's headers end with the option before these two.
+    let permissions = [FI_OPT_CUDA_API_PERMITTED, FI_OPT_SHARED_MEMORY_PERMITTED];
+    lines.extend(
+        (1..)
+            .zip(permissions)
+            .map(|(behind, option)| (format!("FI_OPT_XPU_TRIGGER + {behind}"), option as u64)),
+    );
     let sizes = [
         ("fi_cq_data_entry", size_of::<CqEntry>()),
         ("fi_msg_rma", size_of::<RmaMessage>()),

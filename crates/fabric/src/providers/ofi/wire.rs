@@ -1,4 +1,4 @@
-//! Wire format of the bytes that engines exchange before they connect: addresses and introductions.
+//! Wire format for what engines exchange before they connect: addresses and introductions.
 
 use super::super::granted_regions::{MAX_NICS, RemoteMemory, put_targets, take_targets};
 use crate::bytes::{Reader, put_block};
@@ -6,28 +6,28 @@ use crate::link::RouteRule;
 use crate::parts::PartRule;
 use crate::types::Lane;
 
-/// Version of this format and of the use of immediates; both ends must have the same.
+/// Version for this format and for how immediates are used; both ends must have the same.
 const VERSION: u16 = 2;
 
-/// Address of a link, sent to each rank of the group.
+/// Link address, sent to each rank in the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfiAddress {
-    /// Provider within libfabric, and the format of its addresses.
+    /// Provider within libfabric, and the address format.
     pub provider: String,
     pub format: u32,
-    /// Scope of the provider, such as one host's memory; equal for two engines that reach each other.
+    /// Provider scope, such as one host's memory; equal for two engines that reach each other.
     pub realm: Vec<u8>,
-    /// Number of the process where two endpoints of one process must not connect; otherwise zero.
+    /// Process number where two endpoints in one process must not connect; otherwise zero.
     pub process: u64,
-    /// Limits of a part at this end.
+    /// Part limits at this end.
     pub max_part_bytes: u64,
     pub max_pages: u32,
     pub stripe_from: u64,
     /// Unconsumed arrivals from each peer.
     pub max_unconsumed: u32,
-    /// Bytes of immediate data of an arrival.
+    /// Immediate data bytes in an arrival.
     pub immediate_bytes: u32,
-    /// Names of the endpoints, one for each NIC.
+    /// Endpoint names, one for each NIC.
     pub names: Vec<Vec<u8>>,
 }
 
@@ -101,7 +101,7 @@ impl OfiAddress {
         if two_lanes { RouteRule::LONGEST_CARRIER } else { 0 }
     }
 
-    /// True if the endpoints of one reach those of the other.
+    /// True if the endpoints at this address reach the other's.
     pub fn reaches(&self, other: &OfiAddress) -> bool {
         let network = |it: &OfiAddress| (it.provider.clone(), it.format, it.realm.clone());
         let may_connect = self.process == 0 || self.process != other.process;
@@ -110,27 +110,27 @@ impl OfiAddress {
 }
 
 /// Immediate data: the lane that an arrival raises, and in the upper half a piggybacked lane, or 0. No
-/// credit has lane 0: the first lanes of a table are the control lanes of a link.
+/// credit has lane 0: a table's first lanes are a link's control lanes.
 pub fn immediate(lane: Lane, piggyback: Option<Lane>) -> u64 {
     u64::from(lane.immediate())
         | piggyback.map_or(0, |piggyback| u64::from(piggyback.immediate()) << 32)
 }
 
-/// Lanes of [`immediate`].
+/// Lanes in [`immediate`].
 pub fn lanes_of(immediate: u64) -> (Lane, Option<Lane>) {
     let piggyback = (immediate >> 32) as u32;
     let piggyback = (piggyback != 0).then(|| Lane::from_immediate(piggyback));
     (Lane::from_immediate(immediate as u32), piggyback)
 }
 
-/// Introduction, sent to one peer: targets of its signals, and the control lanes between the two links.
+/// Introduction, sent to one peer: signal targets, and the control lanes between the two links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfiIntroduction {
-    /// Lane that the peer raises for each half of the bound on unconsumed arrivals that it has consumed.
+    /// Lane that the peer raises for each half of the unconsumed arrival bound that it has consumed.
     pub consumed: Lane,
-    /// Lane that the peer raises with its greeting, on receipt of ours, and when it leaves.
+    /// Lane that the peer raises with a greeting, when it receives ours, and when it leaves.
     pub presence: Lane,
-    /// Target of signals, by NIC.
+    /// Signal targets, by NIC.
     pub targets: Vec<RemoteMemory>,
 }
 

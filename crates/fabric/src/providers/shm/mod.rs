@@ -1,13 +1,13 @@
-//! Ranks of one host, over shared memory: a write is stores into the peer's mapping, then one release store
-//! of its lane.
+//! Ranks on one host, over shared memory: a write is stores into the peer's mapping, then one release
+//! store to the lane.
 //!
-//! A [`Device`] over `local`, which connects the peers and maps their memory, and states the trust
-//! between them. The data path takes no lock; its only system call wakes a sleeping peer. A post is
+//! A [`Device`] over `local`, which connects the peers and maps their memory, and states how far they
+//! trust each other. The data path takes no lock; the only system call wakes a sleeping peer. A post is
 //! complete on return, so that no progress is needed; [`Link::poll`] only sends descriptors that a socket
-//! did not accept at once. The end of the processes frees all resources.
+//! did not accept at once. All resources are freed when the processes end.
 //!
-//! Where the kernel permits it, the link also reads its peers' private memory ([`crate::MemoryReader`]); each end
-//! probes it at connect.
+//! Where the kernel permits it, the link also reads peers' private memory ([`crate::MemoryReader`]); each
+//! end probes it at connect.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -23,29 +23,29 @@ use std::ops::Range;
 use std::sync::Arc;
 use weft_control::Rank;
 
-/// Configuration of a [`ShmDevice`].
+/// [`ShmDevice`] configuration.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
-    /// Name of this host. Ranks with different names do not reach each other, so that tests can simulate
-    /// several hosts.
+    /// Host name. Ranks with different names do not reach each other, so that tests can simulate several
+    /// hosts.
     pub host_id: String,
 }
 
-/// Shared memory of this host.
+/// This host's shared memory.
 #[derive(Clone, Debug)]
 pub struct ShmDevice {
     config: ShmConfig,
-    /// Links probe reads of their peers' memory.
+    /// Links probe whether they can read peers' memory.
     reads: bool,
 }
 
 impl ShmDevice {
-    /// Shared memory of the configured host.
+    /// Shared memory on the configured host.
     pub fn new(config: ShmConfig) -> ShmDevice {
         ShmDevice { config, reads: true }
     }
 
-    /// The same device; its links read no memory of peers, and let no peer read theirs, unless `reads`.
+    /// The same device; links on it read no peer memory, and let no peer read theirs, unless `reads`.
     pub fn with_reads(self, reads: bool) -> ShmDevice {
         ShmDevice { reads, ..self }
     }
@@ -65,7 +65,7 @@ impl Device for ShmDevice {
     }
 }
 
-/// Mappings of one group's peers.
+/// Mappings that belong to one group's peers.
 #[derive(Debug)]
 struct ShmLink {
     local: LocalPeers,
@@ -77,14 +77,16 @@ struct ShmLink {
 }
 
 impl ShmLink {
-    /// Probes a read of the peer's memory. `message` is that of its introduction, empty if reads are off there.
+    /// Probes whether the peer's memory can be read. `message` comes from the peer's introduction, empty
+    /// if reads are off there.
     fn probe(&mut self, peer: Rank, message: &[u8]) {
         if self.word.is_none() || message.is_empty() {
             let end = if self.word.is_none() { "here" } else { "at the peer" };
             log::debug!("memory of {peer}: not read in place; turned off {end}");
             return;
         }
-        let pid = self.local.process(peer).map_err(|error| error.to_string());
+        let hidden = || "its PID namespace is not inside this one".to_owned();
+        let pid = self.local.process(peer).ok_or_else(hidden);
         match pid.and_then(|pid| ProcessMemory::probe(pid, message)) {
             Ok(memory) => {
                 log::debug!("memory of {peer}: read in place (process_vm_readv)");
@@ -186,6 +188,14 @@ impl Link for ShmLink {
         self.local.mark_raised();
     }
 
+    fn peers_raise(&self) -> bool {
+        true
+    }
+
+    fn share_wake(&mut self) -> bool {
+        self.local.share_wake(&self.group.lanes)
+    }
+
     fn expect_write(&mut self, peer: Rank) {
         self.local.expect_write(peer);
     }
@@ -194,7 +204,7 @@ impl Link for ShmLink {
         self.local.flush();
     }
 
-    /// Drops the mappings of the peer. No part is ever in flight.
+    /// Drops the peer's mappings. No part is ever in flight.
     fn fence(&mut self, peer: Rank, _sink: &mut Sink) {
         self.readers.remove(peer);
         self.local.disconnect(peer);

@@ -1,6 +1,6 @@
 //! Engines over a world with a driver on each, and a control plane that broadcasts poison.
 
-use super::World;
+use super::world::World;
 use crate::descriptor::EngineAddress;
 use crate::driver::{Driver, Event, Requests};
 use crate::engine::{CounterConfig, Engine, EngineConfig, Region, RemoteRegion};
@@ -13,12 +13,12 @@ use std::ops::Range;
 use std::time::Duration;
 use weft_control::{Cause, Poison, Rank};
 
-/// Outcome of a rank.
+/// Rank outcome.
 #[derive(Debug)]
 pub enum Outcome<E> {
     /// The step returned `true`.
     Done,
-    /// Error of the driver, or poison of its group.
+    /// Driver error, or the group's poison.
     Failed(E),
     /// Killed before either.
     Killed,
@@ -65,14 +65,14 @@ struct PoisonMessage {
     cause: Poison,
 }
 
-/// Group of connected engines on ranks of a world. A world can carry several.
+/// Group of connected engines on a world's ranks. A world can carry several.
 pub struct Cluster {
     world: World,
-    /// Rank of the world and link, by rank of the group.
+    /// World rank and link, by group rank.
     hosts: Vec<Rank>,
     links: Vec<Rank>,
     engines: Vec<Engine>,
-    /// Events for the next step of each rank, and its requests.
+    /// Events for each rank's next step, and the rank's requests.
     events: Vec<Vec<Event>>,
     requests: Vec<Requests>,
     random: SplitMix64,
@@ -83,13 +83,13 @@ pub struct Cluster {
 
 /// Consecutive passes without an event before a run counts as deadlocked.
 const MAX_IDLE_PASSES: u32 = 3;
-/// Maximum delay of poison between two ranks.
+/// Maximum delay for poison between two ranks.
 const MAX_POISON_DELAY: Duration = Duration::from_micros(50);
-/// Exceeds the maximum delay of poison, so that all ranks report the first cause.
+/// Exceeds the maximum poison delay, so that all ranks report the first cause.
 const LOSS_GRACE: Duration = Duration::from_micros(200);
 
 impl Cluster {
-    /// Group of all ranks, with small tables; see [`Cluster::with_config`].
+    /// Group with all ranks and small tables; see [`Cluster::with_config`].
     pub fn new(world: &World) -> Result<Cluster> {
         Cluster::with_config(
             world,
@@ -97,13 +97,13 @@ impl Cluster {
         )
     }
 
-    /// Group of all ranks. Choose a short [`EngineConfig::loss_grace`]: it passes in virtual time.
+    /// Group with all ranks. Choose a short [`EngineConfig::loss_grace`]: it passes in virtual time.
     pub fn with_config(world: &World, config: EngineConfig) -> Result<Cluster> {
         let hosts: Vec<Rank> = (0..world.ranks()).map(Rank).collect();
         Cluster::among(world, &hosts, config)
     }
 
-    /// Group of these ranks of the world, numbered 0, 1, ... in it. A group can be created at any time.
+    /// Group with these world ranks, numbered 0, 1, ... in it. A group can be created at any time.
     pub fn among(world: &World, hosts: &[Rank], config: EngineConfig) -> Result<Cluster> {
         let size = hosts.len() as u32;
         let mut engines = Vec::with_capacity(hosts.len());
@@ -145,12 +145,12 @@ impl Cluster {
         self.max_steps = steps;
     }
 
-    /// World of the group.
+    /// World that the group runs in.
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// Engine of a rank.
+    /// A rank's engine.
     ///
     /// # Panics
     /// If the group has no such rank.
@@ -158,7 +158,7 @@ impl Cluster {
         &mut self.engines[rank.0 as usize]
     }
 
-    /// Ranks of the group.
+    /// Ranks in the group.
     pub fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
         (0..self.engines.len() as u32).map(Rank)
     }
@@ -177,8 +177,8 @@ impl Cluster {
         Ok(made)
     }
 
-    /// Grants `regions(owner, peer)` with these counters from each owner to each peer, which imports them.
-    /// Returns `remote[rank][owner]`: the regions of `owner` that `rank` may write, in order.
+    /// Grants `regions(owner, peer)` with these counters from each owner to each peer, which imports
+    /// them. Returns `remote[rank][owner]`: the regions that `owner` lets `rank` write, in order.
     pub fn share(
         &mut self,
         regions: impl Fn(Rank, Rank) -> Vec<(Region, Range<u64>)>,
@@ -198,12 +198,12 @@ impl Cluster {
         Ok(remote)
     }
 
-    /// Runs `step` on each rank until it returns `true`, fails or is killed. Arguments of `step`: the
-    /// engine, the time, the events of a poll (possibly none) and the requests to fill.
+    /// Runs `step` on each rank until it returns `true`, fails or is killed. `step` takes the engine, the
+    /// time, a poll's events (possibly none) and the requests to fill.
     ///
-    /// A finished rank is still polled, as peers may need its progress; its further events are kept for the
-    /// first step of the next run. Ranks are polled in random order. A poisoned engine ends its rank; a
-    /// failed rank poisons its peers, as the end of its process would.
+    /// A finished rank is still polled, as peers may need it to make progress; further events are kept
+    /// for the first step of the next run. Ranks are polled in random order. A poisoned engine ends the
+    /// rank; a failed rank poisons the peers, as an exiting process would.
     pub fn run<E: From<Error>>(
         &mut self,
         mut step: impl FnMut(&mut Engine, Time, &[Event], &mut Requests) -> Result<bool, E>,
@@ -309,7 +309,7 @@ impl Cluster {
         busy
     }
 
-    /// Sends the poison of a rank to all others.
+    /// Sends a rank's poison to all others.
     fn broadcast_poison(&mut self, from: Rank, cause: Poison) {
         for to in self.ranks().filter(|rank| *rank != from) {
             let at = self.world.now().after(self.random.duration(MAX_POISON_DELAY));
@@ -331,9 +331,9 @@ impl Cluster {
     }
 }
 
-/// Runs several groups of one world together, as [`Cluster::run`] runs one; the first argument of `step` is
-/// the index of the group. Returns the outcomes of each group. Groups are independent but for shared ranks
-/// of the world.
+/// Runs several groups in one world together, as [`Cluster::run`] runs one; the first `step` argument is
+/// the group index. Returns each group's outcomes. Groups are independent apart from the world ranks that
+/// they share.
 pub fn run_groups<E: From<Error>>(
     groups: &mut [Cluster],
     mut step: impl FnMut(usize, &mut Engine, Time, &[Event], &mut Requests) -> Result<bool, E>,
@@ -368,7 +368,7 @@ pub fn run_groups<E: From<Error>>(
     Err(RunError::TooManySteps { steps: max_steps, waiting })
 }
 
-/// Seed that distinguishes the groups of a world; zero if each link has the number of its rank.
+/// Seed that distinguishes a world's groups; zero if each link has the rank's number.
 fn links_seed(links: &[Rank]) -> u64 {
     let apart = (0..).map(Rank).zip(links).any(|(rank, link)| rank != *link);
     if apart {

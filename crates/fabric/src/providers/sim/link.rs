@@ -1,6 +1,6 @@
-//! Device and link of a rank over a simulated world.
+//! A rank's device and link over a simulated world.
 
-use super::World;
+use super::world::World;
 use crate::bytes::Reader;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use weft_control::Rank;
 
-/// Device of one rank. Each group that the rank joins opens a link of its own.
+/// One rank's device. Each group that the rank joins opens a separate link.
 pub(super) struct SimDevice {
     world: World,
     rank: Rank,
@@ -22,6 +22,17 @@ pub(super) struct SimDevice {
 impl SimDevice {
     pub fn new(world: World, rank: Rank) -> SimDevice {
         SimDevice { world, rank }
+    }
+}
+
+impl World {
+    /// One rank's device.
+    ///
+    /// # Panics
+    /// If the world has no such rank.
+    pub fn device(&self, rank: Rank) -> Arc<dyn Device> {
+        assert!(rank.0 < self.ranks(), "{rank} is not in a world of {}", self.ranks());
+        Arc::new(SimDevice::new(self.clone(), rank))
     }
 }
 
@@ -38,25 +49,25 @@ impl Device for SimDevice {
 
 struct SimLink {
     world: World,
-    /// Number of this link in the world.
+    /// Link number in the world.
     link: Rank,
-    /// Links of the group, by rank.
+    /// Links in the group, by rank.
     links: Vec<Rank>,
     group: Membership,
 }
 
 impl SimLink {
-    /// Name of the world: its address in memory. Ranks of one world reach each other.
+    /// World name: an address in memory. Ranks in one world reach each other.
     fn world_name(&self) -> [u8; 8] {
         (Arc::as_ptr(&self.world.state).addr() as u64).to_le_bytes()
     }
 
-    /// Link of a rank of the group.
+    /// Link for a group rank.
     fn link_of(&self, peer: Rank) -> Option<Rank> {
         self.links.get(peer.index()).copied()
     }
 
-    /// Rank of a link of the group.
+    /// Group rank for a link.
     fn rank_of(&self, link: Rank) -> Option<Rank> {
         self.links.iter().position(|other| *other == link).map(|rank| Rank(rank as u32))
     }
@@ -133,6 +144,11 @@ impl Link for SimLink {
 
     fn deregister(&mut self, key: RegionKey) {
         self.world.state().deregister(self.link, key);
+    }
+
+    /// The world raises lanes for the peers.
+    fn peers_raise(&self) -> bool {
+        true
     }
 
     fn post(

@@ -7,51 +7,18 @@
 //! ```
 //!
 //! A part on a broken link fails. A part toward a dead or fenced rank is discarded without a completion:
-//! its sender receives the loss of the peer and fences it, which drains the part.
+//! the sender receives the peer's loss and fences it, which drains the part.
 
+use super::part_record::{Part, ReadAt};
 use super::state::{SimEvent, State};
 use super::violations::ViolationKind;
 use crate::link::{PostStatus, WorkRequest};
 use crate::network_model::FlowId;
 use crate::random::mix;
-use crate::types::{Lane, Page, RegionKey};
+use crate::types::{Lane, RegionKey};
 use std::ops::Range;
 use std::time::Duration;
 use weft_control::Rank;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum ReadAt {
-    Post,
-    Departure,
-    Arrival,
-}
-
-pub(super) struct Part {
-    pub from: Rank,
-    pub to: Rank,
-    pub token: u64,
-    pub lane: Lane,
-    pub pages: Vec<Page>,
-    pub read_at: ReadAt,
-    /// Bytes read from the source, page after page.
-    pub data: Option<Vec<u8>>,
-    /// Digest of the source at post.
-    pub digest: u64,
-    /// The part fails instead of raising its lane.
-    pub will_fail: bool,
-    pub completes_early: bool,
-    /// The part has landed, failed or been discarded.
-    pub ended: bool,
-    /// Result of the scheduled completion.
-    pub outcome: Option<Result<(), &'static str>>,
-    pub completed: bool,
-}
-
-impl Part {
-    pub fn bytes(&self) -> u64 {
-        self.pages.iter().map(|page| page.length).sum()
-    }
-}
 
 const FULL_RETRY: Duration = Duration::from_micros(1);
 
@@ -120,12 +87,12 @@ impl State {
         Ok(PostStatus::InFlight)
     }
 
-    /// Claims a part's destination and fills it with random bytes; a part outside of its grant will fail.
+    /// Claims a part's destination and fills it with random bytes; a part outside the grant will fail.
     fn claim(&mut self, id: u64, part: &mut Part) {
         let (from, to, lane) = (part.from, part.to, part.lane.id());
         self.link_mut(to).ledger.posted(lane);
         if !self.accepts(to, from) {
-            // Too late: its destination has a new use and stays unchanged.
+            // Too late: the destination has a new use and stays unchanged.
             return;
         }
         for page in &part.pages {
@@ -167,7 +134,7 @@ impl State {
         memory.copy_in(range.start as usize, scratch);
     }
 
-    /// Current bytes of the source; `None` if one of its regions was released.
+    /// Current source bytes; `None` if a source region was released.
     fn read(&self, part: &Part) -> Option<Vec<u8>> {
         let mut data = vec![0; part.bytes() as usize];
         let mut rest = &mut data[..];
@@ -244,7 +211,7 @@ impl State {
         self.complete_after_delay(id, Ok(()));
     }
 
-    /// Copies up to `limit` bytes of a part to its destination.
+    /// Copies up to `limit` bytes to a part's destination.
     fn land(&mut self, id: u64, limit: u64) {
         let State { parts, links, .. } = self;
         let Some(part) = parts.get(&id) else { return };
@@ -264,7 +231,7 @@ impl State {
         }
     }
 
-    /// Ends the transfer of a part.
+    /// Ends a part's transfer.
     fn end(&mut self, id: u64) {
         let Some(part) = self.parts.get_mut(&id) else { return };
         if !std::mem::replace(&mut part.ended, true) {
@@ -274,7 +241,7 @@ impl State {
         self.remove_if_over(id);
     }
 
-    /// Fails a part. A random prefix of it has landed, unless its destination had fenced its source.
+    /// Fails a part. A random prefix has landed, unless the destination had fenced the source.
     pub fn fail(&mut self, id: u64, why: &'static str) {
         let lands = |part: &&Part| part.data.is_some() && self.accepts(part.to, part.from);
         if let Some(bytes) = self.parts.get(&id).filter(lands).map(Part::bytes)
@@ -285,19 +252,19 @@ impl State {
         }
         let Some(part) = self.parts.get(&id) else { return };
         if part.outcome.is_some() {
-            // Its sender already has a completion without error, and so receives a loss.
+            // The sender already has a completion without error, and so receives a loss.
             self.notify_peer(part.from, part.to, why);
         }
         self.end(id);
         self.complete_after_delay(id, Err(why));
     }
 
-    /// Numbers of the parts that satisfy `predicate`, in order of their posts.
+    /// Numbers of the parts that satisfy `predicate`, in post order.
     pub fn parts_matching(&self, predicate: impl Fn(&Part) -> bool) -> Vec<u64> {
         self.parts.iter().filter(|(_, part)| predicate(part)).map(|(id, _)| *id).collect()
     }
 
-    /// Discards a part without a completion until its sender fences the peer.
+    /// Discards a part without a completion until the sender fences the peer.
     pub fn discard(&mut self, id: u64) {
         self.model.cancel(FlowId(id));
         self.end(id);
@@ -316,7 +283,7 @@ impl State {
         }
     }
 
-    /// Records a violation if the source of a part has changed since its post.
+    /// Records a violation if a part's source has changed since the post.
     fn check_source(&mut self, id: u64) {
         let Some(part) = self.parts.get(&id) else { return };
         let (from, to, lane, before) = (part.from, part.to, part.lane, part.digest);
@@ -330,7 +297,7 @@ impl State {
         part.completed = true;
         let (from, to, token, bytes) = (part.from, part.to, part.token, part.bytes());
         let result = part.outcome.unwrap_or(Ok(())).map_err(str::to_owned);
-        // With reuse, the source of a part that has landed is checked at that time.
+        // With reuse, a landed part's source is checked at that time.
         if !(self.reuse && part.ended) {
             self.check_source(id);
         }
@@ -367,7 +334,7 @@ impl State {
 }
 
 /// Folds `bytes` into a digest.
-fn digest(digest: u64, bytes: &[u8]) -> u64 {
+pub(super) fn digest(digest: u64, bytes: &[u8]) -> u64 {
     bytes.chunks(8).fold(digest ^ bytes.len() as u64, |sum, chunk| {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);

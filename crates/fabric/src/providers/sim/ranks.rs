@@ -1,6 +1,6 @@
 //! Ranks that join, pause, break, die and fence each other.
 
-use super::Pause;
+use super::config::Pause;
 use super::state::{SimEvent, State};
 use super::violations::ViolationKind;
 use crate::lane_table::LaneTable;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use weft_control::Rank;
 
 impl State {
-    /// Joins a link to the group of these links, by rank.
+    /// Joins a link to the group with these links, by rank.
     pub fn join(&mut self, link: Rank, members: &[Rank], lanes: &Arc<LaneTable>) {
         let state = self.link_mut(link);
         state.lanes = Some(lanes.clone());
@@ -50,7 +50,7 @@ impl State {
         }
     }
 
-    /// Moves completions and losses into the sink of a poll.
+    /// Moves completions and losses into a poll's sink.
     pub fn collect(&mut self, rank: Rank, sink: &mut Sink) {
         if self.is_running(rank) {
             if !self.link(rank).lost.is_empty() {
@@ -89,7 +89,7 @@ impl State {
         }
     }
 
-    /// Notifies the peers of a rank that is still paused.
+    /// Notifies a rank's peers if it is still paused.
     pub fn silence(&mut self, rank: Rank) {
         for link in self.links_of(rank) {
             if self.is_alive(link) && self.is_paused(link) {
@@ -124,7 +124,7 @@ impl State {
         }
     }
 
-    /// Kills a rank. Half of its parts in flight still arrive; half of the parts toward it fail when their
+    /// Kills a rank. Half the rank's parts in flight still arrive; half the parts toward it fail when the
     /// senders notice, the others are drained by fences.
     pub fn kill(&mut self, rank: Rank) {
         for link in self.links_of(rank) {
@@ -152,7 +152,7 @@ impl State {
         self.notify(rank, "its process has ended");
     }
 
-    /// Schedules the notice of a loss at each connected peer.
+    /// Schedules a loss notice at each connected peer.
     fn notify(&mut self, rank: Rank, why: &'static str) {
         for peer in self.link(rank).members.clone().into_iter().filter(|peer| *peer != rank) {
             self.notify_peer(peer, rank, why);
@@ -196,8 +196,8 @@ impl State {
         owner.lanes.is_some() && !owner.dead && !owner.fenced.contains(&from)
     }
 
-    /// Checks that a rank whose engine reported a poisoned group has fenced all peers: from here on its
-    /// memory may go.
+    /// Checks that a rank whose engine reported a poisoned group has fenced all peers: from here on the
+    /// rank's memory may go.
     pub fn check_fenced(&mut self, rank: Rank) {
         for peer in self.link(rank).members.clone().into_iter().filter(|peer| *peer != rank) {
             if self.accepts(rank, peer) {
@@ -206,7 +206,7 @@ impl State {
         }
     }
 
-    /// Fences `peer` at `rank`; parts of `rank` in flight toward it fail at once.
+    /// Fences `peer` at `rank`; parts in flight from `rank` toward it fail at once.
     pub fn fence(&mut self, rank: Rank, peer: Rank, sink: &mut Sink) {
         if !self.link_mut(rank).fenced.insert(peer) {
             return;
@@ -226,7 +226,7 @@ impl State {
         self.notify_peer(peer, rank, "it has closed the connection");
     }
 
-    /// Closes a link; called when its engine is dropped.
+    /// Closes a link; called when the engine is dropped.
     pub fn leave(&mut self, rank: Rank) {
         self.log_event(9, [u64::from(rank.0), 0, 0]);
         for id in self.parts_matching(|part| part.from == rank || part.to == rank) {

@@ -1,8 +1,8 @@
-//! State of a world: calendar, links, parts.
+//! World state: calendar, links, parts.
 
-use super::part::Part;
+use super::config::{Faults, Pause, WorldConfig};
+use super::part_record::Part;
 use super::violations::{Ledger, Violation, ViolationKind};
-use super::{Faults, Pause, WorldConfig};
 use crate::lane_table::LaneTable;
 use crate::memory::Memory;
 use crate::network_model::{FlowId, NetworkModel};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Event of the calendar.
+/// Calendar event.
 #[derive(Clone, Debug)]
 pub(super) enum SimEvent {
     Depart(u64),
@@ -32,23 +32,23 @@ pub(super) enum SimEvent {
     Wake,
 }
 
-/// State of one link: a rank of the world in one of its groups. The first link of a rank has the rank's
+/// State of one link: a world rank in one of the rank's groups. A rank's first link has the rank's
 /// number.
 #[derive(Default)]
 pub(super) struct LinkState {
-    /// Rank of the world that owns the link.
+    /// World rank that owns the link.
     pub host: u32,
     pub is_open: bool,
-    /// Links of its group by rank, itself included.
+    /// Links in the group by rank, itself included.
     pub members: Vec<Rank>,
     pub lanes: Option<Arc<LaneTable>>,
     pub regions: BTreeMap<RegionKey, Arc<Memory>>,
     pub grants: BTreeMap<(RegionKey, Rank), Vec<Range<u64>>>,
     pub ledger: Ledger,
     pub dead: bool,
-    /// Open pauses of the rank alone.
+    /// Open pauses for only the rank.
     pub pauses: u32,
-    /// Open pauses of the rank with its network, and the events deferred until their end.
+    /// Open pauses for the rank and the network, and the events deferred until they end.
     pub stops: u32,
     pub deferred: Vec<SimEvent>,
     pub fenced: BTreeSet<Rank>,
@@ -72,9 +72,9 @@ pub(super) struct State {
     pub now: Time,
     pub calendar: BTreeMap<(Time, u64), SimEvent>,
     pub scheduled: u64,
-    /// Number of ranks of the world.
+    /// World size.
     pub hosts: u32,
-    /// Links of the ranks: at least one each, more for a rank in several groups.
+    /// Links by rank: at least one each, more for a rank in several groups.
     pub links: Vec<LinkState>,
     pub parts: BTreeMap<u64, Part>,
     pub posted: u64,
@@ -134,13 +134,13 @@ impl State {
         self.hosts
     }
 
-    /// Links of a rank of the world.
+    /// A world rank's links.
     pub fn links_of(&self, host: Rank) -> Vec<Rank> {
         let links = (0..).map(Rank).zip(&self.links);
         links.filter(|(_, link)| link.host == host.0).map(|(link, _)| link).collect()
     }
 
-    /// Opens a link of a rank of the world.
+    /// Opens a link for a world rank.
     pub fn open_link(&mut self, host: Rank) -> Rank {
         let first = &mut self.links[host.0 as usize];
         if !std::mem::replace(&mut first.is_open, true) {
@@ -231,7 +231,7 @@ impl State {
         }
     }
 
-    /// Folds an event into the hash of the run.
+    /// Folds an event into the run's hash.
     pub fn log_event(&mut self, what: u64, details: [u64; 3]) {
         for word in [what, self.now.0].into_iter().chain(details) {
             self.log = mix(self.log ^ word).wrapping_add(word);

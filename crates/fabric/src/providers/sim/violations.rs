@@ -1,4 +1,4 @@
-//! Rules of the counted write, and the ledger that detects violations.
+//! Counted write rules, and the ledger that detects violations.
 
 use crate::types::{LaneId, Page, RegionKey, Time};
 use std::collections::BTreeMap;
@@ -6,12 +6,13 @@ use std::fmt;
 use std::ops::Range;
 use weft_control::Rank;
 
-/// Violated rule of the counted write.
+/// Counted write rule that was violated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ViolationKind {
-    /// Part posted onto bytes of another part that is in flight, or landed and not yet credited.
+    /// Part posted onto bytes that another part in flight claims, or that landed and are not yet
+    /// credited.
     Overlap,
-    /// Part posted onto bytes that were not granted to its source.
+    /// Part posted onto bytes that were not granted to the source.
     OutsideGrant,
     /// Source bytes changed between post and completion.
     SourceChanged,
@@ -19,7 +20,7 @@ pub enum ViolationKind {
     SourceReleased,
     /// Region released while a part in flight wrote it.
     DestinationReleased,
-    /// Credit given while parts of that round were in flight.
+    /// Credit given while parts in that round were in flight.
     EarlyCredit,
     /// Lane value above the number of parts posted to it.
     RaisedBeyondPosted,
@@ -30,7 +31,7 @@ pub enum ViolationKind {
 /// Violation by a driver, an engine or a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Time of the violation.
+    /// Violation time.
     pub at: Time,
     /// Violated rule.
     pub kind: ViolationKind,
@@ -38,9 +39,9 @@ pub struct Violation {
     pub rank: Rank,
     /// Peer at the other end of the part or lane.
     pub peer: Rank,
-    /// Bytes of an owner's region, for rules about bytes.
+    /// Bytes in an owner's region, for rules about bytes.
     pub bytes: Option<(Rank, RegionKey, Range<u64>)>,
-    /// Lane, in the numbering of its owner.
+    /// Lane, in the owner's numbering.
     pub lane: Option<LaneId>,
 }
 
@@ -55,7 +56,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Bytes of an owner's region claimed by a part; the key holds the first.
+/// Bytes in an owner's region claimed by a part; the key holds the first.
 struct Claim {
     end: u64,
     part: u64,
@@ -63,7 +64,7 @@ struct Claim {
     landed: bool,
 }
 
-/// Claims and lanes of one owner.
+/// One owner's claims and lanes.
 #[derive(Default)]
 pub(super) struct Ledger {
     /// By region and first byte; without overlap.
@@ -93,7 +94,7 @@ impl Ledger {
         }
     }
 
-    /// Total of parts posted to `lane`.
+    /// Total parts posted to `lane`.
     pub fn posted_to(&self, lane: LaneId) -> u64 {
         self.lanes.get(&lane).map_or(0, |lane| lane.posted)
     }
@@ -103,10 +104,11 @@ impl Ledger {
         self.lanes.get(&lane).map_or(0, |lane| lane.in_flight)
     }
 
-    /// Claims a page's destination for a part. With `reuse` it takes over bytes of parts that have landed.
+    /// Claims a page's destination for a part. With `reuse` it takes over bytes from parts that have
+    /// landed.
     ///
     /// # Errors
-    /// The bytes of it that are already claimed.
+    /// Bytes in the page that are already claimed.
     pub fn claim(
         &mut self,
         part: u64,
@@ -132,7 +134,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Records that a page of a part has landed.
+    /// Records that a part's page has landed.
     pub fn landed(&mut self, part: u64, page: &Page) {
         let claim = self.claims.get_mut(&(page.destination, page.destination_offset));
         if let Some(claim) = claim.filter(|claim| claim.part == part) {
@@ -140,7 +142,7 @@ impl Ledger {
         }
     }
 
-    /// Releases the claims of `lane` that have landed, as its owner gives credit; returns their bytes.
+    /// Releases the landed claims on `lane`, as the owner gives credit; returns the claimed bytes.
     pub fn credited(&mut self, lane: LaneId) -> Vec<(RegionKey, Range<u64>)> {
         let owner = lane;
         let Some(lane) = self.lanes.get_mut(&lane) else { return Vec::new() };
@@ -158,7 +160,7 @@ impl Ledger {
         freed
     }
 
-    /// Drops the claims of a released region.
+    /// Drops the claims on a released region.
     pub fn remove_region(&mut self, region: RegionKey) {
         self.claims.retain(|(key, _), _| *key != region);
         for lane in self.lanes.values_mut() {

@@ -1,4 +1,4 @@
-//! Socket of a stream, with or without TLS.
+//! Stream socket, with or without TLS.
 
 use super::socket::{ReceiveVectors, SendVectors};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,15 +14,15 @@ pub(super) enum Channel {
     Tls(Box<TlsChannel>),
 }
 
-/// Socket with TLS. Payloads are copied through a buffer: other threads may write to their memory at the same time,
-/// so that no reference to it may exist.
+/// Socket with TLS. Payloads are copied through a buffer: other threads may write to payload memory at
+/// the same time, so no reference to it may exist.
 pub(super) struct TlsChannel {
     stream: MaybeTlsStream,
     buffer: Box<[u8]>,
 }
 
 impl Channel {
-    /// The channel of a data connection.
+    /// Channel over a data connection.
     pub fn new(stream: MaybeTlsStream) -> Channel {
         match stream.has_tls() {
             true => {
@@ -47,7 +47,7 @@ impl Channel {
         stream.write(&buffer[..copied])
     }
 
-    /// Receives available bytes; zero at the end of the stream.
+    /// Receives available bytes; zero at the stream's end.
     pub fn receive(&mut self, room: ReceiveVectors<'_>) -> io::Result<usize> {
         let TlsChannel { stream, buffer } = match self {
             Channel::Plain(socket) => return room.receive(socket.as_fd()),

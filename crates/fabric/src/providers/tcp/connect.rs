@@ -1,11 +1,11 @@
 //! Connections to all peers at once, with a bound on unknown ones.
 //!
-//! Every engine listens from its construction on, so that a dialer finds an open port before the peer
-//! connects, and no order of connecting can deadlock. The higher of two ranks dials. Both ends send a hello
-//! with the token that the other issued to them over the control plane. Connections without a valid hello
-//! are counted and closed; the port closes once the group is complete.
+//! In each pair the higher rank dials. The lower listens before it sends an introduction with the port,
+//! so that a dialer finds it open, and no connecting order can deadlock. Both ends send a hello with the
+//! token that the other issued to them over the control plane. Connections without a valid hello are
+//! counted and closed; the port closes once the group is complete.
 
-use super::TcpCounters;
+use super::config::TcpCounters;
 use super::handshake::{HelloReader, dial, send_hello};
 use super::wire::{HELLO, Hello, Role, TcpAddress, Token, same_token};
 use crate::clock;
@@ -18,51 +18,63 @@ use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{self, SocketFlags};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use weft_control::Rank;
+use weft_control::{Rank, limits};
 
-/// Delay before a dialer retries a connection that closed before its response.
+/// Delay before a dialer retries a connection that closed before the response.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Delay before the next accept when this process has no descriptor left.
 const DESCRIPTOR_DELAY: Duration = Duration::from_millis(10);
+/// Time for which a rank waits for a descriptor.
+const EXHAUSTED_TIME: Duration = Duration::from_secs(1);
 
-/// Send buffer of a stream within one host. Beyond this, bytes leave the processor's cache before they are
+/// Stream send buffer within one host. Beyond this, bytes leave the processor's cache before they are
 /// received.
 const SAME_HOST_BUFFER: usize = 512 << 10;
 
 const LISTENER: u64 = u64::MAX;
 const ATTEMPT: u64 = 1 << 63;
 
-/// Longest sleep between two checks of a [`WaitLimit`].
+/// Longest sleep between two [`WaitLimit`] checks.
 const MAX_PARK: Duration = Duration::from_millis(50);
 
-/// Parts of the link that the connector uses.
+/// Link fields that the connector uses.
 pub(super) struct ConnectContext<'a> {
     pub group: &'a Membership,
     pub address: &'a TcpAddress,
-    pub listener: &'a OwnedFd,
+    /// `None` if this rank dials all peers.
+    pub listener: Option<Listener<'a>>,
     pub counters: &'a TcpCounters,
+}
+
+/// Listening socket, and the address at which peers dial it.
+pub(super) struct Listener<'a> {
+    pub socket: &'a OwnedFd,
+    pub address: SocketAddr,
 }
 
 /// Peer to connect.
 pub(super) struct ExpectedPeer {
     pub rank: Rank,
     pub address: TcpAddress,
+    /// Socket that it listens on, if this rank dials.
+    pub at: SocketAddr,
     /// Token issued to the peer, which it presents.
     pub issued: Token,
     /// Token issued by the peer.
     pub shown: Token,
-    /// Number of streams, by the pair's rule.
+    /// Stream count, by the pair's rule.
     pub streams: u32,
 }
 
-/// Peer and sockets of its streams, in order.
+/// Peer and stream sockets, in order.
 pub(super) type Connected = (Rank, Vec<OwnedFd>);
 
-/// Limits the send buffer of a stream within this host.
+/// Limits a stream's send buffer within this host.
 pub(super) fn limit_buffer(socket: impl AsFd) {
-    // A refusal costs speed of long writes only.
+    // A refusal only slows down long writes.
     let _ = net::sockopt::set_socket_send_buffer_size(socket, SAME_HOST_BUFFER);
 }
 
@@ -78,8 +90,10 @@ pub(super) fn connect(
     let mut connector = Connector::new(context, expected)?;
     let system = |e| Error::system("cannot wait for connections", e);
     let flags = epoll::EventFlags::IN;
-    epoll::add(&connector.epoll, context.listener, epoll::EventData::new_u64(LISTENER), flags)
-        .map_err(system)?;
+    if let Some(Listener { socket, .. }) = &context.listener {
+        let data = epoll::EventData::new_u64(LISTENER);
+        epoll::add(&connector.epoll, socket, data, flags).map_err(system)?;
+    }
     let mut events = Vec::with_capacity(64);
     while !connector.is_complete() {
         (limit.give_up)()?;
@@ -114,9 +128,9 @@ pub(super) fn connect(
     Ok(ranks.zip(sockets).collect())
 }
 
-/// Outgoing connection of one stream.
+/// Outgoing connection for one stream.
 struct DialAttempt {
-    /// Index of its peer in `expected`.
+    /// Peer index in `expected`.
     peer: usize,
     stream: u32,
     state: DialState,
@@ -141,10 +155,12 @@ struct Connector<'a> {
     context: &'a ConnectContext<'a>,
     epoll: OwnedFd,
     expected: Vec<ExpectedPeer>,
-    /// Sockets of each expected peer's streams; `None` until connected.
+    /// Stream sockets to each expected peer; `None` until connected.
     sockets: Vec<Vec<Option<OwnedFd>>>,
     attempts: Vec<DialAttempt>,
     pending: UnprovenConnections<PendingConnection>,
+    /// Time since which no connection could be accepted.
+    exhausted_since: Option<Time>,
 }
 
 impl<'a> Connector<'a> {
@@ -169,6 +185,7 @@ impl<'a> Connector<'a> {
             sockets,
             attempts,
             pending: UnprovenConnections::new(),
+            exhausted_since: None,
         })
     }
 
@@ -187,15 +204,21 @@ impl<'a> Connector<'a> {
             .find(|d| d.peer == number && !matches!(d.state, DialState::Connected));
         let detail = match dial {
             Some(DialAttempt { failure: Some(why), .. }) => {
-                format!("no response from {} before the deadline; {why}", peer.address.socket)
+                format!("no response from {} before the deadline; {why}", peer.at)
             }
-            Some(_) => format!("no response from {} before the deadline", peer.address.socket),
+            Some(_) => format!("no response from {} before the deadline", peer.at),
             None => format!(
                 "no connection to {} before the deadline; check that the peer can reach this address",
-                self.context.address.socket
+                self.here()
             ),
         };
         failed(peer.rank, detail)
+    }
+
+    /// Address at which peers dial this rank.
+    fn here(&self) -> SocketAddr {
+        let listener = self.context.listener.as_ref();
+        listener.map_or(SocketAddr::new(self.context.address.ip, 0), |listener| listener.address)
     }
 
     fn hello(&self, peer: &ExpectedPeer, role: Role, stream: u32) -> [u8; HELLO] {
@@ -210,8 +233,8 @@ impl<'a> Connector<'a> {
         .encode()
     }
 
-    /// Starts the attempts that are due and drops expired pending connections; returns the time of the next
-    /// call.
+    /// Starts the attempts that are due and drops expired pending connections; returns the time for the
+    /// next call.
     fn start_due(&mut self, now: Time) -> Result<Time> {
         let mut next = Time::MAX;
         for index in 0..self.attempts.len() {
@@ -221,8 +244,8 @@ impl<'a> Connector<'a> {
                 continue;
             }
             let peer = &self.expected[self.attempts[index].peer];
-            let to = peer.address.socket;
-            let socket = dial(to).map_err(|e| failed(peer.rank, format!("{to}: {e}")))?;
+            let to = peer.at;
+            let socket = dial(to).map_err(|e| dial_error(peer.rank, to, e.into()))?;
             let data = epoll::EventData::new_u64(ATTEMPT | index as u64);
             epoll::add(&self.epoll, &socket, data, epoll::EventFlags::OUT)
                 .map_err(|e| Error::system("cannot wait for a connection", e))?;
@@ -241,7 +264,7 @@ impl<'a> Connector<'a> {
         let peer = &self.expected[number];
         let state = match state {
             DialState::Connecting(socket) => {
-                let to = peer.address.socket;
+                let to = peer.at;
                 let refused = |e: Errno| failed(peer.rank, format!("{to}: {e}"));
                 net::sockopt::socket_error(&socket).map_err(refused)?.map_err(refused)?;
                 let hello = self.hello(peer, Role::Dialer, stream);
@@ -259,7 +282,7 @@ impl<'a> Connector<'a> {
                 Ok(Some(bytes)) => {
                     let rank = peer.rank;
                     self.check_response(&bytes, rank, stream).map_err(|why| {
-                        let to = self.expected[number].address.socket;
+                        let to = self.expected[number].at;
                         failed(rank, format!("{to} is not the engine of this rank: {why}"))
                     })?;
                     self.add_stream(number, stream, socket);
@@ -289,7 +312,7 @@ impl<'a> Connector<'a> {
         Ok(())
     }
 
-    /// Validates a hello; returns it with the index of its sender in `expected`.
+    /// Validates a hello; returns it with the sender's index in `expected`.
     fn check_hello(&self, bytes: &[u8; HELLO], role: Role) -> Result<(Hello, usize), &'static str> {
         let hello = Hello::decode(bytes)?;
         let peer = self.expected.iter().position(|peer| peer.rank.0 == hello.from);
@@ -307,16 +330,27 @@ impl<'a> Connector<'a> {
     }
 
     fn accept(&mut self) -> Result<()> {
+        let Some(Listener { socket: listener, .. }) = &self.context.listener else {
+            return Ok(());
+        };
         for _ in 0..MAX_UNPROVEN {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let socket = match net::accept_with(self.context.listener, flags) {
+            let socket = match net::accept_with(listener, flags) {
                 Ok(socket) => socket,
-                Err(Errno::AGAIN) => break,
-                // Errors of the connection, not of the listener.
+                Err(Errno::AGAIN) => {
+                    self.exhausted_since = None;
+                    break;
+                }
+                // These errors concern the connection, not the listener.
                 Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => continue,
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    // The oldest pending connection frees its descriptor for the next.
+                Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                    // The oldest pending connection frees a descriptor for the next.
                     if self.pending.drop_oldest().is_none() {
+                        let now = clock::now();
+                        let since = *self.exhausted_since.get_or_insert(now);
+                        if now.since(since) >= EXHAUSTED_TIME {
+                            return Err(Error::system("cannot accept connections", error));
+                        }
                         std::thread::sleep(DESCRIPTOR_DELAY);
                     }
                     self.reject("no file descriptors left");
@@ -324,6 +358,7 @@ impl<'a> Connector<'a> {
                 }
                 Err(e) => return Err(Error::system("cannot accept connections", e)),
             };
+            self.exhausted_since = None;
             let connection = PendingConnection { socket, hello: HelloReader::default() };
             let (id, dropped) = self.pending.add(connection, clock::now());
             if dropped.is_some() {
@@ -334,7 +369,7 @@ impl<'a> Connector<'a> {
                 epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN)
                     .map_err(|e| Error::system("cannot wait for a connection", e))?;
             }
-            // A peer's hello usually arrives with its connection.
+            // A peer's hello usually arrives with the connection.
             self.pending_ready(id);
         }
         Ok(())
@@ -359,7 +394,7 @@ impl<'a> Connector<'a> {
         }
     }
 
-    /// Index of the peer in `expected`, and stream, of a dialer's hello.
+    /// Peer index in `expected`, and stream, from a dialer's hello.
     fn identify(&self, bytes: &[u8; HELLO]) -> Result<(usize, u32), &'static str> {
         let (hello, peer) = self.check_hello(bytes, Role::Dialer)?;
         if hello.from <= self.context.group.rank.0 {
@@ -384,9 +419,20 @@ impl<'a> Connector<'a> {
     fn reject(&mut self, why: &'static str) {
         self.context.counters.refused_connections.fetch_add(1, Ordering::Relaxed);
         if self.pending.is_new_reason(why) {
-            log::warn!("closed a connection to {}: {why}", self.context.address.socket);
+            log::warn!("closed a connection to {}: {why}", self.here());
         }
     }
+}
+
+/// Error for a connection that cannot begin.
+fn dial_error(peer: Rank, to: SocketAddr, error: std::io::Error) -> Error {
+    if limits::is_exhausted(&error) {
+        return Error::system("cannot connect over tcp", error);
+    }
+    if error.kind() == std::io::ErrorKind::AddrNotAvailable && to.is_ipv4() {
+        return weft_control::Error::Ports { doing: "connecting over tcp" }.into();
+    }
+    failed(peer, format!("{to}: {error}"))
 }
 
 fn failed(peer: Rank, detail: String) -> Error {

@@ -1,8 +1,8 @@
-//! Fuzz targets of the wire format and of a receiving stream; see `crate::fuzz`.
+//! Fuzz targets for the wire format and for a receiving stream; see `crate::fuzz`.
 
-use super::granted::GrantedRanges;
+use super::super::granted_ranges::GrantedRanges;
 use super::stream::{GrantCheck, Stream};
-use super::wire::{Head, Hello, MAX_PAGES, TcpAddress, put_head};
+use super::wire::{Head, Hello, MAX_PAGES, TcpAddress, TcpIntroduction, put_head};
 use crate::id_map::RegionMap;
 use crate::lane_table::LaneTable;
 use crate::memory::Memory;
@@ -24,6 +24,9 @@ pub fn wire(data: &[u8]) {
     if let Some(address) = TcpAddress::decode(data) {
         assert_eq!(TcpAddress::decode(&address.encode()), Some(address));
     }
+    if let Some(introduction) = TcpIntroduction::decode(data) {
+        assert_eq!(introduction.encode(), data);
+    }
     if let Some(Ok(hello)) = data.first_chunk().map(Hello::decode) {
         assert_eq!(hello.encode()[..], data[..super::wire::HELLO]);
     }
@@ -42,8 +45,8 @@ pub fn wire(data: &[u8]) {
     }
 }
 
-/// A peer with a grant of a third of a region sends any bytes, in chunks as long as its first byte selects.
-/// Only its grant is written, and only its lane raised.
+/// A peer that is granted a third of a region sends any bytes, in chunks as long as the first byte
+/// selects. Only granted bytes are written, and only the peer's lane is raised.
 pub fn stream(data: &[u8]) {
     let Some((step, bytes)) = data.split_first() else { return };
     let (Ok((here, mut there)), Ok(lanes)) = (UnixStream::pair(), LaneTable::new(4, Generation(3)))

@@ -1,10 +1,10 @@
-//! Sockets of a connection attempt, and hellos over them.
+//! Sockets for a connection attempt, and hellos over them.
 
 use super::wire::HELLO;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// Sends a hello on a new connection, whose buffer has room for it; true if all of it was sent.
 pub(super) fn send_hello(socket: &OwnedFd, hello: &[u8; HELLO]) -> bool {
@@ -22,7 +22,14 @@ pub(super) fn dial(to: SocketAddr) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// Listening socket on a port of the kernel's choice.
+/// Checks that sockets can be bound to an address, without a port for connections.
+pub(super) fn check(ip: IpAddr) -> rustix::io::Result<()> {
+    let at = SocketAddr::new(ip, 0);
+    let flags = SocketFlags::CLOEXEC;
+    net::bind(&net::socket_with(family(at), SocketType::DGRAM, flags, None)?, &at)
+}
+
+/// Listening socket on a port that the kernel chooses.
 pub(super) fn listen(at: SocketAddr) -> rustix::io::Result<(OwnedFd, SocketAddr)> {
     let socket = new_socket(at)?;
     net::bind(&socket, &at)?;
@@ -33,12 +40,15 @@ pub(super) fn listen(at: SocketAddr) -> rustix::io::Result<(OwnedFd, SocketAddr)
 }
 
 fn new_socket(to: SocketAddr) -> rustix::io::Result<OwnedFd> {
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    net::socket_with(family, SocketType::STREAM, flags, None)
+    net::socket_with(family(to), SocketType::STREAM, flags, None)
 }
 
-/// Reader of a hello that arrives in segments.
+fn family(of: SocketAddr) -> AddressFamily {
+    if of.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
+}
+
+/// Reads a hello that arrives in segments.
 #[derive(Default)]
 pub(super) struct HelloReader {
     bytes: Vec<u8>,

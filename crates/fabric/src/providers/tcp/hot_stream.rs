@@ -3,7 +3,7 @@
 use crate::types::Time;
 use std::time::Duration;
 
-/// Polls between two calls of epoll while a caller spins: the others read the hot stream alone. A caller
+/// Polls between two epoll calls while a caller spins: the others read only the hot stream. A caller
 /// spins if it polls more often than this interval.
 const HOT_READS: u32 = 8;
 const SPIN_INTERVAL: Duration = Duration::from_micros(20);
@@ -11,16 +11,16 @@ const SPIN_INTERVAL: Duration = Duration::from_micros(20);
 /// Stream that is read without epoll while a caller spins, or once an event loop has reported messages.
 #[derive(Default)]
 pub(super) struct HotStream {
-    /// Rank and stream of the only event at the last call of epoll.
+    /// Rank and stream in the only event that the last epoll call returned.
     stream: Option<(usize, usize)>,
-    /// Reads of it since.
+    /// Reads from it since.
     reads: u32,
     polled: Time,
     /// The caller has seen that messages have arrived.
     expected: bool,
 }
 
-/// Hot stream of one poll.
+/// One poll's hot stream.
 #[derive(Clone, Copy)]
 pub(super) struct HotRead {
     /// Rank and stream.
@@ -45,7 +45,7 @@ impl HotStream {
         Some(HotRead { stream, or_epoll })
     }
 
-    /// Records the result of a call of epoll.
+    /// Records what an epoll call returned.
     pub fn record(&mut self, stream: Option<(usize, usize)>) {
         // An empty result keeps the previous stream.
         self.stream = stream.or(self.stream);

@@ -1,9 +1,9 @@
-//! Peer: its streams, its grants and its loss.
+//! Peer: streams, grants, and how it is lost.
 
+use super::super::granted_ranges::GrantedRanges;
 use super::channel::Channel;
-use super::granted::GrantedRanges;
+use super::config::{TcpConfig, TcpCounters};
 use super::stream::{CLOSED, GrantCheck, Stream, StreamEnd};
-use super::{TcpConfig, TcpCounters};
 use crate::id_map::RegionMap;
 use crate::lane_table::LaneTable;
 use crate::link::{PostStatus, Sink, WorkRequest};
@@ -17,9 +17,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Longest payload that a post copies: cheaper than a completion for it, and its source is free at once.
+/// Longest payload that a post copies: cheaper than a completion for it, and the source is free at once.
 const MAX_COPIED: u64 = 1024;
-/// Time for the other streams of a peer to deliver earlier bytes after one stream has ended.
+/// Time for a peer's other streams to deliver earlier bytes after one stream has ended.
 const DRAIN_GRACE: Duration = Duration::from_millis(250);
 
 pub(super) struct Peer {
@@ -27,7 +27,7 @@ pub(super) struct Peer {
     rule: PartRule,
     streams: Vec<Stream>,
     state: State,
-    /// A post found the queue full: its poster waits for room.
+    /// A post found the queue full: the poster waits for room.
     refused_post: bool,
     /// Ranges that it may write here.
     pub granted: GrantedRanges,
@@ -37,7 +37,7 @@ pub(super) struct Peer {
 
 enum State {
     Open,
-    /// A stream has ended, first seen by the poll of this time.
+    /// A stream has ended, first seen by the poll at this time.
     Ending {
         since: Option<Time>,
         why: String,
@@ -47,7 +47,7 @@ enum State {
     Fenced,
 }
 
-/// State of the link that all peers share.
+/// Link state that all peers share.
 pub(super) struct LinkContext<'a> {
     pub epoll: &'a OwnedFd,
     pub regions: &'a RegionMap<Arc<Memory>>,
@@ -55,7 +55,7 @@ pub(super) struct LinkContext<'a> {
     pub counters: &'a TcpCounters,
 }
 
-/// Rank and stream of an event.
+/// Rank and stream in an event.
 pub(super) fn stream_of(event: &epoll::Event) -> (usize, usize) {
     let data = { event.data }.u64();
     ((data >> 32) as usize, (data & 0xffff_ffff) as usize)
@@ -107,11 +107,11 @@ impl Peer {
         matches!(self.state, State::Ending { .. })
     }
 
-    /// Queues a part after `flushes` flushes of the link. Also returns its stream if that has to be flushed
-    /// and was not before.
+    /// Queues a part after `flushes` link flushes. Also returns the stream if that has to be flushed and
+    /// was not before.
     ///
-    /// A lost peer accepts parts, which wait for its fence: the control plane may report an orderly leave,
-    /// and a part reported as failed, such as a late credit, would poison an intact group.
+    /// A lost peer accepts parts, which wait for the fence: the control plane may report an orderly
+    /// leave, and a part reported as failed, such as a late credit, would poison an intact group.
     pub fn post<'a>(
         &mut self,
         work: &WorkRequest<'_>,
@@ -166,7 +166,7 @@ impl Peer {
         Ok((posted, newly_dirty.then_some(index as u32)))
     }
 
-    /// Sends the frames of one stream; epoll then watches for room if some are left or a post was refused.
+    /// Sends one stream's frames; epoll then watches for room if some are left or a post was refused.
     pub fn send(&mut self, index: usize, epoll: &OwnedFd, sink: &mut Sink) {
         let Some(stream) = self.streams.get_mut(index) else { return };
         stream.dirty = false;
@@ -189,7 +189,7 @@ impl Peer {
     }
 
     /// Completes `token` once for each stream with unsent parts that were copied since the last flush but
-    /// one, when these are sent. Returns the number of these streams.
+    /// one, when these are sent. Returns how many streams that is.
     pub fn hold(&mut self, token: u64, flushes: u64) -> u32 {
         let mut held = 0;
         for stream in &mut self.streams {
@@ -222,7 +222,7 @@ impl Peer {
         self.streams.get_mut(index).is_some_and(Stream::has_unread)
     }
 
-    /// Handles an event of one stream.
+    /// Handles a stream event.
     pub fn ready(
         &mut self,
         index: usize,
@@ -230,7 +230,7 @@ impl Peer {
         link: &LinkContext<'_>,
         sink: &mut Sink,
     ) {
-        // Event of a poll that already lost the peer.
+        // Event from a poll that already lost the peer.
         if self.streams.get(index).is_none_or(|stream| stream.channel.is_none()) {
             return;
         }
@@ -263,7 +263,7 @@ impl Peer {
         }
     }
 
-    /// Keeps the first reason of several streams, unless it was an orderly close.
+    /// Keeps the first reason from several streams, unless it was an orderly close.
     fn begin_end(&mut self, reason: String) {
         match &mut self.state {
             State::Open => self.state = State::Ending { since: None, why: reason },
@@ -272,7 +272,7 @@ impl Peer {
         }
     }
 
-    /// True once an ending peer is lost: all its streams have ended, or the grace time is over.
+    /// True once an ending peer is lost: all streams have ended, or the grace time is over.
     pub fn has_ended(&mut self, now: Time, sink: &mut Sink) -> bool {
         let State::Ending { since, why } = &mut self.state else { return true };
         let since = *since.get_or_insert(now);

@@ -1,9 +1,9 @@
-//! Segments of regions that a socket sends or fills.
+//! Region segments that a socket sends or fills.
 
 use crate::memory::Memory;
 use std::sync::Arc;
 
-/// Segments in order of transfer. They keep their memory alive.
+/// Segments in transfer order. They keep the memory alive.
 #[derive(Default)]
 pub(super) struct Segments {
     list: Vec<Segment>,
@@ -37,7 +37,7 @@ impl Segments {
         self.list[self.next..].iter().all(|p| show(&p.memory, p.offset, p.length))
     }
 
-    /// Advances by at most `count` bytes; returns the number of bytes advanced.
+    /// Advances by at most `count` bytes; returns by how many.
     pub fn advance(&mut self, count: usize) -> usize {
         let mut left = count;
         while let Some(segment) = self.list.get_mut(self.next) {
@@ -53,7 +53,7 @@ impl Segments {
         count - left
     }
 
-    /// Copies as much of `bytes` as fits; returns the number of bytes copied.
+    /// Copies as much of `bytes` as fits; returns how many bytes it copied.
     pub fn copy_in(&mut self, bytes: &[u8]) -> usize {
         let mut rest = bytes;
         self.each(|memory, offset, length| {

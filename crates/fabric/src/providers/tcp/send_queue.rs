@@ -1,4 +1,4 @@
-//! Unsent frames of one connection. Small payloads are copied and batched; large ones are sent from their
+//! One connection's unsent frames. Small payloads are copied and batched; large ones are sent from the
 //! source.
 
 use super::segments::Segments;
@@ -10,12 +10,12 @@ use crate::types::{Lane, Page};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Length from which a batch of small frames is closed.
+/// Length from which a small-frame batch is closed.
 const BATCH_BYTES: usize = 16 << 10;
-/// Maximum number of empty batches kept for reuse.
+/// Maximum empty batches kept for reuse.
 const MAX_SPARE: usize = 64;
 
-/// Queue of batches. A part stays on the stream that it was assigned to.
+/// Batch queue. A part stays on the stream that it was assigned to.
 #[derive(Default)]
 pub(super) struct SendQueue {
     queue: VecDeque<Batch>,
@@ -24,23 +24,23 @@ pub(super) struct SendQueue {
     parts: u32,
     /// Bytes sent since the connection was established.
     sent: u64,
-    /// Deferred completions, in order of `at`.
+    /// Deferred completions, in `at` order.
     deferred: VecDeque<DeferredCompletion>,
 }
 
-/// Completion of copied parts, due once `at` bytes are sent.
+/// Completion for copied parts, due once `at` bytes are sent.
 struct DeferredCompletion {
     at: u64,
     token: u64,
 }
 
-/// Bytes, then segments of source memory: some small frames, then at most one large one.
+/// Bytes, then source memory segments: some small frames, then at most one large one.
 #[derive(Default)]
 struct Batch {
     bytes: Vec<u8>,
     sent: usize,
     segments: Segments,
-    /// Token of the large frame, which alone borrows its source.
+    /// Token for the large frame; only this frame borrows a source.
     token: Option<u64>,
     parts: u32,
 }
@@ -60,7 +60,7 @@ impl SendQueue {
         self.parts
     }
 
-    /// Queues a frame and copies its payload; its source may be reused at once.
+    /// Queues a frame and copies the payload; the source may be reused at once.
     pub fn push_copied<'a>(
         &mut self,
         lane: Lane,
@@ -81,7 +81,7 @@ impl SendQueue {
         self.parts += 1;
     }
 
-    /// Queues a frame whose payload is sent from its source; `token` completes once it is sent.
+    /// Queues a frame whose payload is sent from the source; `token` completes once it is sent.
     pub fn push_borrowed<'a>(
         &mut self,
         lane: Lane,
@@ -109,7 +109,7 @@ impl SendQueue {
         self.deferred.push_back(DeferredCompletion { at: self.sent + self.bytes, token });
     }
 
-    /// Open batch for the head of the next frame.
+    /// Open batch for the next frame's head.
     fn open(&mut self) -> &mut Batch {
         let open = |batch: &Batch| batch.token.is_none() && batch.bytes.len() < BATCH_BYTES;
         if !self.queue.back().is_some_and(open) {

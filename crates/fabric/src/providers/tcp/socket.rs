@@ -1,6 +1,6 @@
-//! System calls of the data path: scatter/gather send and receive.
+//! Data path system calls: scatter/gather send and receive.
 //!
-//! Ranges are raw addresses, not references: another stream of the peer, or the owner, may write to the
+//! Ranges are raw addresses, not references: another stream from the peer, or the owner, may write to the
 //! same region at the same time, and a malicious frame may name the same bytes twice.
 
 use crate::memory::{Memory, copy_bytes};
@@ -9,7 +9,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-/// Maximum number of ranges in one call.
+/// Maximum ranges in one call.
 const MAX_VECTORS: usize = 128;
 
 struct IoVectors<'a> {
@@ -70,7 +70,7 @@ impl<'a> SendVectors<'a> {
         self.0.bytes
     }
 
-    /// Copies as many of the bytes as `buffer` holds; returns their number.
+    /// Copies as many bytes as `buffer` holds; returns how many.
     pub fn copy_to(&self, buffer: &mut [u8]) -> usize {
         let mut copied = 0;
         for range in self.0.ranges() {
@@ -96,8 +96,7 @@ impl<'a> SendVectors<'a> {
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = self.0.list.as_ptr().cast_mut().cast();
         message.msg_iovlen = self.0.used as _;
-        // SAFETY: the kernel only reads the first `used` ranges, each of which lies in memory borrowed for
-        // 'a.
+        // SAFETY: the kernel only reads the first `used` ranges, each in memory borrowed for 'a.
         let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
@@ -135,7 +134,7 @@ impl<'a> ReceiveVectors<'a> {
         }
     }
 
-    /// Receives available bytes; zero at the end of the stream.
+    /// Receives available bytes; zero at the stream's end.
     pub fn receive(self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         if let Some(only) = self.0.only() {
             // SAFETY: the kernel only writes the range, which is borrowed as those below are.

@@ -1,10 +1,10 @@
 //! One connection: sending queued frames, receiving frames.
 //!
-//! Large payloads are received directly into their destination. One read takes the rest of a large frame
+//! Large payloads are received directly into the destination. One read takes the rest of a large frame
 //! and the small frames behind it, one send takes as many frames as are queued.
 
+use super::super::granted_ranges::GrantedRanges;
 use super::channel::Channel;
-use super::granted::GrantedRanges;
 use super::segments::Segments;
 use super::send_queue::SendQueue;
 use super::socket::ReceiveVectors;
@@ -21,29 +21,29 @@ use weft_control::Rank;
 
 /// Bytes that one poll moves on a stream, in each direction.
 const POLL_BYTES: usize = 4 << 20;
-/// Read buffer. Large payloads bypass it, except for bytes that arrive in one read with their head.
+/// Read buffer. Large payloads bypass it, except for bytes that arrive in one read with the head.
 const READ_BUFFER: usize = 16 << 10;
-/// Part of it that is offered before the head of the next frame, if the last payload was large: most of the
-/// next payload then bypasses the buffer too.
+/// Buffer prefix offered before the next frame's head, if the last payload was large: most of the next
+/// payload then bypasses the buffer too.
 const HEADER_PEEK: usize = 256;
-/// Minimum length of a large payload.
+/// Minimum length for a large payload.
 const LARGE_PAYLOAD: u32 = 8 << 10;
 const _: () = assert!(READ_BUFFER > MAX_HEAD);
 
-/// Reason of an orderly close.
+/// Reason given for an orderly close.
 pub(super) const CLOSED: &str = "connection closed by the peer";
 
 pub(super) struct Stream {
-    /// `None` after its end.
+    /// `None` after the stream has ended.
     pub channel: Option<Channel>,
     /// True while epoll watches for room to send.
     pub watches_output: bool,
     /// True while it is on the link's list of streams to flush.
     pub dirty: bool,
-    /// Number of flushes of the link when the last part was copied into the queue.
+    /// Link flush count when the last part was copied into the queue.
     pub copied_at: u64,
     pub send_queue: SendQueue,
-    /// Bytes at the front of the queue that a session with TLS has taken, some of which it holds.
+    /// Bytes at the front of the queue that a TLS session has taken, some of which it holds.
     encrypted: usize,
     input: FrameReader,
 }
@@ -74,7 +74,7 @@ impl Stream {
         self.input.destinations.clear();
     }
 
-    /// True if frames, or encrypted bytes of them, have not left.
+    /// True if frames, or encrypted bytes from them, have not left.
     pub fn has_unsent(&self) -> bool {
         !self.send_queue.is_empty() || self.channel.as_ref().is_some_and(Channel::has_unsent)
     }
@@ -84,8 +84,8 @@ impl Stream {
         self.channel.as_mut().is_some_and(Channel::has_unread)
     }
 
-    /// Sends until the queue is empty, the kernel accepts no more, or the limit of a poll is reached. After
-    /// an error the stream may still receive.
+    /// Sends until the queue is empty, the kernel accepts no more, or a poll's limit is reached. After an
+    /// error the stream may still receive.
     pub fn send(&mut self, sink: &mut Sink) -> io::Result<()> {
         let Some(channel) = &mut self.channel else { return Ok(()) };
         channel.flush()?;
@@ -116,7 +116,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Receives until the socket is empty or the limit of a poll is reached.
+    /// Receives until the socket is empty or a poll's limit is reached.
     pub fn receive(&mut self, check: &GrantCheck<'_>) -> Result<(), StreamEnd> {
         let Some(channel) = &mut self.channel else { return Ok(()) };
         let mut moved = 0;
@@ -146,26 +146,26 @@ impl Stream {
     }
 }
 
-/// End of a stream's input.
+/// Reason why a stream's input ended.
 pub(super) enum StreamEnd {
     /// Closed by the other end, or failed.
     Closed(String),
-    /// Protocol violation. No byte of its frame was written.
+    /// Protocol violation. No byte in the frame was written.
     Violation(String),
 }
 
-/// Check of a frame before any byte of it touches memory, and the lanes that its arrival raises.
+/// Frame check before any byte touches memory, and the lanes that an arriving frame raises.
 pub(super) struct GrantCheck<'a> {
     pub peer: Rank,
     pub rule: PartRule,
-    /// Ranges that this peer may write, and their memory.
+    /// Ranges that this peer may write, and the memory behind them.
     pub granted: &'a GrantedRanges,
     pub regions: &'a RegionMap<Arc<Memory>>,
     pub lanes: &'a LaneTable,
 }
 
 impl GrantCheck<'_> {
-    /// Resolves the pages of a frame to checked destinations.
+    /// Resolves a frame's pages to checked destinations.
     ///
     /// # Errors
     /// Reason why a page is rejected.
@@ -174,7 +174,7 @@ impl GrantCheck<'_> {
         for page in head.pages() {
             self.granted.check(page.key, page.offset, page.length.into())?;
             let memory = self.regions.get(RegionKey(page.key));
-            // A granted range is within its region; this holds even if that were violated.
+            // A granted range is within the region; this holds even if that were violated.
             let memory = memory.ok_or_else(|| format!("region {} is unknown", page.key))?;
             let (offset, length) = (page.offset as usize, page.length as usize);
             if offset.checked_add(length).is_none_or(|end| end > memory.len()) {
@@ -190,7 +190,7 @@ struct FrameReader {
     buffer: Box<[u8]>,
     begin: usize,
     end: usize,
-    /// Destinations of the rest of the current frame.
+    /// Destinations for the rest of the current frame.
     destinations: Segments,
     /// Lane that the current frame raises once complete. The buffer is empty while there is one.
     lane: Option<Lane>,
@@ -202,7 +202,7 @@ impl FrameReader {
         self.lane.is_none() && self.begin == self.end
     }
 
-    /// Ranges for the next bytes, and the number of bytes that bypass the buffer.
+    /// Ranges for the next bytes, and how many bytes bypass the buffer.
     fn room(&mut self) -> (ReceiveVectors<'_>, usize) {
         let mut room = ReceiveVectors::new();
         let all =
@@ -262,7 +262,7 @@ mod tests {
         IncomingConnection, IncomingStep, MaybeTlsStream, PairSettings, dial_stream,
     };
 
-    /// Both ends of a data connection with TLS.
+    /// Both ends of a TLS data connection.
     fn ends() -> (MaybeTlsStream, MaybeTlsStream) {
         let files = Files::new("stream", "127.0.0.1");
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,25 +1,25 @@
 //! Wire format between two tcp links, as pure functions over bytes: addresses, hellos, frames.
 //!
-//! `docs/wire-format.md` has the same in tables. All input is untrusted: malformed bytes are rejected with
-//! a reason, incomplete ones wait, and each length is bounded before its use.
+//! `docs/wire-format.md` has the same in tables. All input is untrusted: malformed bytes are rejected
+//! with a reason, incomplete ones wait, and each length is bounded before use.
 
 use crate::bytes::{Reader, put_block};
 use crate::parts::PartRule;
 use crate::types::{Generation, Lane, Page};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
-/// Version of this format; both ends must have the same.
-pub(super) const VERSION: u16 = 2;
-/// Maximum number of pages in one frame.
+/// Wire format version; both ends must have the same.
+pub(super) const VERSION: u16 = 3;
+/// Maximum pages in one frame.
 pub(super) const MAX_PAGES: u32 = 256;
 const HEADER: usize = 12;
 const PAGE: usize = 16;
-/// Maximum length of a frame's header and page table.
+/// Maximum length for a frame's header and page table.
 pub(super) const MAX_HEAD: usize = HEADER + MAX_PAGES as usize * PAGE;
-/// Length of a hello.
+/// Hello length.
 pub(super) const HELLO: usize = 36;
 
-/// Maximum number of streams between two ranks.
+/// Maximum streams between two ranks.
 pub(super) const MAX_STREAMS: u32 = 64;
 const MAGIC: [u8; 4] = *b"WEFT";
 const COUNTED_WRITE: u8 = 1;
@@ -27,18 +27,18 @@ const COUNTED_WRITE: u8 = 1;
 /// Token that an engine issues to one peer over the control plane.
 pub(super) type Token = [u8; 16];
 
-/// Address of a link, sent to each rank through the control plane.
+/// Link address, sent to each rank through the control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TcpAddress {
-    /// Identity of the loopback network; loopback addresses are comparable only if it is equal.
+    /// Loopback network identity; loopback addresses are comparable only if it is equal.
     pub host: Vec<u8>,
     pub max_part_bytes: u64,
     pub max_pages: u32,
     pub streams: u32,
-    pub socket: SocketAddr,
+    pub ip: IpAddr,
 }
 
-/// Rule of a pair of links.
+/// Rule for a pair of links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PairRule {
     pub parts: PartRule,
@@ -46,12 +46,12 @@ pub(super) struct PairRule {
 }
 
 impl TcpAddress {
-    /// True if both are in one network namespace of one host; false if that is unknown.
+    /// True if both are in one network namespace on one host; false if that is unknown.
     pub fn is_on_host_of(&self, other: &TcpAddress) -> bool {
         !self.host.is_empty() && self.host == other.host
     }
 
-    /// Rule that both ends derive: the smaller of each limit, at least 1.
+    /// Rule that both ends derive: the smaller value for each limit, at least 1.
     pub fn pair(&self, other: &TcpAddress) -> PairRule {
         let max_part_bytes = self.max_part_bytes.min(other.max_part_bytes).max(1);
         let max_pages_per_part = self.max_pages.min(other.max_pages).max(1);
@@ -68,11 +68,10 @@ impl TcpAddress {
         out.extend_from_slice(&self.max_part_bytes.to_le_bytes());
         out.extend_from_slice(&self.max_pages.to_le_bytes());
         out.extend_from_slice(&self.streams.to_le_bytes());
-        match self.socket.ip() {
+        match self.ip {
             IpAddr::V4(ip) => put_block(&mut out, &ip.octets()),
             IpAddr::V6(ip) => put_block(&mut out, &ip.octets()),
         }
-        out.extend_from_slice(&self.socket.port().to_le_bytes());
         out
     }
 
@@ -89,18 +88,34 @@ impl TcpAddress {
             4 => IpAddr::from(<[u8; 4]>::try_from(ip).ok()?),
             _ => IpAddr::from(<[u8; 16]>::try_from(ip).ok()?),
         };
-        let socket = SocketAddr::new(ip, reader.u16()?);
-        reader.is_at_end().then_some(TcpAddress {
-            host,
-            max_part_bytes,
-            max_pages,
-            streams,
-            socket,
-        })
+        let address = TcpAddress { host, max_part_bytes, max_pages, streams, ip };
+        reader.is_at_end().then_some(address)
     }
 }
 
-/// End of a connection that sends a hello.
+/// Message to one peer that is routed over tcp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TcpIntroduction {
+    /// Token that the peer presents.
+    pub token: Token,
+    /// Port on which this end listens; 0 if it dials.
+    pub port: u16,
+}
+
+impl TcpIntroduction {
+    pub fn encode(&self) -> Vec<u8> {
+        [&self.token[..], &self.port.to_le_bytes()].concat()
+    }
+
+    pub fn decode(bytes: &[u8]) -> Option<TcpIntroduction> {
+        let mut reader = Reader::new(bytes);
+        let token = reader.bytes(size_of::<Token>())?.try_into().ok()?;
+        let port = reader.u16()?;
+        reader.is_at_end().then_some(TcpIntroduction { token, port })
+    }
+}
+
+/// Connection end that sends a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Role {
@@ -108,16 +123,16 @@ pub(super) enum Role {
     Acceptor = 2,
 }
 
-/// First bytes of each direction of a connection; fixed length.
+/// First bytes in each direction on a connection; fixed length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub generation: Generation,
     pub role: Role,
-    /// Rank of the sender.
+    /// Sender rank.
     pub from: u32,
-    /// Rank of the receiver.
+    /// Receiver rank.
     pub to: u32,
-    /// Number of the stream within the pair.
+    /// Stream number within the pair.
     pub stream: u32,
     /// Token that the receiver issued to the sender over the control plane.
     pub token: Token,
@@ -165,7 +180,7 @@ pub(super) fn same_token(one: &Token, other: &Token) -> bool {
     one.iter().zip(other).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }
 
-/// Appends the header and page table of the frame that writes `pages` and raises `lane`.
+/// Appends the header and page table for the frame that writes `pages` and raises `lane`.
 pub(super) fn put_head(out: &mut Vec<u8>, lane: Lane, pages: &[Page]) {
     let payload: u64 = pages.iter().map(|page| page.length).sum();
     let mut head = [0; HEADER];
@@ -183,16 +198,16 @@ pub(super) fn put_head(out: &mut Vec<u8>, lane: Lane, pages: &[Page]) {
     }
 }
 
-/// Header and page table of a well-formed frame. The receiver checks its pages against the grants.
+/// A well-formed frame's header and page table. The receiver checks the pages against the grants.
 #[derive(Debug)]
 pub(super) struct Head<'a> {
     pub lane: Lane,
-    /// Bytes of all pages.
+    /// Bytes in all pages.
     pub payload: u32,
     table: &'a [u8],
 }
 
-/// Page of a frame.
+/// One page in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Destination {
     pub key: u32,
@@ -235,12 +250,12 @@ impl<'a> Head<'a> {
         Ok(Some(head))
     }
 
-    /// Length of the head; the payload follows.
+    /// Head length; the payload follows.
     pub fn len(&self) -> usize {
         HEADER + self.table.len()
     }
 
-    /// Destinations of the payload, in order.
+    /// Payload destinations, in order.
     pub fn pages(&self) -> impl Iterator<Item = Destination> {
         self.table.chunks_exact(PAGE).filter_map(|entry| {
             let mut reader = Reader::new(entry);
@@ -316,15 +331,19 @@ mod tests {
             limits in any::<(u64, u32, u32)>(),
             ip in any::<IpAddr>(),
             port in any::<u16>(),
+            token in any::<Token>(),
         ) {
-            let socket = SocketAddr::new(ip, port);
             let (max_part_bytes, max_pages, streams) = limits;
-            let address = TcpAddress { host, max_part_bytes, max_pages, streams, socket };
+            let address = TcpAddress { host, max_part_bytes, max_pages, streams, ip };
             let bytes = address.encode();
             prop_assert_eq!(TcpAddress::decode(&bytes), Some(address));
             for end in 0..bytes.len() {
                 prop_assert_eq!(TcpAddress::decode(&bytes[..end]), None);
             }
+            let introduction = TcpIntroduction { token, port };
+            let bytes = introduction.encode();
+            prop_assert_eq!(TcpIntroduction::decode(&bytes), Some(introduction));
+            prop_assert_eq!(TcpIntroduction::decode(&bytes[1..]), None);
         }
 
         #[test]
@@ -337,7 +356,7 @@ mod tests {
                 max_part_bytes,
                 max_pages,
                 streams,
-                socket: SocketAddr::from(([127, 0, 0, 1], 1)),
+                ip: IpAddr::from([127, 0, 0, 1]),
             };
             let (here, there) = (address(here), address(there));
             let PairRule { parts, streams } = here.pair(&there);
@@ -373,12 +392,12 @@ mod tests {
             bytes.extend(payload.to_le_bytes());
             bytes
         };
-        // Rejected by the header alone, before the table.
+        // Rejected by the header, before the table.
         assert!(Head::parse(&frame(257, 0), RULE).is_err());
         assert!(Head::parse(&frame(1, (1 << 20) + 1), RULE).is_err());
         assert!(Head::parse(&frame(0, 1), RULE).is_err());
         assert!(Head::parse(&frame(256, 1 << 20), RULE).unwrap().is_none());
-        // Lengths of pages that do not sum to the payload.
+        // Page lengths that do not sum to the payload.
         let mut bytes = frame(1, 5);
         bytes.extend([0; PAGE]);
         assert!(Head::parse(&bytes, RULE).is_err());

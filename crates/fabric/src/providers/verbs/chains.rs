@@ -1,15 +1,15 @@
 //! Chains in flight on a queue pair: a ring buffer, oldest first.
 
-/// Use of a chain in flight.
+/// Purpose of a chain in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainUse {
     /// Part that the engine posted.
     Part { token: u64, is_bulk: bool },
-    /// Control message of the link.
+    /// Link control message.
     Control,
 }
 
-/// Chain of work requests in flight.
+/// Work request chain in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
     pub chain_use: ChainUse,
@@ -17,7 +17,7 @@ pub struct Chain {
     pub length: u32,
 }
 
-/// Chains in flight. Its capacity is that of the send queue, so it never grows.
+/// Chains in flight. The capacity equals the send queue's, so it never grows.
 pub struct Chains {
     /// A power of two.
     slots: Box<[Chain]>,

@@ -1,15 +1,15 @@
-//! Registered memory of a process that forks.
+//! Registered memory in a process that forks.
 //!
-//! A NIC accesses the pages that it was given. Kernels since 5.12 copy them for a forked child, so that they
-//! stay its parent's. For older ones libibverbs keeps them out of children, if `ibv_fork_init` was called: a
-//! child that touches other contents of such a page, as of the heap, ends by a signal.
+//! A NIC accesses the pages that it was given. Kernels since 5.12 copy them for a forked child, so that
+//! they stay with the parent. On older kernels libibverbs keeps them out of children, if `ibv_fork_init`
+//! was called: a child that touches anything else on such a page, for example heap data, is killed by a
+//! signal.
 
 use super::super::dynamic_library::function;
-use super::library::Library;
 use rustix::mm::{Advice, madvise};
 use std::ffi::{c_int, c_void};
 
-/// Status of `ibv_is_fork_initialized`: the kernel copies registered pages at a fork.
+/// `ibv_is_fork_initialized` status: the kernel copies registered pages at a fork.
 const IBV_FORK_UNNEEDED: c_int = 2;
 
 /// Prepares libibverbs for forks. Returns true if the kernel copies registered pages.
@@ -18,7 +18,7 @@ const IBV_FORK_UNNEEDED: c_int = 2;
 /// A missing function.
 ///
 /// # Safety
-/// The handle is that of libibverbs, no function of which runs.
+/// The handle belongs to libibverbs, in which no function runs.
 pub unsafe fn prepare(handle: *mut c_void) -> Result<bool, String> {
     type Call = unsafe extern "C" fn() -> c_int;
     // SAFETY: the functions have this type; the former exists since rdma-core 35.
@@ -37,16 +37,17 @@ pub unsafe fn prepare(handle: *mut c_void) -> Result<bool, String> {
     Ok(false)
 }
 
-/// Gives registered pages to children forked later, if the kernel copies them. libibverbs keeps them out if
-/// `RDMAV_FORK_SAFE` is set, or if another library of the process (NCCL) has called `ibv_fork_init`.
-pub fn keep_in_children(library: &Library, address: u64, length: usize) {
-    if !library.copies_at_fork {
+/// Gives registered pages to children forked later, if the kernel copies them ([`prepare`]). libibverbs
+/// keeps them out if `RDMAV_FORK_SAFE` is set, or if another library in the process (NCCL) has called
+/// `ibv_fork_init`.
+pub fn keep_in_children(copies_at_fork: bool, address: u64, length: usize) {
+    if !copies_at_fork {
         return;
     }
     let page = rustix::param::page_size() as u64;
     let begin = address - address % page;
     let length = (address + length as u64).next_multiple_of(page) - begin;
-    // SAFETY: the range is mapped; the advice changes neither its contents nor its protection.
+    // SAFETY: the range is mapped; the advice changes neither contents nor protection.
     let advised = unsafe { madvise(begin as *mut c_void, length as usize, Advice::LinuxDoFork) };
     if let Err(error) = advised {
         log::debug!("MADV_DOFORK of {length} bytes: {error}");

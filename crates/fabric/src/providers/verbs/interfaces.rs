@@ -1,4 +1,4 @@
-//! Addresses of the network interfaces of an InfiniBand port (IPoIB), whose GIDs are not made of them.
+//! Network interface addresses on an InfiniBand port (IPoIB), whose GIDs are not made from them.
 
 use std::ffi::CStr;
 use std::fs;
@@ -6,11 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::ptr::null_mut;
 
-/// Directory of the kernel's description of this machine.
+/// Directory in which the kernel describes this machine.
 pub const SYSFS: &str = "/sys";
 
-/// Addresses of the interfaces on a port, which the kernel numbers from 0. Interfaces of partitions (`ib0.8001`) and bonds
-/// are none of a port's.
+/// Interface addresses on a port, which the kernel numbers from 0. Partition interfaces, such as
+/// `ib0.8001`, and bonds belong to no port.
 pub fn addresses_of_port(
     sysfs: &Path,
     device: &str,
@@ -26,7 +26,7 @@ pub fn addresses_of_port(
     on_port.map(|(_, address)| *address).collect()
 }
 
-/// Name and address of each interface of this process's network namespace; none if the system refuses.
+/// Name and address for each interface in this process's network namespace; none if the system refuses.
 pub fn interfaces() -> Vec<(String, IpAddr)> {
     let mut list = null_mut();
     let mut found = Vec::new();
@@ -36,7 +36,8 @@ pub fn interfaces() -> Vec<(String, IpAddr)> {
     }
     let mut next = list;
     while !next.is_null() {
-        // SAFETY: an entry of the list, whose name is a string and whose address is null or of its family.
+        // SAFETY: an entry in the list, whose name is a string and whose address is null or matches the
+        // address family.
         unsafe {
             let entry = &*next;
             let label = CStr::from_ptr(entry.ifa_name).to_string_lossy();
@@ -49,13 +50,13 @@ pub fn interfaces() -> Vec<(String, IpAddr)> {
     found
 }
 
-/// Interface of an address by the label of that, which may have a suffix: `ib0:1`.
+/// Interface that an address label names; the label may have a suffix, such as `ib0:1`.
 fn interface(label: &str) -> &str {
     label.split(':').next().unwrap_or(label)
 }
 
 /// # Safety
-/// Null, or an address of its family.
+/// Null, or an address that matches the address family.
 unsafe fn ip_address(address: *const libc::sockaddr) -> Option<IpAddr> {
     if address.is_null() {
         return None;

@@ -3,24 +3,24 @@
 //! A copy already loaded into the process is used in any case; otherwise `WEFT_LIBIBVERBS` names the
 //! library, and without it the loader's default path is searched.
 
-use super::super::dynamic_library::{function, open, path_of};
+use super::super::dynamic_library::{function, open, open_file, path_of};
 use super::{fork, sys};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// Environment variable: path of the library.
+/// Environment variable: library path.
 pub const PATH: &str = "WEFT_LIBIBVERBS";
 const NAME: &str = "libibverbs.so.1";
 
-/// Device of a list that libibverbs returned.
+/// Device in a list that libibverbs returned.
 pub type RawDevice = *mut c_void;
 
 /// `ibv_reg_dmabuf_mr`: domain, offset in the dma-buf, length, address, descriptor, access.
 pub type RegDmaBuf =
     unsafe extern "C" fn(*mut sys::Pd, u64, usize, u64, c_int, c_int) -> *mut sys::Mr;
 
-/// Exported functions of the library. Those of the data path stand in the table of a context.
+/// Functions that the library exports. Data path functions stand in a context's table.
 pub struct Library {
     pub get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut RawDevice,
     pub free_device_list: unsafe extern "C" fn(*mut RawDevice),
@@ -70,7 +70,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// Library of this process, loaded at the first call.
+    /// This process's library, loaded at the first call.
     ///
     /// # Errors
     /// Reason why it is missing.
@@ -79,20 +79,20 @@ impl Library {
         LIBRARY.get_or_init(load).as_ref().map_err(String::as_str)
     }
 
-    /// Status of a completion in words.
+    /// Completion status in words.
     pub fn status(&self, status: c_uint) -> String {
         // SAFETY: returns a static string for every number.
         unsafe { text((self.wc_status_str)(status)) }
     }
 
-    /// Kind of an asynchronous event in words.
+    /// Asynchronous event kind in words.
     pub fn event(&self, kind: c_uint) -> String {
         // SAFETY: returns a static string for every number.
         unsafe { text((self.event_type_str)(kind)) }
     }
 }
 
-/// String of the library.
+/// Library string.
 ///
 /// # Safety
 /// Null, or a string that is valid now.
@@ -106,11 +106,12 @@ pub unsafe fn text(string: *const c_char) -> String {
 
 fn load() -> Result<Library, String> {
     let held = open(NAME, libc::RTLD_NOW | libc::RTLD_NOLOAD);
-    let handle = held.or_else(|_| match std::env::var(PATH) {
-        Ok(path) if !path.is_empty() => open(&path, libc::RTLD_NOW).map_err(|why| {
+    let handle = held.or_else(|_| match weft_environment::path(PATH) {
+        Some(path) => open_file(&path, libc::RTLD_NOW).map_err(|why| {
+            let path = path.display();
             format!("{PATH}={path}: {why}; name a file of libibverbs, or unset {PATH}")
         }),
-        _ => open(NAME, libc::RTLD_NOW).map_err(|why| {
+        None => open(NAME, libc::RTLD_NOW).map_err(|why| {
             format!("{why}; install libibverbs (Debian: libibverbs1), or set {PATH} to its file")
         }),
     })?;

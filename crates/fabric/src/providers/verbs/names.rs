@@ -1,21 +1,22 @@
-//! Names of lanes: places in a table of the lanes that a connection has carried, so that one immediate holds
-//! two lanes.
+//! Lane names: slots in a table that holds the lanes a connection has carried, so that one immediate
+//! holds two lanes.
 //!
-//! An immediate has 32 bits, as many as a lane. It carries one lane whole, or the names of two: a write's and
-//! that of the credit that rides on it. Both ends of a connection enter the lane of each whole immediate of a
-//! part; since a connection keeps order, the receiver's table is the sender's when it reads an immediate.
+//! An immediate has 32 bits, as many as a lane. It carries one lane whole, or two names: for a write's
+//! lane and for the credit that rides on it. Both ends of a connection enter the lane from each whole
+//! immediate; since a connection keeps order, the receiver's table equals the sender's when it reads an
+//! immediate.
 
 use crate::types::{Lane, LaneId};
 
-/// Set in an immediate of two names. No whole immediate has it: see [`LANES`].
+/// Set in an immediate with two names. No whole immediate has it: see [`LANES`].
 const NAMES: u32 = 1 << 31;
 const BITS: u32 = 10;
 const PLACES: usize = 1 << BITS;
-/// Lanes of an engine whose immediates lack the bit [`NAMES`].
+/// Lanes in an engine whose immediates lack the bit [`NAMES`].
 pub const LANES: usize = 1 << 23;
 const _: () = assert!(LANES <= LaneId::LIMIT as usize);
 
-/// Lanes that the parts of one direction of a connection have carried, by name.
+/// Lanes that parts have carried in one direction on a connection, by name.
 pub struct LaneNames {
     lanes: Box<[Lane; PLACES]>,
 }
@@ -26,13 +27,13 @@ impl LaneNames {
         LaneNames { lanes: Box::new([Lane::from_immediate(u32::MAX); PLACES]) }
     }
 
-    /// Enters the lane of a part, in place of an earlier one with its name.
+    /// Enters a part's lane, in place of an earlier one with the same name.
     #[inline(always)]
     pub fn enter(&mut self, lane: Lane) {
         self.lanes[name(lane)] = lane;
     }
 
-    /// Immediate of both lanes; `None` unless both have been entered, and replaced by no other.
+    /// Immediate for both lanes; `None` unless both have been entered, and replaced by no other.
     #[inline(always)]
     pub fn immediate(&self, lane: Lane, rider: Lane) -> Option<u32> {
         let (first, second) = (name(lane), name(rider));
@@ -40,7 +41,7 @@ impl LaneNames {
         are_known.then_some(NAMES | (first as u32) << BITS | second as u32)
     }
 
-    /// Lane of an immediate, and that of a credit that rides on it.
+    /// Lane in an immediate, and the lane of a credit that rides on it.
     #[inline(always)]
     pub fn lanes(&self, immediate: u32) -> (Lane, Option<Lane>) {
         if immediate & NAMES == 0 {
@@ -51,7 +52,8 @@ impl LaneNames {
     }
 }
 
-/// Place of a lane: multiplicative hashing (Knuth, volume 3, section 6.4), since numbers of lanes have strides.
+/// Slot for a lane: multiplicative hashing (Knuth, volume 3, section 6.4), since lane numbers have
+/// strides.
 #[inline(always)]
 fn name(lane: Lane) -> usize {
     (lane.immediate().wrapping_mul(0x9e37_79b9) >> (u32::BITS - BITS)) as usize
@@ -63,8 +65,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Any sequence of writes with and without credits: the receiver reads what the sender wrote, also
-        /// where lanes share a name.
+        /// Any sequence of writes with and without credits: the receiver reads what the sender wrote,
+        /// also where lanes share a name.
         #[test]
         fn the_receiver_reads_the_lanes_of_the_sender(
             stride in prop::sample::select(vec![1u32, 2, 64, 1000]),

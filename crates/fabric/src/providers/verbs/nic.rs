@@ -1,43 +1,44 @@
-//! NICs: ports of RDMA devices, their addresses and limits, and the choice among them.
+//! NICs: RDMA device ports with addresses and limits, and how one is chosen.
 
+use super::config::{DEVICES, GID_INDEX, ON_DEMAND_PAGING, OnDemandPaging, VerbsConfig};
 use super::interfaces::{SYSFS, addresses_of_port, interfaces};
 use super::library::Library;
 use super::objects::{Context, Result, device_names};
-use super::{DEVICES, GID_INDEX, ON_DEMAND_PAGING, OnDemandPaging, VerbsConfig, sys};
+use super::sys;
 use std::net::IpAddr;
 use std::path::Path;
 
-/// Entries of a GID table that are read at most: those that an address handle can name.
+/// GID table entries read at most: as many as an address handle can name.
 const MAX_GIDS: i32 = 256;
 
-/// Port of an RDMA device, with the GID that links use.
+/// RDMA device port, with the GID that links use.
 #[derive(Clone)]
 pub struct Nic {
-    /// Name of the device.
+    /// Device name.
     pub device: String,
-    /// Number of the port, from 1.
+    /// Port number, from 1.
     pub port: u8,
-    /// Number of its network: its place among the ports of the host, or among those that a configuration
-    /// names. Ports of equal numbers are connected.
+    /// Network number: the port's position among the host's ports, or among the configured ports. Ports
+    /// with equal numbers are connected.
     pub network: u8,
-    /// Entry of the GID table.
+    /// GID table entry.
     pub gid: sys::GidEntry,
-    /// The entry is that of [`VerbsConfig::gid_index`].
+    /// [`VerbsConfig::gid_index`] selects the entry.
     pub has_fixed_gid: bool,
-    /// Entries of the GID table that are in use.
+    /// GID table entries that are in use.
     pub gids: Vec<sys::GidEntry>,
-    /// Addresses of the interfaces on a port of InfiniBand.
+    /// Interface addresses on an InfiniBand port.
     pub interfaces: Vec<IpAddr>,
     /// Address that selected the NIC, if one did.
     pub address: Option<IpAddr>,
     pub attributes: sys::PortAttr,
     pub limits: sys::DeviceAttr,
-    /// The device pages regions of RDMA writes on demand.
+    /// The device pages regions for RDMA writes on demand.
     pub on_demand_paging: bool,
 }
 
 impl Nic {
-    /// Name with its port.
+    /// Device name with port, such as `mlx5_0:1`.
     pub fn name(&self) -> String {
         format!("{}:{}", self.device, self.port)
     }
@@ -52,25 +53,25 @@ impl Nic {
 pub struct Candidate {
     pub device: String,
     pub port: u8,
-    /// Limits of the device, if it can be opened.
+    /// Device limits, if it can be opened.
     pub limits: Option<sys::DeviceAttr>,
-    /// The device pages regions of RDMA writes on demand.
+    /// The device pages regions for RDMA writes on demand.
     pub on_demand_paging: bool,
-    /// State of the port, if the device can be opened.
+    /// Port state, if the device can be opened.
     pub attributes: Option<sys::PortAttr>,
-    /// Entries of its GID table that are in use.
+    /// GID table entries that are in use.
     pub gid_entries: u32,
     pub nic: Result<Nic>,
 }
 
 impl Candidate {
-    /// Name with its port.
+    /// Device name with port.
     pub fn name(&self) -> String {
         format!("{}:{}", self.device, self.port)
     }
 }
 
-/// Ports of all RDMA devices of this host.
+/// Ports on all RDMA devices in this host.
 ///
 /// # Errors
 /// Reason why the devices cannot be listed.
@@ -100,14 +101,14 @@ pub fn candidates(library: &'static Library, gid_index: Option<u32>) -> Result<V
     Ok(found)
 }
 
-/// Identity of a port.
+/// Identifies a port.
 struct Place<'a> {
     device: &'a str,
     port: u8,
     network: u8,
 }
 
-/// The NIC in its present state.
+/// The NIC in the present state.
 ///
 /// # Errors
 /// Reason why it cannot be used any more.
@@ -120,7 +121,7 @@ pub fn renewed(context: &Context, nic: &Nic, gid_index: Option<u32>) -> Result<N
         .ok_or_else(|| format!("address {address}: gone; give the interface this address again"))
 }
 
-/// A port of an open device.
+/// A port on an open device.
 fn candidate(
     context: &Context,
     Place { device, port, network }: Place<'_>,
@@ -162,22 +163,22 @@ fn candidate(
     Candidate { device, port, limits, on_demand_paging, attributes, gid_entries, nic }
 }
 
-/// True for an iWARP device. Its queue pairs connect like others, and refuse the first write with an
+/// True for an iWARP device. Queue pairs on one connect like others, and refuse the first write with an
 /// immediate.
 fn is_iwarp(device: &str) -> bool {
-    /// Node type of a NIC of iWARP (`RDMA_NODE_RNIC` of the kernel).
+    /// Node type for an iWARP NIC (`RDMA_NODE_RNIC` in the kernel).
     const RNIC: char = '4';
     let kind = std::fs::read_to_string(format!("/sys/class/infiniband/{device}/node_type"));
     kind.is_ok_and(|kind| kind.starts_with(RNIC))
 }
 
-/// Entries of a port's GID table that are in use.
+/// Port GID table entries that are in use.
 fn gids(context: &Context, port: u8, attributes: &sys::PortAttr) -> Vec<sys::GidEntry> {
     let entries = 0..attributes.gid_tbl_len.clamp(0, MAX_GIDS) as u32;
     entries.filter_map(|index| context.gid(port, index)).collect()
 }
 
-/// Checks that a port is active, and that its device has shared receive queues.
+/// Checks that a port is active, and that the device has shared receive queues.
 fn check(attributes: &sys::PortAttr, max_srq: i32) -> Result<()> {
     if max_srq <= 0 {
         return Err("no shared receive queues; use the provider ofi (EFA), or tcp".into());
@@ -196,7 +197,7 @@ fn check(attributes: &sys::PortAttr, max_srq: i32) -> Result<()> {
     Err(format!("state of the port {state}: expected ACTIVE; {remedy}"))
 }
 
-/// Entry of the GID table that links use. `table`: place where users find all entries.
+/// GID table entry that links use. `table`: where users find all entries.
 fn choose_gid(
     attributes: &sys::PortAttr,
     gids: &[sys::GidEntry],
@@ -219,7 +220,7 @@ fn choose_gid(
     }
 }
 
-/// First GID of RoCE v2 with an IPv4 address; without one, the first of RoCE v2.
+/// First RoCE v2 GID with an IPv4 address; without one, the first RoCE v2 GID.
 fn preferred_gid(gids: &[sys::GidEntry]) -> Option<sys::GidEntry> {
     let mut of_v2 = gids.iter().filter(|entry| entry.gid_type == sys::IBV_GID_TYPE_ROCE_V2);
     let first = *of_v2.clone().next()?;
@@ -231,13 +232,13 @@ fn is_ipv4(gid: &sys::Gid) -> bool {
     gid.0[..10] == [0; 10] && gid.0[10..12] == [0xff; 2]
 }
 
-/// Firmware version of a device.
+/// Device firmware version.
 pub fn firmware(limits: &sys::DeviceAttr) -> String {
     let text = limits.fw_ver.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
 }
 
-/// Data rate of a port's link in Mb/s; `None` for a code of width or speed that is not known here.
+/// Data rate on a port's link in Mb/s; `None` for a width or speed code that is not known here.
 pub fn rate(attributes: &sys::PortAttr) -> Option<u32> {
     let lanes = match attributes.active_width {
         1 => 1,
@@ -261,7 +262,7 @@ pub fn rate(attributes: &sys::PortAttr) -> Option<u32> {
     Some(lanes * lane)
 }
 
-/// Name of a port's state in the InfiniBand specification.
+/// Port state name in the InfiniBand specification.
 pub fn state_name(state: u32) -> &'static str {
     match state {
         1 => "DOWN",
@@ -314,14 +315,14 @@ pub fn select(library: &'static Library, config: &VerbsConfig) -> Result<Vec<Nic
     if layers.clone().any(|layer| Some(layer) != layers.clone().next()) {
         let names: Vec<String> = nics.iter().map(Nic::name).collect();
         return Err(format!(
-            "{}: InfiniBand and Ethernet ports together; name those of one kind in {DEVICES}",
+            "{}: InfiniBand and Ethernet ports together; name ports of one kind in {DEVICES}",
             names.join(", ")
         ));
     }
     Ok(nics)
 }
 
-/// Reasons why none of these ports can be used: the whole of one, or those of all without remedies.
+/// Reasons why no port can be used: in full for one port, without remedies for several.
 fn reasons(candidates: &[Candidate]) -> String {
     let why = |it: &Candidate| {
         let why = it.nic.as_ref().err().map_or("", String::as_str);

@@ -1,235 +1,37 @@
-//! NIC of one connection: the one that has this end's address of the control connection.
+//! NIC for one connection: the NIC with this end's control connection address.
 //!
-//! A connector with a source uses the NIC that has it alone, and marks it by the number of its network. The listener
-//! follows with the NIC that has the address at which it accepted the connection. Without the mark, both use all NICs.
+//! A connector with a source uses only the NIC that has it, and marks it by network number. The listener
+//! follows with the NIC that has the address at which it accepted the connection. Without the mark, both
+//! use all NICs.
 
-use super::nic::Nic;
-use super::objects::Result;
 use super::wire::VerbsAddress;
-use super::{DEVICES, sys};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
-/// Address by which a device selects one NIC: one of an entry of RoCE v2 in the NIC's GID table, or on InfiniBand of an
-/// interface on the port (IPoIB).
+/// Address by which a device selects one NIC: from a RoCE v2 entry in the NIC's GID table, or on
+/// InfiniBand from an interface on the port (IPoIB).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NicAddress {
-    /// Address of this host.
+    /// Local address.
     pub address: IpAddr,
-    /// Without a NIC of this address, a device is refused; otherwise it has the first one of the choice.
+    /// If no NIC has this address, a device is refused; otherwise it has the first chosen NIC.
     pub is_demanded: bool,
 }
 
-/// Network of NICs that were selected by addresses. No host has as many NICs, so ends of which one has not selected share
-/// no network.
-const SELECTED: u8 = u8::MAX;
+/// Network of NICs that were selected by address. No host has as many NICs, so two ends share no network
+/// if only one has selected.
+pub(super) const SELECTED: u8 = u8::MAX;
 
 impl NicAddress {
-    /// Selection of a connector by its source.
+    /// A connector's selection by source.
     pub fn of_source(address: IpAddr) -> NicAddress {
         NicAddress { address, is_demanded: true }
     }
 
-    /// Selection of a listener at the local address of an accepted connection, if the connector has selected. `connector`:
-    /// address of its link; a malformed one is reported by its introduction.
+    /// A listener's selection at an accepted connection's local address, if the connector has selected.
+    /// `connector`: the connector's link address; a malformed one is reported by the introduction.
     pub fn of_listener(address: IpAddr, connector: &[u8]) -> Option<NicAddress> {
         let connector = VerbsAddress::decode(connector)?;
         let has_selected = connector.ports.iter().any(|port| port.network == SELECTED);
         has_selected.then_some(NicAddress { address, is_demanded: false })
-    }
-
-    /// The NIC of the address among some.
-    ///
-    /// # Errors
-    /// Reason why none has an address that is demanded.
-    pub(super) fn select(&self, nics: Vec<Nic>, choice: &[String]) -> Result<Vec<Nic>> {
-        let found = match nics.iter().find_map(|nic| nic.at(self.address)) {
-            None if self.is_demanded => return Err(self.missing(&nics, choice)),
-            None => nics.into_iter().next(),
-            found => found,
-        };
-        Ok(found.into_iter().map(|nic| Nic { network: SELECTED, ..nic }).collect())
-    }
-
-    fn missing(&self, nics: &[Nic], choice: &[String]) -> String {
-        let each = nics.iter().map(|nic| {
-            let addresses: Vec<String> = nic.addresses().map(|it| it.to_string()).collect();
-            let has = if addresses.is_empty() { "none".into() } else { addresses.join(" and ") };
-            format!("{} has {has}", nic.name())
-        });
-        let each = each.collect::<Vec<_>>().join(", ");
-        let named = if choice.is_empty() { "" } else { &format!(" named in {DEVICES}") };
-        format!(
-            "source {}: expected an address of an RDMA NIC{named}: {each}; connect from one of these, or \
-             offer tcp in place of verbs",
-            self.address
-        )
-    }
-}
-
-impl Nic {
-    /// This NIC for an address, on Ethernet with its GID; `None` if it does not have the address.
-    pub(super) fn at(&self, address: IpAddr) -> Option<Nic> {
-        let gid = match self.is_ethernet() {
-            true => *self.gids.iter().find(|it| is_v2(it) && address_of(it) == address)?,
-            false => *self.interfaces.contains(&address).then_some(&self.gid)?,
-        };
-        let gid = if self.has_fixed_gid { self.gid } else { gid };
-        Some(Nic { gid, address: Some(address), ..self.clone() })
-    }
-
-    /// Addresses from which a connection may come, without repetition.
-    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        let of_gids = self.gids.iter().filter(|it| is_v2(it)).map(address_of);
-        let all = of_gids.chain(self.interfaces.iter().copied());
-        let is_link_local =
-            |it: &IpAddr| matches!(it, IpAddr::V6(address) if address.is_unicast_link_local());
-        let mut addresses: Vec<IpAddr> = Vec::new();
-        all.filter(|it| !is_link_local(it)).for_each(|it| {
-            if !addresses.contains(&it) {
-                addresses.push(it);
-            }
-        });
-        addresses.into_iter()
-    }
-}
-
-fn is_v2(entry: &sys::GidEntry) -> bool {
-    entry.gid_type == sys::IBV_GID_TYPE_ROCE_V2
-}
-
-/// IP address of which a GID is made.
-fn address_of(entry: &sys::GidEntry) -> IpAddr {
-    Ipv6Addr::from(entry.gid.0).to_canonical()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::sys::Gid;
-    use super::super::{TwinConfig, TwinNic, TwinPort, VerbsConfig, VerbsDevice};
-    use super::*;
-    use crate::device::Device as _;
-    use crate::lane_table::LaneTable;
-    use crate::link::Membership;
-    use crate::types::Generation;
-    use std::net::Ipv4Addr;
-    use std::sync::Arc;
-    use weft_control::Rank;
-
-    const FOREIGN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 255, 1));
-
-    /// Two NICs, the second with two ports.
-    fn twins() -> [Arc<TwinNic>; 2] {
-        let ports = vec![TwinPort::default(); 2];
-        [TwinConfig::default(), TwinConfig { ports, ..TwinConfig::default() }].map(TwinNic::new)
-    }
-
-    fn device(twins: &[Arc<TwinNic>], address: Option<NicAddress>) -> crate::Result<VerbsDevice> {
-        VerbsDevice::over(VerbsConfig { address, ..VerbsConfig::default() }, twins)
-    }
-
-    fn names(device: &VerbsDevice) -> Vec<String> {
-        device.nics().collect()
-    }
-
-    /// Address of a device's link toward one peer.
-    fn link_address(device: &VerbsDevice) -> VerbsAddress {
-        let generation = Generation(0);
-        let lanes = Arc::new(LaneTable::new(64, generation).unwrap());
-        let link = device.open(Membership { rank: Rank(0), size: 2, generation, lanes }).unwrap();
-        VerbsAddress::decode(&link.address()).unwrap()
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
-    fn each_address_selects_the_port_that_has_it_with_its_gid() {
-        let twins = twins();
-        for (twin, port) in [(0, 1), (1, 1), (1, 2)] {
-            let address = IpAddr::V4(twins[twin].address(port));
-            let at = NicAddress::of_source(address);
-            let device = device(&twins, Some(at)).unwrap();
-            assert_eq!(names(&device), [format!("{}:{port}", twins[twin].name())]);
-            let ports = link_address(&device).ports;
-            assert_eq!((ports.len(), ports[0].network), (1, SELECTED));
-            assert_eq!(
-                ports[0].gid,
-                Gid(Ipv4Addr::to_ipv6_mapped(&twins[twin].address(port)).octets())
-            );
-        }
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
-    fn a_link_local_address_selects_its_port_and_keeps_its_gid_when_links_open() {
-        let twins = twins();
-        let mut found = device(&twins, None).unwrap().nics.swap_remove(1);
-        let local = *found.gids.iter().find(|it| is_v2(it)).unwrap();
-        assert_ne!(local.gid, found.gid.gid, "the preferred GID is another one");
-        let address = address_of(&local);
-        let at = NicAddress::of_source(address);
-        let device = device(&twins, Some(at)).unwrap();
-        assert_eq!(link_address(&device).ports[0].gid, local.gid);
-        // A fixed entry of the table stays.
-        found.has_fixed_gid = true;
-        assert_eq!(found.at(address).unwrap().gid.gid, found.gid.gid);
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
-    fn a_port_of_infiniband_has_the_addresses_of_its_interfaces_and_its_only_gid() {
-        let ports = vec![TwinPort { is_ethernet: false, ..TwinPort::default() }];
-        let twin = TwinNic::new(TwinConfig { ports, ..TwinConfig::default() });
-        let mut nic = device(std::slice::from_ref(&twin), None).unwrap().nics.swap_remove(0);
-        assert!(nic.at(FOREIGN).is_none() && nic.addresses().next().is_none());
-        nic.interfaces.push(FOREIGN);
-        let found = nic.at(FOREIGN).unwrap();
-        assert_eq!((found.gid.gid, found.address), (nic.gid.gid, Some(FOREIGN)));
-        assert_eq!(nic.addresses().collect::<Vec<_>>(), [FOREIGN]);
-        // The GID of the link is no address.
-        let gid = address_of(&nic.gid);
-        assert!(nic.at(gid).is_none());
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
-    fn a_source_that_no_nic_has_is_refused_with_the_addresses_of_all() {
-        let twins = twins();
-        let at = NicAddress::of_source(FOREIGN);
-        let refused = device(&twins, Some(at)).map(drop).unwrap_err().to_string();
-        let has = |twin: &TwinNic, port| {
-            format!("{}:{port} has {}", twin.name(), twin.address(port as u8))
-        };
-        let all = [has(&twins[0], 1), has(&twins[1], 1), has(&twins[1], 2)].join(", ");
-        let start =
-            "source 10.255.255.1: expected an address of an RDMA NIC named in WEFT_VERBS_DEVICES: ";
-        let end = "; connect from one of these, or offer tcp in place of verbs";
-        assert!(refused.contains(&format!("{start}{all}{end}")), "{refused}");
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
-    fn a_listener_selects_if_and_only_if_the_connector_has() {
-        let (here, there) = (twins(), twins());
-        let local = IpAddr::V4(here[1].address(2));
-        let source = IpAddr::V4(there[0].address(1));
-        let at = NicAddress::of_source(source);
-        let connector = link_address(&device(&there, Some(at)).unwrap());
-        let at = NicAddress::of_listener(local, &connector.encode()).unwrap();
-        let listener = device(&here, Some(at)).unwrap();
-        assert_eq!(names(&listener), [format!("{}:2", here[1].name())]);
-        assert_eq!(link_address(&listener).shared_ports(&connector), [(0, 0)]);
-        // The first NIC of a listener whose address is that of no NIC.
-        let at = NicAddress::of_listener(FOREIGN, &connector.encode());
-        let listener = device(&here, at).unwrap();
-        assert_eq!(names(&listener), [format!("{}:1", here[0].name())]);
-        assert_eq!(link_address(&listener).shared_ports(&connector), [(0, 0)]);
-        // One that has not selected, such as an earlier version, shares no NIC.
-        let all = link_address(&device(&here, None).unwrap());
-        assert_eq!(all.shared_ports(&connector), []);
-
-        for twins in [&there[..1], &there[..]] {
-            let connector = link_address(&device(twins, None).unwrap());
-            assert_eq!(NicAddress::of_listener(local, &connector.encode()), None);
-        }
-        assert_eq!(NicAddress::of_listener(local, b"another version"), None);
     }
 }

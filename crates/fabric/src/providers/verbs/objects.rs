@@ -1,4 +1,4 @@
-//! Objects of libibverbs with owners: each is destroyed on drop, before the object that it was made from.
+//! Owned libibverbs objects: each is destroyed on drop, before the object that it was made from.
 
 mod registration;
 
@@ -11,15 +11,15 @@ use std::os::fd::RawFd;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 
-/// Result with the failed call and its cause.
+/// Result with the failed call and the cause.
 pub type Result<T, E = String> = std::result::Result<T, E>;
 
-/// Error of the call `name` that returned null or -1 with `errno`.
+/// Error from the call `name` that returned null or -1 with `errno`.
 fn failed(name: &str) -> String {
     format!("{name}: {}", io::Error::last_os_error())
 }
 
-/// Error of the call `name` for a result other than 0: an error number, or -1 with `errno`.
+/// Error from the call `name` for a result other than 0: an error number, or -1 with `errno`.
 pub fn check(name: &str, result: c_int) -> Result<()> {
     match result {
         0 => Ok(()),
@@ -43,7 +43,7 @@ macro_rules! object {
             $parent: $owner,
         }
 
-        // SAFETY: libibverbs locks its objects itself; all verbs may be called on any thread.
+        // SAFETY: libibverbs locks objects itself; all verbs may be called on any thread.
         unsafe impl Send for $name {}
         // SAFETY: as above.
         unsafe impl Sync for $name {}
@@ -70,11 +70,11 @@ object! {
     Context of Context, made from library: &'static Library; close_device
 }
 object! {
-    /// Protection domain: the keys of one group on one NIC.
+    /// Protection domain: the keys for one group on one NIC.
     ProtectionDomain of Pd, made from context: Arc<Context>; dealloc_pd
 }
 object! {
-    /// Descriptor that becomes readable with the next completion of an armed queue.
+    /// Descriptor that becomes readable with the next completion on an armed queue.
     CompletionChannel of CompletionChannel, made from context: Arc<Context>; destroy_comp_channel
 }
 object! {
@@ -82,36 +82,35 @@ object! {
     CompletionQueue of Cq, made from channel: CompletionChannel; destroy_cq
 }
 object! {
-    /// Receives that all queue pairs of a group on one NIC share.
+    /// Receives that all queue pairs in a group on one NIC share.
     SharedReceiveQueue of Srq, made from domain: Arc<ProtectionDomain>; destroy_srq
 }
 object! {
-    /// Registered memory; its owner keeps the memory.
+    /// Registered memory; the owner keeps the memory.
     MemoryRegion of Mr, made from domain: Arc<ProtectionDomain>; dereg_mr
 }
 object! {
-    /// Queue pair of a reliable connection.
+    /// Queue pair on a reliable connection.
     QueuePair of Qp, made from queues: Arc<Queues>; destroy_qp
 }
 
-/// Queues that the queue pairs of a group on one NIC share.
+/// Queues that the queue pairs in a group on one NIC share.
 pub struct Queues {
     pub completions: CompletionQueue,
     pub receives: SharedReceiveQueue,
 }
 
 impl Context {
-    /// Opens the NIC of this name.
+    /// Opens the NIC with this name.
     pub fn open(library: &'static Library, name: &str) -> Result<Context> {
         let devices = DeviceList::new(library)?;
         let device = devices.iter().find(|(_, known)| known == name);
         let (device, _) = device.ok_or_else(|| format!("no RDMA device {name}"))?;
-        // SAFETY: the device is of a list that has not been freed.
+        // SAFETY: the device comes from a list that has not been freed.
         let raw = NonNull::new(unsafe { (library.open_device)(device) });
         let raw = raw.ok_or_else(|| format!("{name}: {}", failed("ibv_open_device")))?;
         let context = Context { raw, library };
-        // Events are read without waiting.
-        // SAFETY: the context is open, and its descriptor with it.
+        // Events are read without waiting. SAFETY: the context is open, and so is the descriptor in it.
         unsafe {
             let descriptor = (*context.raw()).async_fd;
             set_nonblocking(descriptor).map_err(|e| format!("cannot set a descriptor: {e}"))?;
@@ -119,7 +118,7 @@ impl Context {
         Ok(context)
     }
 
-    /// Limits of the NIC.
+    /// NIC limits.
     pub fn attributes(&self) -> Result<sys::DeviceAttr> {
         // SAFETY: all zero is a valid value, which the call fills in.
         unsafe {
@@ -129,8 +128,8 @@ impl Context {
         }
     }
 
-    /// True if the device pages regions of RDMA writes over reliable connections on demand. Receives have no
-    /// memory here.
+    /// True if the device pages regions on demand for RDMA writes over reliable connections. Receives
+    /// have no memory here.
     pub fn pages_on_demand(&self) -> bool {
         // SAFETY: the context is open; all zero is a valid value, which the call fills in.
         let caps = unsafe {
@@ -146,7 +145,7 @@ impl Context {
             && caps.rc_odp_caps & sys::IBV_ODP_SUPPORT_WRITE != 0
     }
 
-    /// State and limits of a port, numbered from 1.
+    /// State and limits for a port, numbered from 1.
     pub fn port(&self, port: u8) -> Result<sys::PortAttr> {
         let mut found = sys::PortAttr::default();
         // SAFETY: the call fills in the value.
@@ -156,11 +155,11 @@ impl Context {
         Ok(found)
     }
 
-    /// Entry of the GID table of a port; `None` if it is empty.
+    /// GID table entry for a port; `None` if it is empty.
     pub fn gid(&self, port: u8, index: u32) -> Option<sys::GidEntry> {
         let mut found = sys::GidEntry::default();
         let size = size_of::<sys::GidEntry>();
-        // SAFETY: the call fills in a value of this size.
+        // SAFETY: the call fills in a value with this size.
         let result = unsafe {
             (self.library.query_gid_ex)(self.raw(), port.into(), index, &mut found, 0, size)
         };
@@ -173,12 +172,12 @@ impl Context {
         unsafe { (*self.raw()).async_fd }
     }
 
-    /// Next asynchronous event: its kind, and the number of its queue pair or port where it has one. `None`
+    /// Next asynchronous event: the kind, and the queue pair or port number where it has one. `None`
     /// without an unread event.
     pub fn next_event(&self) -> Option<AsyncEvent> {
         let mut event = sys::AsyncEvent { element: null_mut(), event_type: 0 };
-        // SAFETY: the descriptor does not block; an event that was read is acknowledged once, after the last
-        // access to its element, which lives until then.
+        // SAFETY: the descriptor does not block; an event that was read is acknowledged once, after the
+        // last access to the element, which lives until then.
         unsafe {
             if (self.library.get_async_event)(self.raw(), &mut event) != 0 {
                 return None;
@@ -201,22 +200,22 @@ impl Context {
     }
 }
 
-/// Asynchronous event of a NIC.
+/// Asynchronous NIC event.
 #[derive(Clone, Copy, Debug)]
 pub struct AsyncEvent {
     pub kind: c_uint,
-    /// Number of its queue pair.
+    /// Queue pair number.
     pub pair: Option<u32>,
-    /// Number of its port.
+    /// Port number.
     pub port: Option<u8>,
 }
 
-/// Names of the NICs of this host.
+/// Names of this host's NICs.
 pub fn device_names(library: &'static Library) -> Result<Vec<String>> {
     Ok(DeviceList::new(library)?.iter().map(|(_, name)| name).collect())
 }
 
-/// List of the NICs of this host.
+/// List of this host's NICs.
 struct DeviceList {
     library: &'static Library,
     /// `None`: no device.
@@ -294,7 +293,7 @@ impl CompletionChannel {
 }
 
 impl CompletionQueue {
-    /// Queue of at least `entries` completions.
+    /// Queue with room for at least `entries` completions.
     pub fn new(context: &Arc<Context>, entries: usize) -> Result<CompletionQueue> {
         let channel = CompletionChannel::new(context)?;
         let (raw, count) = (context.raw(), entries as c_int);
@@ -304,11 +303,11 @@ impl CompletionQueue {
         Ok(CompletionQueue { raw, channel })
     }
 
-    /// Reads completions into `entries`; returns their number.
+    /// Reads completions into `entries`; returns how many.
     #[inline(always)]
     pub fn poll(&self, entries: &mut [sys::Completion]) -> Result<usize> {
         let (queue, count) = (self.raw(), entries.len() as c_int);
-        // SAFETY: the queue is open, and the entries are of its type.
+        // SAFETY: the queue is open, and the entries have the right type.
         let count = unsafe {
             let poll = (*(*queue).context).ops.poll_cq;
             poll(queue, count, entries.as_mut_ptr())
@@ -329,12 +328,12 @@ impl CompletionQueue {
         check("ibv_req_notify_cq", result)
     }
 
-    /// Takes the events of the descriptor, so that it is readable only after the next.
+    /// Takes the descriptor's events, so that it is readable only after the next.
     pub fn take_events(&self) {
         let (mut queue, mut context) = (null_mut(), null_mut());
         let library = self.library();
         let mut count = 0;
-        // SAFETY: the channel is open and does not block; it has this queue alone.
+        // SAFETY: the channel is open and does not block; it has only this queue.
         unsafe {
             while (library.get_cq_event)(self.channel.raw(), &mut queue, &mut context) == 0 {
                 count += 1;
@@ -351,7 +350,7 @@ impl CompletionQueue {
 }
 
 impl SharedReceiveQueue {
-    /// Queue of up to `entries` receives without buffers.
+    /// Queue for up to `entries` receives without buffers.
     pub fn new(domain: &Arc<ProtectionDomain>, entries: u32) -> Result<SharedReceiveQueue> {
         let (srq_context, max_wr) = (null_mut(), entries);
         let mut wanted = sys::SrqInitAttr { srq_context, max_wr, max_sge: 1, srq_limit: 0 };
@@ -364,7 +363,7 @@ impl SharedReceiveQueue {
     /// Posts `count` receives with this id, for arrivals with an immediate and without bytes. Returns the
     /// number that the queue accepted.
     pub fn post(&self, wr_id: u64, count: usize) -> (usize, Result<()>) {
-        /// Receives of one call.
+        /// Receives posted in one call.
         const BATCH: usize = 32;
         let mut posted = 0;
         while posted < count {
@@ -423,13 +422,13 @@ impl QueuePair {
             qp_type: sys::IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: all its parts are open; the pair keeps them.
+        // SAFETY: all members are open; the pair keeps them.
         let raw = unsafe { (domain.library().create_qp)(domain.raw(), &mut wanted) };
         let raw = NonNull::new(raw).ok_or_else(|| failed("ibv_create_qp"))?;
         Ok((QueuePair { raw, queues: queues.clone() }, wanted.cap.max_inline_data))
     }
 
-    /// Its number, by which peers address it.
+    /// Queue pair number, by which peers address it.
     pub fn number(&self) -> u32 {
         // SAFETY: it is open.
         unsafe { self.raw.as_ref() }.qp_num
@@ -442,10 +441,10 @@ impl QueuePair {
         check("ibv_modify_qp", result)
     }
 
-    /// Posts a chain of work requests; an error number if it is refused.
+    /// Posts a work request chain; an error number if it is refused.
     ///
     /// # Safety
-    /// The chain ends, and its ranges are registered and valid until it has completed or this pair is
+    /// The chain ends, and the ranges are registered and valid until it has completed or this pair is
     /// destroyed.
     #[inline(always)]
     pub unsafe fn post(&self, first: *mut sys::SendRequest) -> Result<(), c_int> {
@@ -469,7 +468,7 @@ fn set_nonblocking(descriptor: RawFd) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Error of the provider with a detail.
+/// Provider error with a detail.
 pub fn provider_error(detail: impl Into<String>) -> Error {
     Error::Provider { provider: crate::types::ProviderKind::Verbs, detail: detail.into() }
 }

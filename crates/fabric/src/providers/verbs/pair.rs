@@ -1,10 +1,10 @@
-//! Pair: the queue pair toward one peer on one NIC, with its work requests in flight.
+//! Pair: the queue pair toward one peer on one NIC, with all work requests in flight.
 //!
 //! A reliable connection completes in order, so requests in flight are a queue: each chain asks for one
-//! completion, that of its last request.
+//! completion, on the last request.
 
-use super::VerbsConfig;
 use super::chains::{Chain, ChainUse, Chains};
+use super::config::VerbsConfig;
 use super::names::LaneNames;
 use super::nic::Nic;
 use super::objects::{ProtectionDomain, QueuePair, Queues, Result};
@@ -13,12 +13,11 @@ use super::wire::{PairAddress, PortAddress};
 use std::sync::Arc;
 use weft_control::Rank;
 
-/// Requests reserved for control messages: three reports of consumption, two greetings, a
-/// farewell.
+/// Requests reserved for control messages: three consumption reports, two greetings, a farewell.
 pub const CONTROL_REQUESTS: u32 = 6;
 /// Data that a device may be asked to copy into a work request.
 const MAX_INLINE: u32 = 64;
-/// Retries of a packet without an acknowledgement, and of one whose receiver is not ready: 7 is without
+/// Retries for a packet without an acknowledgement, and for one whose receiver is not ready: 7 is without
 /// limit for the latter.
 const RETRIES: u8 = 7;
 /// Pause before a write to a receiver that is not ready is retried, as libibverbs numbers it: 0.64 ms.
@@ -27,16 +26,16 @@ const NOT_READY_PAUSE: u8 = 12;
 /// Queue pair toward one peer.
 pub struct Pair {
     queue_pair: QueuePair,
-    /// Index of its NIC at this end, and at the peer's.
+    /// NIC index at this end, and at the peer's.
     pub rail: usize,
     pub remote_rail: usize,
-    /// Names of the lanes of parts that left and arrived.
+    /// Lane names for parts that left and arrived.
     pub sent: LaneNames,
     pub received: LaneNames,
-    /// Identity of its completions: the peer, and the number of its resets.
+    /// Identifies this pair's completions: the peer, and how often it was reset.
     id: RequestId,
     in_flight: Chains,
-    /// Work requests that its send queue has room for.
+    /// Work requests that the send queue has room for.
     free: u32,
     capacity: u32,
     /// Data that it copies into a work request.
@@ -44,7 +43,7 @@ pub struct Pair {
     first_packet: u32,
 }
 
-/// Identity of a completion: the peer of its queue pair, and how often that was reset.
+/// Identifies a completion: the queue pair's peer, and how often that pair was reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestId {
     pub peer: Rank,
@@ -52,7 +51,7 @@ pub struct RequestId {
 }
 
 impl RequestId {
-    /// Identity of receives, which all peers share.
+    /// Identifies receives, which all peers share.
     pub const RECEIVE: u64 = u64::MAX;
 
     #[inline(always)]
@@ -76,9 +75,8 @@ pub struct Path<'a> {
 }
 
 impl Pair {
-    /// Opens a queue pair for `requests` work requests of parts between these NICs of the two ends.
-    /// `first_packet`: random, so that packets of
-    /// an earlier queue pair of this number are rejected.
+    /// Opens a queue pair for `requests` part work requests between these NICs at the two ends.
+    /// `first_packet`: random, so that packets from an earlier queue pair with this number are rejected.
     pub fn open(
         domain: &Arc<ProtectionDomain>,
         queues: &Arc<Queues>,
@@ -159,7 +157,7 @@ impl Pair {
         self.queue_pair.modify(&mut attributes, mask)
     }
 
-    /// Discards its requests in flight, and ends the connection until [`Pair::connect`].
+    /// Discards all requests in flight, and ends the connection until [`Pair::connect`].
     pub fn reset(&mut self) -> Result<()> {
         let mut attributes = sys::QpAttr { qp_state: sys::IBV_QPS_RESET, ..sys::QpAttr::default() };
         self.queue_pair.modify(&mut attributes, sys::IBV_QP_STATE)?;
@@ -169,7 +167,7 @@ impl Pair {
         Ok(())
     }
 
-    /// True if a part of `requests` work requests has room.
+    /// True if a part with `requests` work requests has room.
     #[inline(always)]
     pub fn has_room(&self, requests: u32) -> bool {
         self.free >= requests + CONTROL_REQUESTS
@@ -186,14 +184,15 @@ impl Pair {
         self.id.encode()
     }
 
-    /// Posts a chain of `length` work requests, for which it has room.
+    /// Posts a chain with `length` work requests, for which it has room.
     ///
     /// # Errors
-    /// Error number of the post. Some of the chain may have been posted: the pair accepts no further chain then.
+    /// Error number from the post. Some requests in the chain may have been posted: the pair accepts no
+    /// further chain then.
     ///
     /// # Safety
-    /// The chain ends after `length` requests, the last of which alone asks for a completion. Its ranges are
-    /// registered and valid until it has completed or this pair is dropped.
+    /// The chain ends after `length` requests, and only the last one asks for a completion. The ranges
+    /// are registered and valid until it has completed or this pair is dropped.
     #[inline(always)]
     pub unsafe fn post(
         &mut self,
@@ -209,8 +208,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Use of the oldest chain in flight, which has completed; `None` for a completion from before the last
-    /// reset.
+    /// Use for the oldest chain in flight, which has completed; `None` for a completion from before the
+    /// last reset.
     #[inline(always)]
     pub fn completed(&mut self, id: RequestId) -> Option<ChainUse> {
         if id != self.id {
@@ -221,7 +220,7 @@ impl Pair {
         Some(chain_use)
     }
 
-    /// The oldest chain in flight: that of a first error.
+    /// Oldest chain in flight: the one that a first error concerns.
     pub fn oldest(&self) -> Option<Chain> {
         self.in_flight.oldest()
     }
@@ -230,7 +229,7 @@ impl Pair {
         !self.in_flight.is_empty()
     }
 
-    /// Uses of all chains in flight, oldest first, which no longer complete one by one.
+    /// Uses for all chains in flight, oldest first, which no longer complete one by one.
     pub fn abandon(&mut self) -> impl Iterator<Item = ChainUse> {
         std::iter::from_fn(|| self.in_flight.pop()).map(|chain| chain.chain_use)
     }
@@ -241,12 +240,12 @@ impl Pair {
     }
 }
 
-/// Sequence number of a packet `count` behind another; these have 24 bits.
+/// Sequence number for a packet `count` behind another; these have 24 bits.
 fn packet(first: u32, count: u32) -> u32 {
     first.wrapping_add(count) & 0xff_ffff
 }
 
-/// Address of a peer's port: by GID, or by LID within one InfiniBand subnet.
+/// Address for a peer's port: by GID, or by LID within one InfiniBand subnet.
 fn route(nic: &Nic, config: &VerbsConfig, port: &PortAddress) -> sys::AhAttr {
     let same_subnet = nic.gid.gid.0[..8] == port.gid.0[..8];
     let is_global = nic.is_ethernet() || port.lid == 0 || !same_subnet;

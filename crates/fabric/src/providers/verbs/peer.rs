@@ -1,4 +1,4 @@
-//! Peer: its queue pairs and regions, and its bound on unconsumed arrivals.
+//! Peer: queue pairs, regions, and the bound on unconsumed arrivals.
 
 use super::super::control_lanes::ControlLanes;
 use super::super::granted_regions::GrantedRegions;
@@ -15,31 +15,31 @@ const MAX_BULK: u32 = 16;
 pub struct VerbsPeer {
     pub rank: Rank,
     pub state: PeerState,
-    /// True for a lower rank than that of this link.
+    /// True for a rank lower than this link's.
     greets_first: bool,
     /// Queue pairs toward it, one for each network that both have.
     pub pairs: Vec<Pair>,
-    /// Its ends of the pairs; empty before it is connected.
+    /// The peer's pair ends; empty before it is connected.
     pub ends: Vec<(PortAddress, PairAddress)>,
-    /// Its lanes for reports of consumption and for greetings, once connected.
+    /// The peer's lanes for consumption reports and for greetings, once connected.
     pub remote: Option<ControlLanes>,
     /// Our control lanes, which it raises.
     pub local: ControlLanes,
     pub outgoing: SentArrivals,
     pub incoming: ConsumedArrivals,
-    /// Unsent reports of consumption.
+    /// Unsent consumption reports.
     pub reports_due: u32,
     /// Bulk parts in flight.
     pub bulk: u32,
-    /// Tokens of parts that failed or were posted after its loss.
+    /// Tokens for parts that failed or were posted after the peer was lost.
     pub parked: Vec<u64>,
     pub granted: GrantedRegions,
-    /// Index of the pair of the next part.
+    /// Pair index for the next part.
     next: usize,
 }
 
 impl VerbsPeer {
-    /// `own`: the rank of this link.
+    /// `own`: this link's rank.
     pub fn new(
         (own, rank): (Rank, Rank),
         local: ControlLanes,
@@ -69,38 +69,39 @@ impl VerbsPeer {
         self.pairs.iter().any(Pair::has_in_flight)
     }
 
-    /// True if its queue has room for `count` more arrivals, 1 or 2.
+    /// True if the peer's queue has room for `count` more arrivals, 1 or 2.
     #[inline(always)]
     pub fn may_send(&mut self, count: u32, lanes: &LaneTable) -> bool {
         let consumed = self.local.consumed.id();
         self.outgoing.may_send(count, || lanes.value(consumed))
     }
 
-    /// True if its queue has room for `count` more arrivals, 1 or 2, and bulk parts do not exceed their limit.
+    /// True if the peer's queue has room for `count` more arrivals, 1 or 2, and bulk parts do not exceed
+    /// the limit.
     #[inline(always)]
     pub fn may_post(&mut self, count: u32, is_bulk: bool, lanes: &LaneTable) -> bool {
         self.may_send(count, lanes) && (!is_bulk || self.bulk < MAX_BULK)
     }
 
-    /// Counts a posted part, with its arrivals.
+    /// Counts a posted part and the arrivals it makes.
     #[inline(always)]
     pub fn posted(&mut self, arrivals: u32, is_bulk: bool) {
         self.outgoing.send(arrivals);
         self.bulk += u32::from(is_bulk);
     }
 
-    /// True once its greeting has arrived.
+    /// True once the peer's greeting has arrived.
     pub fn has_greeted(&self, lanes: &LaneTable) -> bool {
         lanes.value(self.local.presence.id()) >= 1
     }
 
-    /// True once its greetings have arrived: of a peer that greets first two, the latter of which confirms our
-    /// answer; of another one its answer.
+    /// True once the peer's greetings have arrived: two from a peer that greets first, where the second
+    /// confirms our answer; one from any other peer, the answer.
     pub fn is_connected(&self, lanes: &LaneTable) -> bool {
         lanes.value(self.local.presence.id()) >= self.greetings()
     }
 
-    /// True once its farewell has arrived.
+    /// True once the peer's farewell has arrived.
     pub fn is_leaving(&self, lanes: &LaneTable) -> bool {
         lanes.value(self.local.presence.id()) > self.greetings()
     }
@@ -109,7 +110,7 @@ impl VerbsPeer {
         if self.greets_first { 2 } else { 1 }
     }
 
-    /// Index of the pair for the next part: round-robin, so that stripes spread.
+    /// Pair index for the next part: round-robin, so that stripes spread.
     #[inline(always)]
     pub fn next_pair(&mut self) -> usize {
         let pair = self.next;
@@ -125,7 +126,7 @@ impl VerbsPeer {
         Some((self.pairs.get_mut(self.next)?, &mut self.granted))
     }
 
-    /// Its pair on one NIC of this end.
+    /// The peer's pair on one NIC at this end.
     #[inline(always)]
     pub fn pair_on(&mut self, rail: usize) -> Option<&mut Pair> {
         self.pairs.iter_mut().find(|pair| pair.rail == rail)

@@ -1,4 +1,4 @@
-//! Rail: one NIC of one group: its queues, keys and completions.
+//! Rail: one NIC in one group: queues, keys and completions.
 
 use super::library::Library;
 use super::nic::{self, Nic};
@@ -16,32 +16,32 @@ pub const BATCH: usize = 16;
 /// Receives that are posted at once in place of consumed ones.
 const REPOST: usize = 16;
 
-/// NIC of one group.
+/// One group's NIC.
 pub struct Rail {
     pub nic: Nic,
     context: Arc<Context>,
     domain: Arc<ProtectionDomain>,
     queues: Arc<Queues>,
     entries: Box<[sys::Completion; BATCH]>,
-    /// Number of entries read and not yet taken.
+    /// Entries read and not yet taken.
     unread: usize,
     /// Consumed receives that have not been posted again.
     missing_receives: usize,
-    /// Pairs by the number of their queue pair.
+    /// Pairs by queue pair number.
     numbers: PairNumbers,
 }
 
-/// Sizes of a rail's queues.
+/// Queue sizes on a rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSizes {
-    /// Work requests of parts in flight toward each peer.
+    /// Work requests for parts in flight toward each peer.
     pub requests: u32,
-    /// Unconsumed arrivals of each peer.
+    /// Unconsumed arrivals from each peer.
     pub unconsumed: u32,
 }
 
 impl Rail {
-    /// Opens a NIC, which must be active, with a completion queue of `completions` entries, and posts
+    /// Opens a NIC, which must be active, with a completion queue for `completions` entries, and posts
     /// `receives`.
     pub fn open(
         library: &'static Library,
@@ -92,13 +92,13 @@ impl Rail {
         Ok(pair)
     }
 
-    /// Peer of a queue pair.
+    /// Peer that a queue pair connects.
     #[inline(always)]
     pub fn peer_of(&self, number: u32) -> Option<Rank> {
         self.numbers.get(number)
     }
 
-    /// Reads up to [`BATCH`] completions; returns their number. [`Rail::entry`] has them.
+    /// Reads up to [`BATCH`] completions; returns how many. [`Rail::entry`] has them.
     #[inline(always)]
     pub fn read(&mut self) -> Result<usize> {
         if self.unread == 0 {
@@ -107,10 +107,13 @@ impl Rail {
         Ok(std::mem::take(&mut self.unread))
     }
 
-    /// The first `count` of them.
-    #[inline(always)]
-    pub fn entries(&self, count: usize) -> &[sys::Completion] {
-        &self.entries[..count]
+    /// True if an arrival among the first `count` entries brought bytes.
+    #[inline(never)]
+    pub fn has_payload(&self, count: usize) -> bool {
+        self.entries[..count].iter().any(|it| {
+            let has_arrived = it.status == sys::IBV_WC_SUCCESS && it.opcode & sys::IBV_WC_RECV != 0;
+            has_arrived && it.byte_len > 0
+        })
     }
 
     #[inline(always)]
@@ -139,12 +142,12 @@ impl Rail {
         }
     }
 
-    /// Descriptors to sleep on: of completions and of asynchronous events.
+    /// Descriptors to sleep on: for completions and for asynchronous events.
     pub fn descriptors(&self) -> [RawFd; 2] {
         [self.queues.completions.descriptor(), self.context.event_descriptor()]
     }
 
-    /// Arms its descriptor and looks once more; false if a completion is there.
+    /// Arms the descriptor and looks once more; false if a completion is there.
     pub fn may_sleep(&mut self) -> bool {
         self.post_missing_receives();
         if self.unread > 0 {
@@ -166,7 +169,7 @@ impl Rail {
     }
 }
 
-/// Peers by the number of a queue pair: open addressing with linear probing, at most half full.
+/// Peers by queue pair number: open addressing with linear probing, at most half full.
 #[derive(Default)]
 struct PairNumbers {
     /// Number and rank; `EMPTY` in a free slot. A power of two.

@@ -1,21 +1,21 @@
-//! Region: memory of this engine and its registrations with each NIC.
+//! Region: this engine's memory, registered with each NIC.
 
+use super::super::gpu_memory::{GpuTarget, Gpus};
 use super::super::granted_regions::RemoteMemory;
-use super::fork;
-use super::gpu::Gpus;
+use super::config::OnDemandPaging;
 use super::objects::{MemoryRegion, ProtectionDomain};
-use super::{OnDemandPaging, sys};
+use super::{fork, sys};
 use crate::memory::{Memory, MemoryKind};
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-/// Source memory of a region, as registered with one NIC.
+/// Source memory in a region, as registered with one NIC.
 #[derive(Clone, Copy)]
 pub struct Source {
     address: u64,
     length: u64,
     key: u32,
-    /// False for memory of a device.
+    /// False for device memory.
     pub is_host_memory: bool,
 }
 
@@ -23,7 +23,7 @@ impl Source {
     /// Source without bytes.
     pub const EMPTY: Source = Source { address: 0, length: 0, key: 0, is_host_memory: true };
 
-    /// Range of a slice; `None` outside of the region.
+    /// Range for a slice; `None` outside the region.
     #[inline(always)]
     pub fn range(&self, offset: u64, length: u64) -> Option<sys::Sge> {
         let end = offset.checked_add(length)?;
@@ -42,11 +42,11 @@ pub struct RegisteredRegion {
     sources: Vec<MemoryRegion>,
     /// Destination registrations by NIC, made with the first grant.
     destinations: Vec<MemoryRegion>,
-    /// Address of `memory`.
+    /// `memory` address.
     address: u64,
     length: u64,
-    /// Ordinal of the GPU whose memory it is.
-    device: Option<u32>,
+    /// Present for GPU memory.
+    gpu: Option<GpuTarget>,
     /// The log has the warning that it could not be locked.
     has_warned: bool,
     memory: Arc<Memory>,
@@ -63,16 +63,14 @@ impl RegisteredRegion {
         let mut has_warned = false;
         let sources = registrations(memory, domains, gpus, (0, paging), &mut has_warned)?;
         let (address, length) = (memory.address(), memory.len() as u64);
-        let device = match memory.kind() {
-            MemoryKind::Host => None,
-            MemoryKind::Device(device) => Some(device),
-        };
+        let gpu = GpuTarget::of(memory);
         let (destinations, memory) = (Vec::new(), memory.clone());
-        Ok(RegisteredRegion { sources, destinations, address, length, device, has_warned, memory })
+        Ok(RegisteredRegion { sources, destinations, address, length, gpu, has_warned, memory })
     }
 
     /// Registers it as a destination, with a key for each NIC. Writes into it may be reordered among each
-    /// other where the platform allows it; an arrival stays behind them, into a GPU with the flush of `gpu.rs`.
+    /// other where the platform allows it; an arrival stays behind them, into a GPU with the flush in
+    /// `gpu_memory.rs`.
     pub fn targets<'a>(
         &mut self,
         domains: impl Iterator<Item = &'a Arc<ProtectionDomain>> + Clone,
@@ -95,20 +93,20 @@ impl RegisteredRegion {
         Ok(self.destinations.iter().map(target).collect())
     }
 
-    /// Ordinal of the GPU whose memory it is.
-    pub fn device(&self) -> Option<u32> {
-        self.device
+    /// The region as a destination, for GPU memory.
+    pub fn gpu(&self) -> Option<GpuTarget> {
+        self.gpu
     }
 
-    /// Ordinal of the GPU into whose memory peers may write by this region.
-    pub fn target_device(&self) -> Option<u32> {
-        self.device.filter(|_| !self.destinations.is_empty())
+    /// Present if peers may write into GPU memory by this region.
+    pub fn granted_gpu(&self) -> Option<GpuTarget> {
+        self.gpu.filter(|_| !self.destinations.is_empty())
     }
 
     /// True if the CPU may copy from it.
     #[inline(always)]
     pub fn is_host_memory(&self) -> bool {
-        self.device.is_none()
+        self.gpu.is_none()
     }
 
     /// The region as a source for one NIC.
@@ -120,7 +118,8 @@ impl RegisteredRegion {
     }
 }
 
-/// Registrations of non-empty memory with each NIC. The first that pages it because it cannot be locked is logged.
+/// Registers non-empty memory with each NIC. The first NIC that pages it because it cannot be locked is
+/// logged.
 fn registrations<'a>(
     memory: &Memory,
     domains: impl Iterator<Item = &'a Arc<ProtectionDomain>> + Clone,
@@ -134,7 +133,7 @@ fn registrations<'a>(
     let address = memory.address();
     if memory.kind() == MemoryKind::Host {
         let of_host = |domain: &Arc<ProtectionDomain>| {
-            // SAFETY: the region keeps the memory until its registrations are dropped.
+            // SAFETY: the region keeps the memory until the registrations are dropped.
             let registered = unsafe { domain.register_host(address, memory.len(), access, paging) };
             let (region, refused) = registered?;
             if let Some(refused) = refused
@@ -147,7 +146,7 @@ fn registrations<'a>(
         };
         let registered: Vec<MemoryRegion> = domains.map(of_host).collect::<Result<_, _>>()?;
         if let Some(first) = registered.first() {
-            fork::keep_in_children(first.library(), address, memory.len());
+            fork::keep_in_children(first.library().copies_at_fork, address, memory.len());
         }
         return Ok(registered);
     }

@@ -1,6 +1,6 @@
-//! C layouts of libibverbs: the part of its interface that this provider calls.
+//! Libibverbs C layouts: the interface calls that this provider uses.
 //!
-//! Layouts are those of symbol version `IBVERBS_1.1`, in force since 2007. A test compares each offset with
+//! Layouts follow symbol version `IBVERBS_1.1`, in force since 2007. A test compares each offset with
 //! libibverbs' own headers where they are installed.
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -11,7 +11,7 @@ pub type PostSrqRecv =
     unsafe extern "C" fn(*mut Srq, *mut RecvRequest, *mut *mut RecvRequest) -> c_int;
 pub type PostSend = unsafe extern "C" fn(*mut Qp, *mut SendRequest, *mut *mut SendRequest) -> c_int;
 
-/// Functions of a context that are reached by its table instead of a symbol.
+/// Context functions that are reached by a table instead of a symbol.
 #[repr(C)]
 pub struct ContextOps {
     _queries: [*mut c_void; 11],
@@ -23,7 +23,7 @@ pub struct ContextOps {
     pub post_send: PostSend,
 }
 
-/// Functions of a context that this provider calls.
+/// Context functions that this provider calls.
 #[derive(Clone, Copy)]
 pub struct DataPath {
     pub poll_cq: PollCq,
@@ -41,12 +41,12 @@ pub struct Context {
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
     mutex: libc::pthread_mutex_t,
-    /// All ones: it is the last field of a [`VerbsContext`].
+    /// All ones: it is the last field in a [`VerbsContext`].
     pub abi_compat: *mut c_void,
 }
 
 impl Context {
-    /// Context with these functions, for a twin of the library.
+    /// Context with these functions, for a library twin.
     fn of(device: *mut c_void, path: DataPath, cmd_fd: c_int, async_fd: c_int) -> Context {
         let none = std::ptr::null_mut();
         let DataPath { poll_cq, req_notify_cq, post_srq_recv, post_send } = path;
@@ -72,7 +72,7 @@ impl Context {
     }
 }
 
-/// Mark of a context that is the last field of a [`VerbsContext`].
+/// Marks a context that is the last field in a [`VerbsContext`].
 const EXTENDED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
 pub type AdviseMr = unsafe extern "C" fn(*mut Pd, c_uint, u32, *mut Sge, u32) -> c_int;
@@ -87,13 +87,13 @@ pub struct VerbsContext {
     query_device_ex: Option<QueryDeviceEx>,
     _earlier: [*mut c_void; 10],
     _placeholder: u64,
-    /// Bytes of the whole in the version of the library.
+    /// Whole size in bytes in the library's version.
     sz: usize,
     pub context: Context,
 }
 
 impl VerbsContext {
-    /// Context with these functions, for a twin of the library.
+    /// Context with these functions, for a library twin.
     pub fn of(
         device: *mut c_void,
         path: DataPath,
@@ -112,12 +112,12 @@ impl VerbsContext {
         }
     }
 
-    /// The whole of which a context is the last field.
+    /// The whole in which a context is the last field.
     pub fn around(context: *mut Context) -> *mut VerbsContext {
         context.wrapping_byte_sub(std::mem::offset_of!(VerbsContext, context)).cast()
     }
 
-    /// Queries a device with its extended attributes; `None` if its driver does not.
+    /// Queries a device with extended attributes; `None` if the driver does not.
     ///
     /// # Safety
     /// The context is open.
@@ -138,12 +138,12 @@ impl VerbsContext {
         unsafe { Self::has(context, offset).then(|| (*Self::around(context)).advise_mr) }.flatten()
     }
 
-    /// True if the version of the library has the field at an offset.
+    /// True if the library's version has the field at an offset.
     ///
     /// # Safety
     /// The context is open.
     unsafe fn has(context: *mut Context, offset: usize) -> bool {
-        // SAFETY: by the caller's contract; an extended context is the last field of a whole with a size.
+        // SAFETY: by the caller's contract; an extended context is the last field in a whole with a size.
         unsafe {
             (*context).abi_compat == EXTENDED
                 && (*Self::around(context)).sz >= size_of::<VerbsContext>() - offset
@@ -237,7 +237,7 @@ pub struct DeviceAttr {
     pub phys_port_cnt: u8,
 }
 
-/// Attributes of a device with those that libibverbs has added.
+/// Device attributes, with the ones that libibverbs has added.
 #[repr(C)]
 pub struct DeviceAttrEx {
     pub orig_attr: DeviceAttr,
@@ -246,7 +246,7 @@ pub struct DeviceAttrEx {
     _later: [u64; 17],
 }
 
-/// Capabilities of on-demand paging.
+/// On-demand paging capabilities.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct OdpCaps {
@@ -286,7 +286,7 @@ pub struct PortAttr {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct GidEntry {
-    /// Aligned as the union of 64-bit halves.
+    /// Aligned as the union with 64-bit halves.
     pub gid: Gid,
     pub gid_index: u32,
     pub port_num: u32,
@@ -294,7 +294,7 @@ pub struct GidEntry {
     pub ndev_ifindex: u32,
 }
 
-/// Global identifier of a port.
+/// Global port identifier.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gid(pub [u8; 16]);
@@ -381,7 +381,7 @@ pub struct SrqInitAttr {
     pub srq_limit: u32,
 }
 
-/// Local range of a work request.
+/// Local range in a work request.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sge {
@@ -390,7 +390,7 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// Work request of a send queue; of its union only the fields of an RDMA write have names.
+/// Send queue work request; in the union only the RDMA write fields have names.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SendRequest {
@@ -432,7 +432,7 @@ pub struct RecvRequest {
     pub num_sge: c_int,
 }
 
-/// Entry of a completion queue.
+/// Completion queue entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Completion {
@@ -455,7 +455,7 @@ pub struct Completion {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct AsyncEvent {
-    /// Queue, queue pair or number of the port, by the kind of the event.
+    /// Queue, queue pair or port number, by the event kind.
     pub element: *mut c_void,
     pub event_type: c_uint,
 }
@@ -515,8 +515,8 @@ pub const IBV_EVENT_PORT_ERR: c_uint = 10;
 pub const IBV_EVENT_SRQ_ERR: c_uint = 14;
 pub const IBV_EVENT_QP_LAST_WQE_REACHED: c_uint = 16;
 
-/// C expressions with their values here: offsets of all fields, sizes, constants. A test compares them with
-/// a C compiler.
+/// C expressions with the values here: all field offsets, sizes, constants. A test compares them with a C
+/// compiler.
 pub fn layout() -> Vec<(String, u64)> {
     let mut lines = Vec::new();
     macro_rules! offsets {
@@ -578,7 +578,7 @@ pub fn layout() -> Vec<(String, u64)> {
         ("ibv_wc", size_of::<Completion>()),
         ("ibv_async_event", size_of::<AsyncEvent>()),
     ];
-    // A version of libibverbs adds fields in front.
+    // A libibverbs version adds fields in front.
     let whole = std::mem::offset_of!(VerbsContext, context);
     let before = |field: &str, offset: usize| {
         let expression = format!(

@@ -1,4 +1,4 @@
-//! Wire format of the bytes that engines exchange before they connect: addresses and introductions.
+//! Wire format for what engines exchange before they connect: addresses and introductions.
 
 use super::super::granted_regions::MAX_NICS;
 use super::sys::Gid;
@@ -6,15 +6,15 @@ use crate::bytes::Reader;
 use crate::parts::PartRule;
 use crate::types::Lane;
 
-/// Version of this format and of the use of immediates; both ends must have the same.
+/// Version for this format and for how immediates are used; both ends must have the same.
 const VERSION: u16 = 2;
 
-/// Address of a link, sent to each rank of the group.
+/// Link address, sent to each rank in the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsAddress {
     /// InfiniBand or Ethernet, as libibverbs numbers them.
     pub link_layer: u8,
-    /// Limits of a part at this end.
+    /// Part limits at this end.
     pub max_part_bytes: u64,
     pub max_pages: u32,
     pub stripe_from: u64,
@@ -23,15 +23,15 @@ pub struct VerbsAddress {
     pub ports: Vec<PortAddress>,
 }
 
-/// Address of a port.
+/// Port address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAddress {
     pub gid: Gid,
-    /// Local identifier of InfiniBand; 0 on Ethernet.
+    /// InfiniBand local identifier; 0 on Ethernet.
     pub lid: u16,
     /// Longest packet, as libibverbs numbers it: 1 for 256 bytes, 5 for 4096.
     pub mtu: u8,
-    /// Number of its network: ports of equal numbers are connected.
+    /// Network number: ports with equal numbers are connected.
     pub network: u8,
 }
 
@@ -82,7 +82,7 @@ impl VerbsAddress {
         })
     }
 
-    /// Ports by which two engines are connected, with the index of each at this and at the other end.
+    /// Ports by which two engines are connected, with each port's index at this and at the other end.
     pub fn shared_ports(&self, other: &VerbsAddress) -> Vec<(usize, usize)> {
         let theirs = |network| other.ports.iter().position(|port| port.network == network);
         let ports = self.ports.iter().enumerate();
@@ -99,18 +99,18 @@ impl VerbsAddress {
         }
     }
 
-    /// Limit of unconsumed arrivals between two engines.
+    /// Limit for unconsumed arrivals between two engines.
     pub fn unconsumed(&self, other: &VerbsAddress) -> u32 {
         self.max_unconsumed.min(other.max_unconsumed)
     }
 
-    /// True if both have a port of the same network.
+    /// True if both have a port in the same network.
     pub fn reaches(&self, other: &VerbsAddress) -> bool {
         self.link_layer == other.link_layer && !self.shared_ports(other).is_empty()
     }
 }
 
-/// Reads a list with its length before it; `None` if the list is malformed or empty.
+/// Reads a list that begins with a length; `None` if the list is malformed or empty.
 fn take_each<T>(
     reader: &mut Reader<'_>,
     mut take: impl FnMut(&mut Reader<'_>) -> Option<T>,
@@ -123,19 +123,19 @@ fn take_each<T>(
 /// Introduction, sent to one peer: the queue pairs toward it, and the control lanes between the two links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsIntroduction {
-    /// Lane that the peer raises for each half of the bound on unconsumed arrivals that it has consumed.
+    /// Lane that the peer raises for each half of the unconsumed arrival bound that it has consumed.
     pub consumed: Lane,
-    /// Lane that the peer raises with its greeting, and when it leaves.
+    /// Lane that the peer raises with a greeting, and when it leaves.
     pub presence: Lane,
     /// Queue pairs, by NIC.
     pub pairs: Vec<PairAddress>,
 }
 
-/// Address of a queue pair within its port.
+/// Queue pair address within a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairAddress {
     pub number: u32,
-    /// Sequence number of its first packet.
+    /// Sequence number of the first packet.
     pub first_packet: u32,
 }
 

@@ -1,11 +1,11 @@
-//! Arguments of calls: addresses of arrays, on a device or on the CPU. 0 is an absent array.
+//! Call arguments: array addresses, on a device or on the CPU. 0 is an absent array.
 
 use weft_gpu::layout::c_struct;
 
-/// Inputs of dispatch.
+/// Dispatch inputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DispatchInputs {
-    /// `[given, hidden]` of the token type.
+    /// `[given, hidden]` in the token type.
     pub tokens: u64,
     /// `[given, scales]`, if tokens come with scales.
     pub scales: u64,
@@ -13,48 +13,49 @@ pub struct DispatchInputs {
     pub ids: u64,
     /// `[given, top_k]` float32; without them every weight is 1.
     pub weights: u64,
-    /// One int32: number of valid tokens, at most `given`. Without it all `given` tokens are valid.
+    /// One int32: the valid token count, at most `given`. Without it all `given` tokens are valid.
     pub count: u64,
-    /// Rows of the arrays, at most `max_tokens`.
+    /// Array rows, at most `max_tokens`.
     pub given: u32,
     /// Layer whose replicas the tokens go to; 0 without maps.
     pub layer: u32,
 }
 
-/// Outputs of dispatch, with one row for each position unless stated otherwise.
+/// Dispatch outputs, with one row for each position unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DispatchOutputs {
-    /// `[positions, hidden]` of the wire type; absent in the indexed layout.
+    /// `[positions, hidden]` in the wire type; absent in the indexed layout.
     pub tokens: u64,
     /// `[positions, scales]`; absent in the indexed layout.
     pub scales: u64,
-    /// `[local experts]` int32: tokens of each expert.
+    /// `[local experts]` int32: token count for each expert.
     pub counts: u64,
-    /// `[local experts + 1]` int32: start of each expert's group, and the end of the last. In the dense
-    /// layout `[ranks + 1]`: start of each source's rows, and the end of the last.
+    /// `[local experts + 1]` int32: start of each expert's group, and the end of the last, for example
+    /// `[0, 48, 56, 64]`. In the dense layout `[ranks + 1]`: start of each source's rows, and the end of
+    /// the last.
     pub offsets: u64,
     /// `[positions]` int32: the row, `source * max_tokens + slot`, or -1 for padding. In the dense layout
-    /// `[positions, top_k]` of the type of ids: local experts, -1 for none on this rank.
+    /// `[positions, top_k]` in the id type: local experts, -1 for none on this rank.
     pub rows: u64,
     /// `[positions]` float32: the router's weight, 0 for padding. In the dense layout `[positions, top_k]`.
     pub weights: u64,
     /// `[positions]` int32, optional: local expert, -1 for padding and behind the last group; all -1 in the
     /// dense layout, whose rows have several experts.
     pub experts: u64,
-    /// `[physical experts]` of all ranks, optional: the tokens of this rank's experts are added to their
-    /// elements.
+    /// `[physical experts]` on all ranks, optional: token counts for this rank's experts are added to the
+    /// matching elements.
     pub load: u64,
-    /// Bytes of an element of `load`: 4 or 8.
+    /// Bytes per `load` element: 4 or 8.
     pub load_bytes: u32,
 }
 
-/// Arrays of combine receive.
+/// Arrays for combine receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CombineOutputs {
-    /// `[given, hidden]` of the output type.
+    /// `[given, hidden]` in the output type.
     pub combined: u64,
-    /// Arrays of the same shape, or 0, which are added to the sums in float32, in this order, before the
-    /// result is rounded. The last may be `combined` itself, with its previous content.
+    /// Arrays with the same shape, or 0, which are added to the sums in float32, in this order, before the
+    /// result is rounded. The last may be `combined` itself, with the previous content.
     pub added: [u64; 3],
     /// As in [`DispatchInputs`].
     pub count: u64,
@@ -62,7 +63,7 @@ pub struct CombineOutputs {
     pub given: u32,
 }
 
-/// Location of the plan of a round: slots of tokens, and positions of received rows.
+/// Plan location for a round: token slots, and positions of received rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanLocation {
     /// Address of [`ChannelLayout::plan_bytes`](crate::device::ChannelLayout::plan_bytes) bytes on the
@@ -74,10 +75,10 @@ pub struct PlanLocation {
     pub kept: bool,
 }
 
-/// Counts of a round at a rank, before the layout.
+/// A round's counts at a rank, before the layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounts {
-    /// Tokens of each local expert.
+    /// Token count for each local expert.
     pub experts: Vec<u32>,
     /// Start of each expert's group, then the end of the last.
     pub offsets: Vec<u32>,
@@ -85,26 +86,26 @@ pub struct DeviceCounts {
     pub needed: u32,
 }
 
-/// Key of a plan that round `epoch` makes on the channel with this number; nonzero.
+/// Key for a plan that round `epoch` makes on the channel with this number; nonzero.
 pub(crate) fn plan_key(number: u32, epoch: u32) -> u32 {
     ((number.wrapping_mul(0x9E37_79B1) ^ epoch) & !KEPT).max(1)
 }
 
-/// Flag in a line of counts: it holds the key of a kept plan in place of counts.
+/// Flag in a line of counts: it holds a kept plan's key in place of counts.
 pub(crate) const KEPT: u32 = 1 << 31;
 
 weft_gpu::layout! {
-    /// Argument of every kernel, behind `u64 peer[RANKS]`: channel 0 of each rank, as mapped on this rank.
+    /// Argument for every kernel, behind `u64 peer[RANKS]`: channel 0 of each rank, as mapped on this rank.
     pub struct ArgumentBlock {
-        table: u64, "the table of this rank's domain";
+        table: u64, "this rank's domain table";
         record: u64, "address of the device records";
-        abort: u64, "address of the abort word, by which the host ends all waits";
-        tokens: u64, "of dispatch send: DispatchInputs in Rust";
+        abort: u64, "address of the abort word, with which the host ends all waits";
+        tokens: u64, "dispatch send: DispatchInputs in Rust";
         scales: u64, "likewise";
         ids: u64, "likewise";
         weights: u64, "likewise";
-        count: u64, "likewise; of combine receive too";
-        out_tokens: u64, "of dispatch receive: DispatchOutputs in Rust";
+        count: u64, "likewise; combine receive too";
+        out_tokens: u64, "dispatch receive: DispatchOutputs in Rust";
         out_scales: u64, "likewise";
         out_counts: u64, "likewise";
         out_offsets: u64, "likewise";
@@ -112,27 +113,27 @@ weft_gpu::layout! {
         out_weights: u64, "likewise";
         out_experts: u64, "likewise, or 0";
         out_load: u64, "likewise, or 0";
-        load_bytes: u64, "of an element of out_load";
-        outputs: u64, "of combine send: positions x hidden in the combine type";
-        combined: u64, "of combine receive: CombineOutputs in Rust";
+        load_bytes: u64, "per out_load element";
+        outputs: u64, "combine send: positions x hidden in the combine type";
+        combined: u64, "combine receive: CombineOutputs in Rust";
         added: [u64; 3], "likewise";
-        map: u64, "of dispatch send: the layer's replica table, or 0";
-        plan: u64, "the plan of this round: PlanLocation in Rust; 0: in the channel";
+        map: u64, "dispatch send: the layer's replica table, or 0";
+        plan: u64, "this round's plan: PlanLocation in Rust; 0: in the channel";
         rank: u32, "this rank";
         channel: u32, "the channel";
-        given: u32, "tokens of dispatch send, and of combine receive";
+        given: u32, "tokens in dispatch send, and in combine receive";
         release: u32, "nonzero if combine only releases the rows";
         kept: u32, "nonzero if an earlier round made the plan";
-        number: u32, "number of the channel among all channels of the domain";
-        positions: u64, "rows of this call's arrays of positions";
+        number: u32, "channel number among all channels in the domain";
+        positions: u64, "rows in this call's position arrays";
     }
 }
 
-/// Words of the block.
+/// Words in the block.
 pub(crate) const WORDS: usize = ArgumentBlock::SIZE / 8;
 
 impl ArgumentBlock {
-    /// With the arguments of a call.
+    /// With a call's arguments.
     #[inline]
     pub(crate) fn of_call(
         self,
@@ -164,7 +165,7 @@ impl ArgumentBlock {
         }
     }
 
-    /// As words of the kernels' argument.
+    /// As words in the kernel argument.
     #[inline]
     pub(crate) fn words(&self) -> [u64; WORDS] {
         let bytes = self.bytes();
@@ -177,7 +178,7 @@ impl ArgumentBlock {
 pub fn arguments_header() -> String {
     let peers = "    u64 peer[RANKS]; // channel 0 of every rank, as mapped on this rank\n";
     format!(
-        "// Argument of all kernels. Generated from crates/moe/src/device/abi/arguments.rs; a test compares the two.\n\
+        "// Argument for all kernels. Generated from crates/moe/src/device/abi/arguments.rs; a test compares the two.\n\
          #pragma once\n#include \"weft/ptx.cuh\"\n\nnamespace weft::moe {{\n\n\
          constexpr u32 RANKS = WEFT_RANKS;\n\n{}\
          static_assert(sizeof(Arguments) == 8 * RANKS + {}, \"the size in Rust\");\n\n\

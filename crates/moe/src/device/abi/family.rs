@@ -1,10 +1,10 @@
-//! MoE as a family of device operators: names of its phases, and texts of its device records.
+//! MoE as a device operator family: phase names, and error texts for device records.
 
 use crate::device::abi::record::{MoeCode, MoePhase};
 use weft_control::Rank;
 use weft_gpu::{Family, Record, Report};
 
-/// The family of dispatch and combine.
+/// Dispatch and combine family.
 pub static FAMILY: Family = Family {
     name: "MoE",
     first_phase: MoePhase::DispatchSend as u32,
@@ -41,12 +41,12 @@ fn expert(record: &Record) -> Report {
     Report { class: "ExpertError", rank: Some(rank), text }
 }
 
-/// A rank without room for its tokens.
+/// A rank without room for the tokens sent to it.
 fn capacity(record: &Record) -> Report {
     let Record { rank, peer, channel, expected: needed, seen: room, .. } = *record;
     let rank = Rank(peer.unwrap_or(rank));
     if record.phase == MoePhase::CombineSend as u32 || needed <= room {
-        // Only the record of the rank itself has its number of rows.
+        // Only a rank's own record has the row count.
         let rows = if needed > room { format!("{room}") } else { "fewer".to_owned() };
         let text = format!(
             "{rank} gave combine {rows} rows of outputs for {needed} positions (channel {channel}): pass a row for each \
@@ -75,7 +75,7 @@ fn released(record: &Record, phase: weft_gpu::Phase) -> Report {
     Report { class: "StageError", rank: peer, text }
 }
 
-/// A peer dispatched by the placement of another layer, or by one before or after a change.
+/// A peer dispatched by another layer's placement, or by one before or after a change.
 fn placement(record: &Record) -> Report {
     let Record { rank, channel, expected, seen, .. } = *record;
     let (rank, peer) = (Rank(rank), record.peer.map(Rank));

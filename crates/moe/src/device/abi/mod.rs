@@ -1,9 +1,9 @@
-//! Interface of the kernels: arguments, records and sources.
+//! Kernel interface: arguments, records and sources.
 //!
-//! - `arguments.rs`: arrays of calls, and the argument block of all kernels
-//! - `record.rs`: phases and codes of MoE's device records
-//! - `family.rs`: MoE as a family of device operators, with its error texts
-//! - `sources.rs`: source files of the kernels
+//! - `arguments.rs`: call arrays, and the argument block for all kernels
+//! - `record.rs`: phases and codes in MoE's device records
+//! - `family.rs`: MoE as a device operator family, with error texts
+//! - `sources.rs`: kernel source files
 
 pub(super) mod arguments;
 pub(super) mod family;

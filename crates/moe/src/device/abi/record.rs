@@ -1,21 +1,21 @@
-//! MoE's phases and codes in device records, beside the codes of every family ([`weft_gpu::Code`]). A record
-//! is a [`weft_gpu::Record`] with the layout of [`RecordLayout`](weft_gpu::domain::RecordLayout).
+//! MoE's phases and codes in device records, beside the codes common to all families ([`weft_gpu::Code`]). A
+//! record is a [`weft_gpu::Record`], laid out as [`RecordLayout`](weft_gpu::domain::RecordLayout).
 
-/// Code of a device record of MoE.
+/// Code in an MoE device record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MoeCode {
     /// Notice: an expert id that is out of range, or repeated within its token; the slot counts as masked.
-    /// `slot` is the token, `peer` the top-k slot, `expected` the number of experts and `seen` the id.
+    /// `slot` is the token, `peer` the top-k slot, `expected` the expert count and `seen` the id.
     Expert = 5,
-    /// Notice: rank `peer` lacks room. `expected` is the number of positions needed, or 0 if only that rank
-    /// has it, and `seen` its room.
+    /// Notice: rank `peer` lacks room. `expected` is how many positions are needed, or 0 if only that rank
+    /// knows, and `seen` is the room.
     Capacity = 6,
     /// Rank `peer` released a round that this rank combines.
     Released = 7,
-    /// Rank `peer` dispatched by another expert map: of generation `seen`; this rank's is `expected`.
+    /// Rank `peer` dispatched by another expert map, with generation `seen`; this rank's is `expected`.
     Placement = 8,
-    /// Rank `peer` sends by another plan than this rank's: `expected` and `seen` are the keys of kept plans,
-    /// 0 for a new plan.
+    /// Rank `peer` sends by another plan than this rank's: `expected` and `seen` are kept plans' keys, 0 for
+    /// a new plan.
     OtherPlan = 9,
 }
 
@@ -25,7 +25,7 @@ impl From<MoeCode> for weft_gpu::Code {
     }
 }
 
-/// Phase of the call that wrote a record.
+/// Call phase that wrote a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MoePhase {
     /// Dispatch send.
@@ -36,7 +36,7 @@ pub enum MoePhase {
     CombineSend = 2,
     /// Combine receive.
     CombineRecv = 3,
-    /// Plan of the bandwidth path.
+    /// Plan on the bandwidth path.
     Plan = 4,
 }
 
@@ -47,7 +47,7 @@ mod tests {
     use weft_gpu::Code as Common;
     use weft_gpu::kernels::HEADERS;
 
-    /// The enumerators of an enumeration of the kernels, and their values.
+    /// A kernel enumeration's enumerators and values.
     fn enumerators(name: &str) -> Vec<(String, u32)> {
         let head = format!("enum {name} : u32 {{");
         let text =

@@ -1,11 +1,11 @@
-//! Source files of the kernels, under `crates/moe/kernels`. They include the headers of `weft_gpu`.
+//! Kernel source files, under `crates/moe/kernels`. They include the `weft_gpu` headers.
 
 use weft_gpu::kernels::SourceFile;
 
 /// The program with all entry points.
 pub const PROGRAM: &str = "moe.cu";
 
-/// Path and text of each file.
+/// Path and text for each file.
 pub const SOURCES: &[SourceFile] = weft_gpu::sources![
     "moe.cu",
     "moe/arguments.cuh",

@@ -1,4 +1,4 @@
-//! Dispatch and combine between GPUs as calls: each launches kernels on a stream, or runs their twin.
+//! Dispatch and combine between GPUs as calls: each launches kernels on a stream, or runs the twin.
 
 use crate::device::abi::arguments::{
     CombineOutputs, DeviceCounts, DispatchInputs, DispatchOutputs,
@@ -21,15 +21,15 @@ use std::time::Duration;
 use weft_cuda::Stream;
 use weft_gpu::domain::{Block, Domain, Reservation};
 
-/// Expert-parallel all-to-all between the GPUs of one host: tokens to the ranks of their experts, results
-/// back.
+/// Expert-parallel all-to-all between GPUs on one host: sends tokens to their experts' ranks, and returns
+/// results.
 ///
 /// Every rank makes the same calls, in the same order on each channel. Calls do not wait: they launch work on
-/// a stream of the caller, and errors of that work are raised by a later call or by
-/// [`DeviceAllToAll::check`]. Only the CPU twin runs within the call, and its receive halves wait.
+/// the caller's stream, and a later call or [`DeviceAllToAll::check`] raises errors from that work. Only the
+/// CPU twin runs within the call, and the receive halves wait.
 ///
-/// Every call first checks that the group is alive. A kernel's fatal record poisons the group, so that all
-/// ranks raise; a peer's loss, detected by the control plane, ends the waits of kernels.
+/// Every call first checks that the group is alive. A fatal kernel record poisons the group, so that all
+/// ranks raise; if the control plane detects a peer's loss, it ends the kernels' waits.
 ///
 /// A drop waits until the device is idle, so that memory is never freed under a kernel. Peers may still write
 /// to this rank's block afterwards, which stays as long as they need it.
@@ -42,7 +42,7 @@ pub struct DeviceAllToAll {
     pub(crate) parts: Option<DeviceParts>,
 }
 
-/// Resources of the kernels, released in this order once no kernel runs.
+/// Kernel resources, released in this order once no kernel runs.
 pub(crate) struct DeviceParts {
     pub backend: Backend,
     pub block: Block,
@@ -59,11 +59,11 @@ pub(crate) enum Backend {
 /// Received rows, in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceivedRows {
-    /// Address of the first row.
+    /// First row's address.
     pub address: u64,
-    /// Distance of rows, in bytes.
+    /// Row stride in bytes.
     pub stride: u64,
-    /// Number of rows: `max_tokens` from each source.
+    /// Row count: `max_tokens` from each source.
     pub rows: u32,
 }
 
@@ -78,12 +78,12 @@ impl DeviceAllToAll {
         &self.shape
     }
 
-    /// Experts of this rank.
+    /// Experts on this rank.
     pub fn experts(&self) -> Range<u32> {
         self.shape.placement().experts_of(self.shape.config().rank)
     }
 
-    /// Streaming multiprocessors of a dispatch; 0 for the twin.
+    /// SMs for a dispatch; 0 for the twin.
     pub fn num_sms(&self) -> u32 {
         match self.parts.as_ref().map(|parts| &parts.backend) {
             Some(Backend::Cuda(launcher)) => launcher.num_sms(),
@@ -91,7 +91,7 @@ impl DeviceAllToAll {
         }
     }
 
-    /// Compile time of the kernels; the default for the twin.
+    /// Kernel compile time; the default for the twin.
     pub fn build(&self) -> BuildInfo {
         match self.parts.as_ref().map(|parts| &parts.backend) {
             Some(Backend::Cuda(launcher)) => launcher.build(),
@@ -117,8 +117,8 @@ impl DeviceAllToAll {
         })
     }
 
-    /// Received rows of `channel`, as the indexed layout numbers them: slot `j` of source `s` is row `s *
-    /// max_tokens + j`.
+    /// Received rows on `channel`, as the indexed layout numbers them: slot `j` from source `s` is row
+    /// `s * max_tokens + j`.
     ///
     /// # Errors
     /// [`Error::NoChannel`].
@@ -132,16 +132,16 @@ impl DeviceAllToAll {
         })
     }
 
-    /// Dispatch send: sends tokens to the ranks of their experts.
+    /// Dispatch send: sends tokens to their experts' ranks.
     ///
     /// # Errors
-    /// The cause of a failed group; [`Error::TooManyTokens`], [`Error::NoChannel`], [`Error::NoAddress`] and
-    /// [`Error::Misaligned`]; CUDA's.
+    /// The cause if the group has failed; [`Error::TooManyTokens`], [`Error::NoChannel`],
+    /// [`Error::NoAddress`] and [`Error::Misaligned`]; CUDA errors.
     ///
     /// # Safety
-    /// The arrays of `inputs` are on this rank's device (for the twin, on the CPU) and have the lengths that
-    /// follow from it, until the call has run on its stream, which is one of that device. The same holds for
-    /// the plan until the round has ended; a kept plan was made by a round of an all-to-all of this shape.
+    /// The `inputs` arrays are on this rank's device (for the twin, on the CPU) and have the lengths that
+    /// follow from it, until the call has run on its stream, which belongs to that device. The same holds for
+    /// the plan until the round has ended; a kept plan was made by a round in an all-to-all with this shape.
     pub unsafe fn dispatch_send(
         &self,
         launch_config: LaunchConfig,
@@ -167,7 +167,7 @@ impl DeviceAllToAll {
         }
     }
 
-    /// Dispatch receive: waits, on the device, for the tokens of all ranks, and lays them out.
+    /// Dispatch receive: waits, on the device, for all ranks' tokens, and lays them out.
     ///
     /// # Errors
     /// As [`DeviceAllToAll::dispatch_send`].
@@ -197,7 +197,7 @@ impl DeviceAllToAll {
         }
     }
 
-    /// Waits on the host, at most `timeout`, for the counts of a round whose tokens are in flight, so that
+    /// Waits on the host, at most `timeout`, for the counts in a round whose tokens are in flight, so that
     /// arrays can be allocated by them. [`DeviceAllToAll::dispatch_recv`] follows.
     ///
     /// # Errors
@@ -226,13 +226,13 @@ impl DeviceAllToAll {
         counts.ok_or(Error::NoCounts { channel: launch_config.channel })
     }
 
-    /// Both halves of dispatch, in one launch.
+    /// Both dispatch halves, in one launch.
     ///
     /// # Errors
     /// As [`DeviceAllToAll::dispatch_send`].
     ///
     /// # Safety
-    /// That of the halves.
+    /// As for the halves.
     pub unsafe fn dispatch(
         &self,
         launch_config: LaunchConfig,
@@ -293,8 +293,8 @@ impl DeviceAllToAll {
         }
     }
 
-    /// Combine receive: waits, on the device, for the replies, and sums them. `count` and `given` are those
-    /// of dispatch.
+    /// Combine receive: waits, on the device, for the replies, and sums them. `count` and `given` are as in
+    /// dispatch.
     ///
     /// # Errors
     /// As [`DeviceAllToAll::dispatch_send`].
@@ -332,13 +332,13 @@ impl DeviceAllToAll {
         }
     }
 
-    /// Both halves of combine, in one launch.
+    /// Both combine halves, in one launch.
     ///
     /// # Errors
     /// As [`DeviceAllToAll::dispatch_send`].
     ///
     /// # Safety
-    /// That of the halves.
+    /// As for the halves.
     pub unsafe fn combine(
         &self,
         launch_config: LaunchConfig,
@@ -374,8 +374,8 @@ impl DeviceAllToAll {
         }
     }
 
-    /// Reports device records so far: the cause of a failed group, or a notice about a batch, which is raised
-    /// once. It does not wait: synchronise first to cover a batch.
+    /// Reports device records so far: the cause if the group has failed, or a notice about a batch, which is
+    /// raised once. It does not wait: synchronise first to cover a batch.
     ///
     /// # Errors
     /// [`Error::Gpu`] with the record, or [`weft_fabric::Error::Poisoned`].
@@ -386,7 +386,7 @@ impl DeviceAllToAll {
     /// Waits until this rank's device is idle.
     ///
     /// # Errors
-    /// CUDA's, of any failed work.
+    /// CUDA errors from any failed work.
     pub fn settle(&self) -> Result<(), Error> {
         match self.parts.as_ref().map(|parts| &parts.backend) {
             Some(Backend::Cuda(launcher)) => launcher.settle(),
@@ -394,20 +394,20 @@ impl DeviceAllToAll {
         }
     }
 
-    /// Keeps the memory of this all-to-all for as long as its domain lives, since a captured graph may be
+    /// Keeps this all-to-all's memory for as long as the domain lives, since a captured graph may be
     /// replayed. Captured calls on a GPU do this themselves.
     pub fn keep(&self) {
         self.captured.store(true, Ordering::Relaxed);
     }
 
-    /// Ends it on this rank: no kernel uses its memory afterwards. Returns its domain, unless it was ended
+    /// Ends it on this rank: no kernel uses the memory afterwards. Returns the domain, unless it was ended
     /// before.
     pub(crate) fn end(&mut self) -> Option<Arc<Domain>> {
         let settled = self.settle();
         let DeviceParts { backend, block, _reservation, domain } = self.parts.take()?;
         let marked = settled.and_then(|()| self.mark_closed(&domain, &block));
         if let Err(error) = marked {
-            log::warn!("memory of an all-to-all stays allocated: {error}");
+            log::warn!("all-to-all memory stays allocated: {error}");
             block.keep();
             std::mem::forget(backend);
         } else if self.captured.load(Ordering::Relaxed) {
@@ -416,7 +416,7 @@ impl DeviceAllToAll {
         Some(domain)
     }
 
-    /// Makes kernels of replayed graphs return at once.
+    /// Makes kernels in replayed graphs return at once.
     fn mark_closed(&self, domain: &Domain, block: &Block) -> Result<(), Error> {
         if self.captured.load(Ordering::Relaxed) {
             for channel in 0..self.shape.config().channels {
@@ -438,7 +438,7 @@ impl DeviceAllToAll {
         self.parts.as_ref().ok_or(Error::Fabric(weft_control::Error::Closed.into()))
     }
 
-    /// [`DeviceAllToAll::begin`] of a call that launches kernels on a stream.
+    /// [`DeviceAllToAll::begin`] for a call that launches kernels on a stream.
     #[inline]
     fn begin_on(&self, launch_config: LaunchConfig) -> Result<&DeviceParts, Error> {
         let parts = self.begin(launch_config.channel)?;

@@ -1,4 +1,4 @@
-//! Checks of a call's arguments, before any launch: an invalid address in a kernel destroys the CUDA context.
+//! Call argument checks, before any launch: an invalid address in a kernel destroys the CUDA context.
 
 use crate::device::abi::arguments::{
     CombineOutputs, DispatchInputs, DispatchOutputs, PlanLocation,
@@ -75,17 +75,17 @@ impl DeviceShape {
     }
 }
 
-/// Error of features that need positions, in the dense layout.
+/// Error for features that need positions, in the dense layout.
 pub(crate) const NOT_DENSE: Error = Error::Unsuitable {
     what: "a kept plan, or counts on the host, in the dense layout",
-    reason: "its rows are ordered by source and slot alone; use the contiguous layout",
+    reason: "its rows are ordered only by source and slot; use the contiguous layout",
 };
 
 fn present(what: &'static str, address: u64, needed: bool) -> Result<(), Error> {
     if needed && address == 0 { Err(Error::NoAddress { what }) } else { Ok(()) }
 }
 
-/// Checks the alignment to pieces.
+/// Checks the alignment to 16-byte chunks.
 pub(crate) fn aligned(what: &'static str, address: u64) -> Result<(), Error> {
     aligned_to(PIECE, what, address)
 }

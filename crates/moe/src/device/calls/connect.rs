@@ -1,4 +1,4 @@
-//! Construction of a device all-to-all on all ranks, and its end.
+//! Constructing a device all-to-all on all ranks, and ending it.
 
 use crate::device::abi::family::FAMILY;
 use crate::device::calls::all_to_all::{Backend, DeviceAllToAll, DeviceParts};
@@ -17,7 +17,7 @@ use weft_fabric::{Communicator, Time};
 use weft_gpu::domain::{ALIGNMENT, Block, Domain, Reservation};
 use weft_gpu::{Error as GpuError, MemoryLocation};
 
-/// One rank's part before its memory is allocated.
+/// One rank's part before memory is allocated.
 struct PreparedRank {
     domain: Arc<Domain>,
     /// `None` for the twin.
@@ -31,10 +31,10 @@ impl DeviceAllToAll {
     /// zeroed, so the first round may begin.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] if the ranks' configurations differ; those of [`DeviceShape::new`], before any
-    /// allocation; [`weft_gpu::Error::NotResident`] if its launches do not fit on the GPU together with the
-    /// other concurrent ones; CUDA's and the heap's; [`Error::PeerFailed`] with a peer's; those of the
-    /// fabric. A rank that fails notifies the others, so that none waits for it.
+    /// [`Error::Disagreement`] if the ranks' configurations differ; errors from [`DeviceShape::new`], before
+    /// any allocation; [`weft_gpu::Error::NotResident`] if the launches do not fit on the GPU together with
+    /// the other concurrent ones; CUDA and heap errors; [`Error::PeerFailed`] with a peer's error; fabric
+    /// errors. A rank that fails notifies the others, so that none waits for it.
     pub fn over(
         communicator: &Communicator,
         config: DeviceConfig,
@@ -50,11 +50,11 @@ impl DeviceAllToAll {
         prepared.finish(shape, block)
     }
 
-    /// Creates all ranks of a group within this process, by rank: several GPUs in one process, or a test.
-    /// `setups` has the device of each rank; `config.ranks` and `config.rank` are ignored.
+    /// Creates all ranks in a group within this process, by rank: several GPUs in one process, or a test.
+    /// `setups` has each rank's device; `config.ranks` and `config.rank` are ignored.
     ///
     /// # Errors
-    /// Those of [`DeviceShape::new`], CUDA's and the heap's.
+    /// Errors from [`DeviceShape::new`], CUDA and the heap.
     pub fn local_group(
         config: &DeviceConfig,
         setups: &[DeviceSetup],
@@ -85,13 +85,13 @@ impl DeviceAllToAll {
         parts.map(|((shape, prepared), block)| prepared.finish(shape, block)).collect()
     }
 
-    /// Waits until this rank's device is idle and for the same call of all other ranks; then returns its
-    /// memory to the domain, and unused memory of the domain to the GPU. Every rank calls this.
+    /// Waits until this rank's device is idle and all other ranks have made the same call; then returns the
+    /// all-to-all's memory to the domain, and the domain's unused memory to the GPU. Every rank calls this.
     ///
     /// # Errors
-    /// CUDA's, and [`weft_fabric::Error::Timeout`] if the other ranks do not call this: their kernels may be
-    /// writing here, so memory that they have mapped stays until they release it. In a poisoned group this
-    /// does not wait.
+    /// CUDA errors, and [`weft_fabric::Error::Timeout`] if the other ranks do not call this: their kernels
+    /// may be writing here, so memory that they have mapped stays until they release it. In a poisoned group
+    /// this does not wait.
     pub fn close(mut self, communicator: &Communicator, deadline: Time) -> Result<(), Error> {
         let settled = self.settle();
         Domain::end_operator(self.end(), settled, communicator, deadline)
@@ -140,7 +140,7 @@ impl PreparedRank {
         Ok(PreparedRank { domain: domain.clone(), program, reservation })
     }
 
-    /// Completes the rank with its block of memory.
+    /// Completes the rank with a memory block.
     fn finish(self, shape: Arc<DeviceShape>, block: Block) -> Result<DeviceAllToAll, Error> {
         let PreparedRank { domain, program, reservation } = self;
         let (peers, number) = (block.addresses(), number_of(&block));
@@ -152,8 +152,8 @@ impl PreparedRank {
                 let watch = domain.failures().watch();
                 let (record, abort) = (watch.record_address(), watch.abort_address());
                 let table = domain.table();
-                // SAFETY: the block is zeroed, aligned, of the shape's length, and used by twins of this
-                // shape alone; the block, the table and the watch outlive the twin (`DeviceParts`).
+                // SAFETY: the block is zeroed, aligned, as long as the shape requires, and used only by twins
+                // with this shape; the block, the table and the watch outlive the twin (`DeviceParts`).
                 let twin = unsafe { Twin::new(shape.clone(), peers, table, record, abort) };
                 Backend::Twin(twin.numbered(number))
             }
@@ -167,12 +167,12 @@ impl PreparedRank {
     }
 }
 
-/// Number of this block among the blocks of its heap; equal on every rank.
+/// Block number in the heap; equal on every rank.
 fn number_of(block: &Block) -> u32 {
     (block.segment() << 24).wrapping_add((block.offset() / AREA_ALIGNMENT) as u32)
 }
 
-/// Exchanges the outcome of all ranks, and fails if any rank failed.
+/// Exchanges all ranks' outcomes, and fails if any rank failed.
 fn together<T>(
     communicator: &Communicator,
     outcome: Result<T, Error>,

@@ -28,7 +28,7 @@ fn twins(skew: Duration) -> Vec<DeviceAllToAll> {
     DeviceAllToAll::local_group(&config(), &[setup.clone(), setup]).unwrap()
 }
 
-/// Arrays of one rank for one round. Rows begin at multiples of 16 bytes.
+/// One rank's arrays for one round. Rows begin at multiples of 16 bytes.
 #[repr(align(16))]
 #[derive(Clone)]
 struct Row([f32; HIDDEN]);
@@ -51,7 +51,7 @@ impl Arrays {
         let row = |value: f32| Row([value; HIDDEN]);
         Arrays {
             tokens: (0..4).map(|token| row((10 * rank + token) as f32)).collect(),
-            // Every token goes to an expert of each rank.
+            // Every token goes to an expert on each rank.
             ids: (0..4).flat_map(|token| [token % 2, 2 + token % 2]).collect(),
             rows: vec![row(0.0); positions],
             counts: vec![0; local],
@@ -87,7 +87,8 @@ impl Arrays {
 }
 
 fn send(rank: &DeviceAllToAll, arrays: &mut Arrays) -> Result<(), Error> {
-    // SAFETY: the arrays have the lengths of the shape, and this thread has exclusive access.
+    // SAFETY: the arrays have the lengths that the shape requires, and this thread has exclusive
+    // access.
     unsafe { rank.dispatch_send(SITE, &arrays.inputs()) }
 }
 
@@ -211,7 +212,7 @@ fn all_to_alls_share_a_domain_and_return_their_memory_to_it() {
     let (one, other) = (make(), make());
     let (first, second) = (at(&one), at(&other));
     assert_ne!(first, second);
-    // Their rounds are independent.
+    // The two all-to-alls' rounds are independent.
     run(&one);
     run(&other);
     drop(one);
@@ -233,7 +234,7 @@ fn ranks_may_end_in_any_order() {
         let mut arrays = Arrays::new(ranks[0].as_ref().unwrap().shape(), 0);
         let (first, last) = (order[0], order[1]);
         ranks[first] = None;
-        // Writes to the block of the rank that has ended, which must still be mapped.
+        // Writes to the block on the rank that has ended, which must still be mapped.
         send(ranks[last].as_ref().unwrap(), &mut arrays).unwrap();
     }
 }
@@ -278,7 +279,7 @@ fn maps_are_changed_between_rounds_alone() {
         }
         combine_receive(&ranks, &mut arrays);
     };
-    // Tokens 0 and 2 of each rank name expert 0, whose replicas take turns by token and rank.
+    // Tokens 0 and 2 on each rank name expert 0, whose replicas take turns by token and rank.
     let refused = || {
         for rank in &ranks {
             let error = rank.set_maps_here(&[(0, second.clone())]).unwrap_err();

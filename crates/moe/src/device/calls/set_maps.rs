@@ -1,4 +1,4 @@
-//! Changes of expert placement between rounds.
+//! Expert placement changes between rounds.
 
 use crate::device::calls::all_to_all::{Backend, DeviceAllToAll, DeviceParts};
 use crate::device::shape::agreement::digest;
@@ -12,7 +12,7 @@ use std::sync::PoisonError;
 use weft_fabric::{Communicator, Time};
 
 impl DeviceAllToAll {
-    /// Map of a layer.
+    /// A layer's map.
     ///
     /// # Errors
     /// [`Error::NoLayer`].
@@ -22,15 +22,15 @@ impl DeviceAllToAll {
         maps.current.get(layer as usize).cloned().ok_or(Error::NoLayer { layer, layers })
     }
 
-    /// Changes the maps of layers, on every rank between the same rounds. Every rank passes the same changes.
-    /// Rounds that begin after its return use the new maps, also those of captured graphs.
+    /// Changes layer maps, on every rank between the same rounds. Every rank passes the same changes. Rounds
+    /// that begin after it returns use the new maps, also in captured graphs.
     ///
     /// Waits until this rank's device is idle. No round may be in flight, on any channel.
     ///
     /// # Errors
     /// With all maps unchanged: [`Error::Disagreement`] if the ranks pass different maps; [`Error::NoLayer`],
-    /// [`Error::MapShape`]; [`Error::RoundInFlight`]; [`Error::MapRefused`] with a peer's; those of the
-    /// fabric, and the cause of a failed group. CUDA's.
+    /// [`Error::MapShape`]; [`Error::RoundInFlight`]; [`Error::MapRefused`] with a peer's error; fabric
+    /// errors, and the cause if the group has failed. CUDA errors.
     pub fn set_maps(
         &self,
         communicator: &Communicator,
@@ -53,7 +53,7 @@ impl DeviceAllToAll {
         self.write_maps(changes)
     }
 
-    /// [`DeviceAllToAll::set_maps`] for one rank of a group within this process; the other ranks do the same.
+    /// [`DeviceAllToAll::set_maps`] for one rank in a group within this process; the other ranks do the same.
     ///
     /// # Errors
     /// As [`DeviceAllToAll::set_maps`].
@@ -62,7 +62,7 @@ impl DeviceAllToAll {
         self.write_maps(changes)
     }
 
-    /// Writes the tables of the configuration, before the first round.
+    /// Writes the configured tables, before the first round.
     pub(crate) fn write_first_maps(&self) -> Result<(), Error> {
         let maps = self.shape().config().maps.clone();
         let all: Vec<(u32, ExpertMap)> = (0..).zip(maps.iter().cloned()).collect();
@@ -84,7 +84,7 @@ impl DeviceAllToAll {
         channels.try_for_each(|channel| self.is_between_rounds(parts, channel))
     }
 
-    /// Checks that all four phases have ended the same number of rounds.
+    /// Checks that all four phases have ended equally many rounds.
     fn is_between_rounds(&self, parts: &DeviceParts, channel: u32) -> Result<(), Error> {
         let mut words = [0; 32];
         let at = self.shape().at(channel, DeviceArea::State);

@@ -1,27 +1,27 @@
-//! Launch configuration of a call: stream, channel, multiprocessors and plan.
+//! Launch configuration for a call: stream, channel, SMs and plan.
 
 use crate::device::abi::arguments::PlanLocation;
 use weft_cuda::Stream;
 
-/// Launch configuration of a call.
+/// Launch configuration for a call.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchConfig {
-    /// Stream of this rank's device; unused by the twin.
+    /// Stream on this rank's device; unused by the twin.
     pub stream: Stream,
     /// The channel.
     pub channel: u32,
-    /// Maximum number of streaming multiprocessors of its launches, at most that of the all-to-all; `None`
-    /// for that of the all-to-all.
+    /// Maximum number of SMs for the launches, at most the all-to-all's limit; `None` for that limit. For
+    /// example, `Some(16)` leaves the other SMs to a GEMM.
     pub num_sms: Option<u32>,
-    /// Location of the plan of the round.
+    /// Location of the round's plan.
     pub plan: PlanLocation,
-    /// Rows of the arrays of positions: those that dispatch writes, and the outputs that combine reads.
-    /// `None` for [`DeviceShape::positions`](crate::device::DeviceShape::positions).
+    /// Rows in position arrays: those that dispatch writes, and the outputs that combine reads. `None` for
+    /// [`DeviceShape::positions`](crate::device::DeviceShape::positions).
     pub positions: Option<u32>,
 }
 
 impl LaunchConfig {
-    /// A configuration with the defaults of the all-to-all.
+    /// A configuration with the all-to-all's defaults.
     pub fn new(stream: Stream, channel: u32) -> LaunchConfig {
         LaunchConfig {
             stream,

@@ -1,18 +1,18 @@
-//! Kernels of each operation, and their launch sizes.
+//! Kernels for each operation, and launch sizes.
 //!
-//! The program itself defines threads and shared memory of a block (`weft_moe_launch` in `moe.cu`); the host
-//! defines the number of blocks, in this file.
+//! The program itself defines each block's threads and shared memory (`weft_moe_launch` in `moe.cu`); the
+//! host defines how many blocks, in this file.
 
 use crate::device::options::types::TransferPath;
 use crate::device::shape::channel_layout::CHUNK;
 use crate::error::Error;
 
-/// A kernel of the program, by its kernel point.
+/// A kernel in the program, by entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// Counts experts and ranks of each chunk of tokens (bandwidth path).
+    /// Counts experts and ranks in each chunk of tokens (bandwidth path).
     PlanCount,
-    /// Assigns each token its slots (bandwidth path).
+    /// Assigns slots to each token (bandwidth path).
     PlanScan,
     /// Tokens leave.
     DispatchSend,
@@ -64,13 +64,13 @@ impl Kernel {
         !matches!(self, Kernel::PlanCount | Kernel::PlanScan)
     }
 
-    /// True if a program of this path has it.
+    /// True if a program on this path has it.
     pub fn is_of(self, path: TransferPath) -> bool {
         path == TransferPath::Bandwidth || !matches!(self, Kernel::PlanCount | Kernel::PlanScan)
     }
 }
 
-/// Operation of a call.
+/// Call operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Tokens leave.
@@ -88,7 +88,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Kernels of the operation, in stream order.
+    /// Kernels for the operation, in stream order.
     pub fn kernels(self, path: TransferPath) -> &'static [Kernel] {
         let planned = path == TransferPath::Bandwidth;
         match self {
@@ -108,25 +108,25 @@ impl Operation {
     }
 }
 
-/// Block size of a kernel, as the program defines it.
+/// Kernel block size, as the program defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSize {
     /// Threads.
     pub threads: u32,
-    /// Bytes of dynamic shared memory.
+    /// Dynamic shared memory in bytes.
     pub shared: u32,
 }
 
-/// Size of a launch.
+/// Launch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchSize {
-    /// Number of blocks.
+    /// Block count.
     pub grid: u32,
     /// Size of each block.
     pub block: BlockSize,
 }
 
-/// Launch size of `kernel` for a batch of `given` tokens.
+/// Launch size of `kernel` for a batch with `given` tokens.
 #[inline]
 pub fn launch_size(
     kernel: Kernel,
@@ -145,7 +145,7 @@ pub fn launch_size(
     LaunchSize { grid, block }
 }
 
-/// Streaming multiprocessors (SMs) that launches may occupy.
+/// SMs that launches may occupy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmBudget {
     available: u32,
@@ -153,23 +153,23 @@ pub struct SmBudget {
     packet_blocks: Option<PacketBlocks>,
 }
 
-/// Number of blocks with work in a batch on the packets path.
+/// Blocks with work in a batch on the packets path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PacketBlocks {
     dispatch: u32,
     combine: u32,
 }
 
-/// Bytes of a reply that a team of combine adds at a time: 16 for each of `COMBINE_THREADS` in `combine.cuh`.
+/// Reply bytes that a combine team adds at a time: 16 for each of `COMBINE_THREADS` in `combine.cuh`.
 const ADDED_BYTES: u64 = 16 * 224;
 
-/// Default number of blocks of dispatch and of combine on the bandwidth path: enough for NVLink; the other
-/// SMs are left to the experts.
+/// Default block counts for dispatch and combine on the bandwidth path: enough for NVLink; the other SMs are
+/// left to the experts.
 const DISPATCH_SMS: u32 = 32;
 const COMBINE_SMS: u32 = 64;
 
 impl SmBudget {
-    /// Budget on a GPU of `available` SMs; `requested` is the user's limit. `sharing` ranks share the GPU:
+    /// Budget on a GPU with `available` SMs; `requested` is the user's limit. `sharing` ranks share the GPU:
     /// their kernels wait for each other, so all must be resident at once.
     ///
     /// # Errors
@@ -191,8 +191,8 @@ impl SmBudget {
         }
     }
 
-    /// The budget with the number of blocks that rounds of `max_tokens` on `ranks` ranks have work for, on
-    /// the packets path.
+    /// The budget with the block counts that rounds with `max_tokens` on `ranks` ranks have work for, on the
+    /// packets path.
     pub fn for_batch(
         self,
         path: TransferPath,
@@ -205,7 +205,7 @@ impl SmBudget {
         let blocks = PacketBlocks {
             // A block receives one row, or sends one token or one rank's line of counts.
             dispatch: rows.max(ranks.saturating_add(max_tokens)).min(self.available),
-            // A block sends one reply or the signals, or adds one piece of a token.
+            // A block sends one reply or the signals, or adds one token chunk.
             combine: rows
                 .saturating_add(1)
                 .max(u32::try_from(pieces).unwrap_or(u32::MAX))
@@ -214,10 +214,10 @@ impl SmBudget {
         SmBudget { packet_blocks: (path == TransferPath::Packets).then_some(blocks), ..self }
     }
 
-    /// The budget of a call of `operation` with a limit of its own.
+    /// The budget for a call to `operation` with a separate limit.
     ///
     /// # Errors
-    /// [`Error::DeviceLimit`] above the limit of the all-to-all, which the residency account includes.
+    /// [`Error::DeviceLimit`] above the all-to-all's limit, which the residency account includes.
     #[inline]
     pub fn of_call(
         self,
@@ -240,19 +240,19 @@ impl SmBudget {
                 field: "num_sms of a call",
                 given: given.into(),
                 limit: limit.into(),
-                reason: "that is the limit of its all-to-all",
+                reason: "that is the all-to-all's limit",
             }),
             _ => Ok(SmBudget { requested, ..self }),
         }
     }
 
-    /// SMs of dispatch.
+    /// SMs for dispatch.
     pub fn of_dispatch(self, path: TransferPath) -> u32 {
         let most = self.most(path, DISPATCH_SMS);
         self.packet_blocks.map_or(most, |blocks| most.min(blocks.dispatch))
     }
 
-    /// SMs of combine.
+    /// SMs for combine.
     pub fn of_combine(self, path: TransferPath) -> u32 {
         let most = self.most(path, COMBINE_SMS);
         self.packet_blocks.map_or(most, |blocks| most.min(blocks.combine))
@@ -316,7 +316,7 @@ mod tests {
         let requested =
             SmBudget::new(132, 1, Some(5)).unwrap().for_batch(TransferPath::Packets, 2, 8, 16);
         assert_eq!(grid(Kernel::Combine, TransferPath::Packets, requested, 1), 5);
-        // A call may request the limit of its all-to-all, and gets the blocks with work.
+        // A call may request the all-to-all's limit, and gets the blocks with work.
         let two = SmBudget::new(132, 1, None).unwrap().for_batch(TransferPath::Packets, 2, 1, 16);
         let call = two.of_call(TransferPath::Packets, Operation::Dispatch, Some(24)).unwrap();
         assert_eq!(grid(Kernel::Dispatch, TransferPath::Packets, call, 1), 3);

@@ -1,4 +1,4 @@
-//! Launches of a program's kernels, and counts on the host.
+//! Kernel launches, and counts on the host.
 
 use crate::device::abi::arguments::{
     ArgumentBlock, CombineOutputs, DeviceCounts, DispatchInputs, DispatchOutputs, PlanLocation,
@@ -23,35 +23,35 @@ use weft_gpu::domain::Domain;
 
 const MOST_WORDS: usize = MOST_RANKS as usize + WORDS;
 
-/// Flag of a ticket: there was no round to count.
+/// Ticket flag: there was no round to count.
 const NOT_COUNTED: u32 = 1 << 31;
-/// Polls of the host before it sleeps, and the length of a sleep.
+/// Host polls before it sleeps, and the sleep length.
 const SPIN_LOOKS: u32 = 10_000;
 const SLEEP: Duration = Duration::from_micros(100);
 
-/// Arguments of a call; the rest of the kernels' argument is constant.
+/// Call arguments; the rest of the kernel argument is constant.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CallArguments {
     pub inputs: DispatchInputs,
     pub received: DispatchOutputs,
     pub outputs: u64,
     pub combined: CombineOutputs,
-    /// Replica table of the layer, or 0.
+    /// The layer's replica table, or 0.
     pub map: u64,
     pub release: bool,
 }
 
-/// A program, and the constant part of its argument.
+/// A program, and the constant part of the argument.
 pub(crate) struct Launcher {
     program: Program,
-    /// Channel 0 of every rank.
+    /// Channel 0 on every rank.
     peers: Vec<u64>,
     /// By channel.
     numbers: Vec<u32>,
-    /// Experts of this rank, and the largest number of any rank.
+    /// Experts on this rank, and the largest number on any rank.
     experts: (usize, u32),
     positions: u32,
-    /// Number of the last request for counts; its result carries the number.
+    /// Number of the last request for counts; the result carries it.
     ticket: Mutex<u32>,
     fixed: ArgumentBlock,
 }
@@ -79,7 +79,7 @@ impl Launcher {
         self.program.build
     }
 
-    /// SMs of a dispatch.
+    /// SMs for a dispatch.
     pub fn num_sms(&self) -> u32 {
         self.program.sms.of_dispatch(self.program.path)
     }
@@ -89,19 +89,19 @@ impl Launcher {
         Ok(self.program.context.synchronize()?)
     }
 
-    /// True if a stream is under capture; `None` if its state is unavailable, as for the default stream
+    /// True if a stream is under capture; `None` if the state is unavailable, as for the default stream
     /// during another capture.
     pub fn is_captured(&self, stream: Stream) -> Option<bool> {
         let _bound = self.program.context.enter().ok()?;
         is_capturing(stream).ok()
     }
 
-    /// Launches the kernels of a call on a stream.
+    /// Launches a call's kernels on a stream.
     ///
     /// # Safety
-    /// The addresses of `call` are device addresses and stay valid until the kernels have ended, with the
-    /// numbers of bytes that follow from the shape and `given`; the heap and the watch live as long; the
-    /// stream belongs to the program's context.
+    /// The addresses in `call` are device addresses and stay valid until the kernels have ended, with the
+    /// byte counts that follow from the shape and `given`; the heap and the watch live as long; the stream
+    /// belongs to the program's context.
     pub unsafe fn launch(
         &self,
         operation: Operation,
@@ -115,7 +115,7 @@ impl Launcher {
         unsafe { self.launch_sequence(sequence, launch_config, sms, call) }
     }
 
-    /// [`Launcher::launch`] of a sequence of kernels.
+    /// [`Launcher::launch`] for a kernel sequence.
     unsafe fn launch_sequence(
         &self,
         sequence: impl Iterator<Item = Kernel>,
@@ -135,12 +135,12 @@ impl Launcher {
             ArgumentBlock { channel, number, plan, kept: kept_word, positions, ..self.fixed };
         let argument = argument(&self.peers, fixed, call);
         for kernel in sequence.filter(|kernel| kernel.waits() || !kept) {
-            // `Program::new` loads every kernel of the path.
+            // `Program::new` loads every kernel on the path.
             let Some((function, block)) = &kernels[kernel as usize] else { continue };
             let LaunchSize { grid, block } =
                 launch_size(kernel, *block, *path, sms, call.inputs.given);
             let BlockSize { threads, shared } = block;
-            // SAFETY: the argument has the layout of the kernels' struct (see `ArgumentBlock`); its addresses
+            // SAFETY: the argument is laid out as the kernels' struct (see `ArgumentBlock`); its addresses
             // are the caller's contract. All kernels execute `griddepcontrol.wait` first (`order.cuh`).
             unsafe {
                 let size = [grid, threads, shared];
@@ -152,8 +152,8 @@ impl Launcher {
 }
 
 impl Launcher {
-    /// Launches the transfer of counts to the host and waits for them; `None` if no tokens are in flight.
-    /// `look` fails once the group has failed.
+    /// Launches the count transfer to the host and waits for it; `None` if no tokens are in flight. `look`
+    /// fails once the group has failed.
     pub fn counts(
         &self,
         launch_config: LaunchConfig,

@@ -1,7 +1,7 @@
 //! Kernels on a GPU: compiled, sized and launched.
 //!
-//! - `config.rs`: launch configuration of a call
-//! - `grid.rs`: kernels of each operation and their grids
+//! - `config.rs`: launch configuration for a call
+//! - `grid.rs`: kernels and grids for each operation
 //! - `program.rs`: compilation and loading
 //! - `launcher.rs`: launches, and counts on the host
 

@@ -1,4 +1,4 @@
-//! Kernels of a shape on one GPU: compilation and loading.
+//! Kernels for a shape on one GPU: compilation and loading.
 
 use crate::device::abi::sources::{PROGRAM, SOURCES};
 use crate::device::launch::grid::{BlockSize, Kernel, SmBudget, launch_size};
@@ -10,11 +10,11 @@ use weft_cuda::{Context, Device, Function, Module, PinnedMemory, Start, Stream, 
 use weft_gpu::domain::OperatorLaunch;
 use weft_gpu::jit::{self, Cache, CompileRequest};
 
-/// Symbol with the block sizes: u32 pairs of threads and bytes in the order of [`Kernel::ALL`].
+/// Symbol with the block sizes: u32 pairs (threads, bytes) in [`Kernel::ALL`] order.
 const BLOCKS: &str = "weft_moe_launch";
 type Pairs = [[u32; 2]; Kernel::ALL.len()];
 
-/// Compile time of the kernels.
+/// Kernel compile time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BuildInfo {
     /// Seconds.
@@ -23,13 +23,13 @@ pub struct BuildInfo {
     pub cached: bool,
 }
 
-/// Loaded kernels of a shape.
+/// Loaded kernels for a shape.
 pub(crate) struct Program {
     pub(super) context: Arc<Context>,
     pub(super) kernels: [Option<(Function, BlockSize)>; Kernel::ALL.len()],
     pub(super) path: TransferPath,
     pub(super) sms: SmBudget,
-    /// Begin of its launches.
+    /// Launch start rule.
     pub(super) start: Start,
     pub(super) build: BuildInfo,
     /// Counts on the host, by channel.
@@ -37,7 +37,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Compiles and loads the kernels of `shape`, or takes them from the cache.
+    /// Compiles and loads the kernels for `shape`, or takes them from the cache.
     pub fn new(
         shape: &DeviceShape,
         device: Device,
@@ -64,7 +64,7 @@ impl Program {
             let needed = shared + function.shared_bytes()?;
             if needed > limit {
                 return Err(Error::DeviceLimit {
-                    field: "the shared memory of a block, which hidden and top_k decide,",
+                    field: "the shared memory per block, which hidden and top_k decide,",
                     given: needed.into(),
                     limit: limit.into(),
                     reason: "the GPU has no more",
@@ -86,15 +86,15 @@ impl Program {
         let build = BuildInfo { seconds: compiled.seconds, cached: compiled.cached };
         let bytes = shape.config().channels as usize * host_count_words(shape.local_experts()) * 4;
         let host_counts = PinnedMemory::alloc(&context, bytes)?;
-        let start = jit::launch_start(device);
+        let start = jit::launch_start(device)?;
         Ok(Program { context, kernels, path, sms, start, build, host_counts })
     }
 
-    /// Its largest launch, for the residency account.
+    /// The largest launch, for the residency account.
     pub fn resident(&self, shape: &DeviceShape, concurrent: bool) -> Result<OperatorLaunch, Error> {
         let config = shape.config();
         let name = format!(
-            "the all-to-all of hidden {}, top_k {}, max_tokens {}",
+            "the all-to-all with hidden {}, top_k {}, max_tokens {}",
             config.hidden, config.top_k, config.max_tokens
         );
         let mut largest: Option<OperatorLaunch> = None;
@@ -126,7 +126,7 @@ impl Program {
     }
 }
 
-/// Words of a channel in [`Program::host_counts`]: needed room, ticket (written last), counts, offsets.
+/// Words per channel in [`Program::host_counts`]: needed room, ticket (written last), counts, offsets.
 pub(crate) fn host_count_words(local_experts: u32) -> usize {
     2 * local_experts as usize + 3
 }

@@ -1,40 +1,40 @@
-//! Macro that declares a struct of options, and the description of a keyword.
+//! Macro that declares an option struct, and the description of a keyword.
 
 use super::value::OptionValue;
 
-/// Audience of a keyword.
+/// Keyword audience.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
     /// An argument that has no default.
     Required,
-    /// An argument of all-to-alls on the CPU and on devices.
+    /// An argument for all-to-alls on the CPU and on devices.
     Both,
-    /// An argument of device all-to-alls only.
+    /// An argument for device all-to-alls only.
     Device,
     /// Not an argument: Python derives it from others.
     Derived,
 }
 
-/// Keyword of the native class.
+/// Keyword for the native class.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Keyword {
-    /// Its name.
+    /// Keyword name.
     pub name: &'static str,
-    /// Its audience.
+    /// Keyword audience.
     pub audience: Audience,
-    /// Its documentation in Python.
+    /// Python documentation.
     pub about: &'static str,
     /// Python type in the native class.
     pub native: String,
-    /// Python type of the argument: the same, or `object` for a dtype, which Python converts to a name.
+    /// Python type for the argument: the same, or `object` for a dtype, which Python converts to a name.
     pub argument: String,
     /// Default value.
     pub default: OptionValue,
 }
 
-/// Declares a struct of options. `fields` are fields that are not options. An option has a name, a type and a
-/// default, the macros of the kernels, and its keywords in the order of its
-/// [`OptionType`](super::value::OptionType).
+/// Declares an option struct. `fields` are fields that are not options. An option has a name, a type and a
+/// default, the kernel macros, and keywords in the order that the [`OptionType`](super::value::OptionType)
+/// gives.
 macro_rules! declare {
     (
         $(#[$meta:meta])*
@@ -53,12 +53,12 @@ macro_rules! declare {
 
         #[allow(dead_code)]
         impl $struct {
-            /// All options at their defaults.
+            /// All options at the defaults.
             pub(super) fn defaults($($given: $given_type),*) -> Self {
                 $struct { $($given,)* $($option: $default,)* }
             }
 
-            /// Keywords of all options.
+            /// Keywords for all options.
             pub(super) fn keywords() -> Vec<$crate::device::options::declare::Keyword> {
                 use $crate::device::options::declare::{Keyword, audience};
                 use $crate::device::options::value::OptionType;
@@ -95,7 +95,7 @@ macro_rules! declare {
                 fields
             }
 
-            /// Macros of the kernels, without their prefix.
+            /// Kernel macros, without the prefix.
             pub(super) fn numbers(&self) -> Vec<(&'static str, u64)> {
                 use $crate::device::options::value::OptionType;
                 let mut all: Vec<(&'static str, u64)> = Vec::new();

@@ -1,25 +1,24 @@
-//! Options of a device all-to-all, each declared once, in this file.
+//! Options for a device all-to-all, each declared once, in this file.
 //!
-//! A declaration has the type and the default of a field of the Rust struct, the macros of the kernels, and
-//! the keywords of Python with their documentation. Generated from it:
+//! A declaration has a Rust struct field's type and default, the kernel macros, and the Python keywords with
+//! documentation. Generated from it:
 //!
-//! * the field, and its default ([`declare`]);
-//! * the fields that ranks compare before any allocation, of a [`DeviceConfig`] (`agreed`);
-//! * the macros of the kernels (`numbers`), beside those that
+//! * the field, and the default ([`declare`]);
+//! * the [`DeviceConfig`] fields that ranks compare before any allocation (`agreed`);
+//! * the kernel macros (`numbers`), beside those that
 //!   [`DeviceShape::defines`](crate::device::DeviceShape::defines) derives;
-//! * the keywords of the native class (`read`);
-//! * `python/weft/_options.py`: the typed dictionaries, defaults and documentation of Python
+//! * the native class's keywords (`read`);
+//! * `python/weft/moe/options.py`: the typed dictionaries, defaults and documentation for Python
 //!   ([`python_module`]).
 //!
-//! A keyword's audience is one of
+//! A keyword's audience is
 //!
 //! * `required`: an argument without a default;
-//! * `both`: an argument of all-to-alls on the CPU and on devices;
-//! * `device`: an argument of device all-to-alls only;
-//! * `derived`: not an argument; `weft.cuda.config.make` derives it from others.
+//! * `both`: an argument for all-to-alls on the CPU and on devices;
+//! * `device`: an argument for device all-to-alls only;
+//! * `derived`: not an argument; `weft.moe.device.config.make` derives it from others.
 //!
-//! A new type of option needs an [`OptionType`](value::OptionType): its conversion from Python's objects and
-//! back.
+//! A new option type needs an [`OptionType`](value::OptionType) that converts from Python objects and back.
 
 mod declare;
 mod python;
@@ -41,28 +40,28 @@ use types::{DeviceLayout, IdWidth, ScaleLayout, TransferPath};
 use weft_gpu::{MemoryKind, MemoryLocation};
 
 declare! {
-    /// Configuration of an all-to-all between GPUs of one host. All fields but `rank` are equal on all ranks.
+    /// Configuration for an all-to-all between GPUs on one host. All fields but `rank` are equal on all
+    /// ranks.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct DeviceConfig {
         fields {
-            /// Number of ranks, one GPU each.
+            /// World size, one GPU per rank.
             pub ranks: u32,
             /// This rank, from 0.
             pub rank: u32,
-            /// Expert map of each layer that shares the all-to-all. Without maps, each expert has one
+            /// Expert map for each layer that shares the all-to-all. Without maps, each expert has one
             /// physical expert, placed by [`Placement::new`](crate::Placement::new).
             pub maps: Arc<[ExpertMap]>,
         }
 
         experts: u32 = 1, kernels ["NAMED_EXPERTS"] {
-            required "experts" "number of experts that tokens name; without a `placement` rank r owns those from \
-                `r * experts // world_size` to `(r + 1) * experts // world_size`.";
+            required "experts" "number of experts that tokens name; without a `placement` rank r owns experts from `r * experts // world_size` to `(r + 1) * experts // world_size`.";
         }
         top_k: u32 = 1, kernels ["TOP_K"] {
             required "top_k" "expert ids per token.";
         }
         hidden: u32 = 8, kernels ["HIDDEN"] {
-            required "hidden" "elements per token; rows of tokens, replies and results are multiples of 16 bytes.";
+            required "hidden" "elements per token; token, reply and result rows are multiples of 16 bytes.";
         }
         max_tokens: u32 = 1, kernels ["MAX_TOKENS"] {
             required "max_tokens" "maximum number of tokens that a rank sends in one round.";
@@ -71,24 +70,24 @@ declare! {
             both "channels" "rounds in flight: dispatched and not yet released.";
         }
         token_type: TokenType = DType::BF16.into(), kernels ["TOKEN_TYPE"] {
-            derived "token_dtype" "dtype of the input tokens.";
+            derived "token_dtype" "input token dtype.";
         }
         wire: TokenType = DType::BF16.into(), kernels ["WIRE_TYPE", "SCALE_TYPE", "SCALE_BLOCK"] {
-            device "wire_dtype" "dtype of tokens on the wire and as received (default `dtype`). With \"float8_e4m3fn\" \
+            device "wire_dtype" "token dtype on the wire and as received (default `dtype`). With \"float8_e4m3fn\" \
                 the kernel casts tokens to codes with scales when it sends them.";
-            derived "scales" "dtype of scales and elements of a block, if tokens on the wire have scales.";
+            derived "scales" "scale dtype and elements per block, if tokens on the wire have scales.";
         }
         combine_dtype: DType = DType::BF16, kernels ["COMBINE_TYPE"] {
-            both "combine_dtype" "dtype of expert outputs (default `dtype`, or bfloat16 if that is an 8-bit one).";
+            both "combine_dtype" "expert output dtype (default `dtype`, or bfloat16 if that is an 8-bit one).";
         }
         reply_dtype: DType = DType::BF16, kernels ["REPLY_TYPE"] {
-            both "reply_dtype" "dtype of replies on the wire, to which each is rounded once (default `combine_dtype`).";
+            both "reply_dtype" "reply dtype on the wire, to which each reply is rounded once (default `combine_dtype`).";
         }
         output_dtype: DType = DType::BF16, kernels ["OUTPUT_TYPE"] {
-            both "output_dtype" "dtype of the combined result (default: that of expert outputs).";
+            both "output_dtype" "combined result dtype (default `dtype`, or bfloat16 if that is an 8-bit one).";
         }
         ids: IdWidth = IdWidth::I64, kernels ["ID_BYTES"] {
-            device "ids_dtype" "dtype of expert ids: int64 or int32.";
+            device "ids_dtype" "expert id dtype: int64 or int32.";
         }
         layout: DeviceLayout = DeviceLayout::Contiguous { pad_to: 1 }, kernels ["LAYOUT", "PAD_TO"] {
             both "layout" "\"contiguous\": received tokens are copied into a group for each expert; \
@@ -96,18 +95,17 @@ declare! {
                 expert has `expert_capacity` rows; \"dense\": each token once, by source, with `[top_k]` local ids and \
                 weights, as Triton's fused_moe takes them.";
             both "pad_to" "in the contiguous layout, each expert's group begins at a multiple of this many rows.";
-            device "expert_capacity" "rows of each expert in the padded layout (default: the worst case).";
+            device "expert_capacity" "rows per expert in the padded layout (default: the worst case).";
         }
         max_positions: Option<u32> = None, kernels [] {
-            device "max_positions" "maximum number of positions (pairs of token and expert, and padding; rows in the dense layout) of a \
-                rank in one round, in the other layouts (default: the worst case). A round that needs more places no \
+            device "max_positions" "maximum number of positions (pairs of token and expert, and padding; rows in the dense layout) on a rank in one round, in the other layouts (default: the worst case). A round that needs more places no \
                 token at that rank, and all its results are NaN.";
         }
         scale_layout: ScaleLayout = ScaleLayout::Row, kernels ["SCALE_LAYOUT"] {
-            device "scale_layout" "layout of received scales: \"row\": row-major; \"column\": column-major, with columns that \
+            device "scale_layout" "received scale layout: \"row\": row-major; \"column\": column-major, with columns that \
                 begin at multiples of 16 bytes, as DeepGEMM loads float32 scales; \
                 \"column_packed\": column-major, with four float8_e8m0fnu scales in an int32, the first in the lowest bits. In \
-                the padded layout each expert has its own columns.";
+                the padded layout each expert has separate columns.";
         }
         weighting: Weighting = Weighting::AtCombine, kernels ["WEIGHT_AT_COMBINE"] {
             both "weighting" "\"combine\": combine multiplies by the router's weights; \"expert\": the experts did, as \
@@ -123,24 +121,22 @@ declare! {
 }
 
 declare! {
-    /// Setup of one rank: its device and launch options. Only the kind of memory must be equal on all ranks.
+    /// One rank's setup: device and launch options. Only the memory kind must be equal on all ranks.
     #[derive(Clone, Debug)]
     pub struct DeviceSetup {
         fields {
-            /// Memory of the heap, and device of the kernels.
+            /// Heap memory and kernel device.
             pub place: MemoryLocation,
         }
 
         skew_timeout: Duration = Duration::from_secs(30), kernels [] {
-            device "skew_timeout" "maximum number of seconds that a kernel waits for a peer; in a domain, the longest \
-                of all its operators.";
+            device "skew_timeout" "maximum number of seconds that a kernel waits for a peer; in a domain, the longest over all operators.";
         }
         num_sms: Option<u32> = None, kernels [] {
-            device "num_sms" "maximum number of multiprocessors of a kernel (default: the fastest number).";
+            device "num_sms" "maximum number of SMs per kernel (default: the fastest number).";
         }
         concurrent: bool = false, kernels [] {
-            device "concurrent" "its calls may overlap with those of the process's other concurrent \
-                all-to-alls on the GPU, of any communicator, in an order that differs between ranks: the constructor \
+            device "concurrent" "calls may overlap with the process's other concurrent all-to-alls on the GPU, on any communicator, in an order that differs between ranks: the constructor \
                 then rejects launches that do not fit on the GPU at once. Not needed if one stream orders all \
                 calls, the same on every rank.";
         }
@@ -148,16 +144,16 @@ declare! {
 }
 
 declare! {
-    /// Options of the construction alone.
+    /// Options used only during construction.
     #[derive(Clone, Debug)]
     pub struct CreationOptions {
         fields {}
 
         memory: MemoryKind = MemoryKind::Fd, kernels [] {
-            device "memory" "sharing of peers' memory: \"fd\" or \"ipc\".";
+            device "memory" "how peers' memory is shared: \"fd\" or \"ipc\".";
         }
         timeout: Duration = Duration::from_secs(60), kernels [] {
-            both "timeout" "maximum number of seconds to wait for the same call of all ranks.";
+            both "timeout" "maximum number of seconds to wait until all ranks make the same call.";
         }
     }
 }
@@ -167,12 +163,12 @@ declare! {
 pub struct Options {
     config: DeviceConfig,
     setup: DeviceSetup,
-    /// Options of the construction.
+    /// Construction options.
     pub creation: CreationOptions,
 }
 
 impl Options {
-    /// Reads the passed keywords; the others have their defaults.
+    /// Reads the passed keywords; the others keep the defaults.
     ///
     /// # Errors
     /// [`OptionError`]: an invalid value or type, or a missing or unknown keyword.
@@ -201,12 +197,12 @@ impl Options {
         Ok(options)
     }
 
-    /// Configuration of `rank` of `ranks`.
+    /// Configuration for `rank` among `ranks`.
     pub fn config(&self, ranks: u32, rank: u32) -> DeviceConfig {
         DeviceConfig { ranks, rank, ..self.config.clone() }
     }
 
-    /// Setup of a rank at `place`.
+    /// Setup for a rank at `place`.
     pub fn setup(&self, place: MemoryLocation) -> DeviceSetup {
         DeviceSetup { place, ..self.setup.clone() }
     }
@@ -219,7 +215,7 @@ impl DeviceSetup {
     }
 }
 
-/// All keywords, in the order of declaration.
+/// All keywords, in declaration order.
 pub fn keywords() -> Vec<Keyword> {
     [DeviceConfig::keywords(), DeviceSetup::keywords(), CreationOptions::keywords()].concat()
 }

@@ -56,7 +56,7 @@ fn another(keyword: &Keyword) -> Vec<(&'static str, OptionValue)> {
 
 #[test]
 fn python_has_what_is_declared() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../python/weft/_options.py");
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../python/weft/moe/options.py");
     let expected = python_module(&keywords());
     if std::env::var_os("BLESS").is_some() {
         fs::write(&path, &expected).unwrap();

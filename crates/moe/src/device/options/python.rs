@@ -1,19 +1,19 @@
-//! Generator of `python/weft/_options.py`: the options as Python declares them.
+//! Generator for `python/weft/moe/options.py`: the options as Python declares them.
 
 use super::declare::{Audience, Keyword};
 use std::fmt::Write as _;
 
-/// Maximum number of columns of a line.
+/// Maximum line width in columns.
 const WIDTH: usize = 100;
 const INDENT: &str = "    ";
 
 impl Keyword {
-    /// True if `weft.cuda.config.make` derives it: it has no default of its own.
+    /// True if `weft.moe.device.config.make` derives it, so that it has no default.
     fn is_derived(&self) -> bool {
         self.audience == Audience::Derived || self.native != self.argument
     }
 
-    /// Entry of a dictionary in which most keys are optional.
+    /// Entry in a dictionary whose keys are mostly optional.
     fn entry(&self, kind: &str) -> String {
         let Keyword { name, .. } = self;
         match self.audience {
@@ -32,7 +32,7 @@ impl Keyword {
     }
 }
 
-/// Text of the Python module.
+/// Python module text.
 pub fn python_module(keywords: &[Keyword]) -> String {
     let dictionary = |name: &str, about: &str, has: fn(&Keyword) -> bool, native: bool| {
         let kind = |keyword: &Keyword| {
@@ -44,19 +44,19 @@ pub fn python_module(keywords: &[Keyword]) -> String {
         )
     };
     let mut text = String::from(
-        "\"\"\"Options of an all-to-all on a device.\n\n\
-         Generated from crates/moe/src/device/options/mod.rs, their declaration; a test compares both.\n\
+        "\"\"\"Device all-to-all options.\n\n\
+         Generated from crates/moe/src/device/options/mod.rs, which declares them; a test compares both.\n\
          \"\"\"\n\n\
          from __future__ import annotations\n\n\
          from dataclasses import dataclass\n\
          from typing import Final, Literal, Required, TypedDict\n\n\
          __all__ = [\"ARGUMENTS\", \"DeviceOnly\", \"Native\", \"Options\", \"Plain\"]\n",
     );
-    text += &dictionary("Native", "Keywords of the native class.", |_| true, true);
+    text += &dictionary("Native", "Keywords for the native class.", |_| true, true);
     let plain = |keyword: &Keyword| !keyword.is_derived();
     text += &dictionary("Plain", "Arguments that the native class takes unchanged.", plain, false);
     let device = |keyword: &Keyword| keyword.audience == Audience::Device;
-    text += &dictionary("DeviceOnly", "Arguments of device all-to-alls only.", device, false);
+    text += &dictionary("DeviceOnly", "Arguments for only device all-to-alls.", device, false);
     let fields: String = keywords.iter().map(Keyword::field).collect();
     // Writing to a string cannot fail.
     let _ = write!(
@@ -64,8 +64,7 @@ pub fn python_module(keywords: &[Keyword]) -> String {
         "\n\n@dataclass(frozen=True, kw_only=True)\nclass Options:\n{INDENT}\"\"\"The native class's \
          keywords; derived ones have no default.\"\"\"\n\n{fields}"
     );
-    text +=
-        "\n\n#: Documentation of the arguments, in docstring form.\nARGUMENTS: Final = \"\"\"\\\n";
+    text += "\n\n#: Argument documentation, in docstring form.\nARGUMENTS: Final = \"\"\"\\\n";
     keywords.iter().filter(|keyword| keyword.audience != Audience::Derived).for_each(|keyword| {
         text += &wrapped(&format!("{}: {}", keyword.name, keyword.about));
     });
@@ -73,7 +72,7 @@ pub fn python_module(keywords: &[Keyword]) -> String {
     text
 }
 
-/// A paragraph of a docstring section, with a hanging indent.
+/// A docstring section paragraph, with a hanging indent.
 fn wrapped(paragraph: &str) -> String {
     let (mut text, mut line) = (String::new(), INDENT.to_owned());
     let mut begun = false;

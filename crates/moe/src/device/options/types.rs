@@ -1,39 +1,39 @@
-//! Types of options.
+//! Option types.
 
 use std::fmt;
 
-/// Layout of received tokens on a device.
+/// Layout for received tokens on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceLayout {
-    /// A group of rows for each expert, which begins and ends at a multiple of `pad_to` rows. Padding is not
+    /// A row group for each expert, which begins and ends at a multiple of `pad_to` rows. Padding is not
     /// written.
     Contiguous {
-        /// Group sizes are rounded up to a multiple of this number of rows, at least 1.
+        /// Group sizes are rounded up to a multiple of this many rows, at least 1.
         pad_to: u32,
     },
     /// Tokens stay in the slots in which they arrived; each expert has a list of slots.
     Indexed,
-    /// A group of `expert_capacity` rows for each expert, so that groups begin at offsets known before the
+    /// A group with `expert_capacity` rows for each expert, so that groups begin at offsets known before the
     /// round.
     Padded {
-        /// Rows of a group; `None` is the worst case, `ranks * max_tokens`.
+        /// Group size in rows; `None` is the worst case, `ranks * max_tokens`.
         expert_capacity: Option<u32>,
     },
-    /// Each row once, by source and slot, with the local ids and weights of its experts on this rank. Outputs
-    /// are rows too, each the weighted sum of its experts, so only
+    /// Each row once, by source and slot, with the local ids and weights for the row's experts on this rank.
+    /// Outputs are rows too, each the weighted sum over the experts, so only
     /// [`Weighting::AtExpert`](crate::Weighting::AtExpert) is supported.
     Dense,
 }
 
-/// Layout of the scales of received tokens.
+/// Layout for received tokens' scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleLayout {
-    /// Row-major: the scales of a row are consecutive.
+    /// Row-major: a row's scales are consecutive.
     Row,
-    /// Column-major: column `b` holds the scales of block `b` of all rows; columns begin at multiples of 16
-    /// bytes. In the padded layout each expert has its own columns.
+    /// Column-major: column `b` holds block `b`'s scales for all rows; columns begin at multiples of 16
+    /// bytes. In the padded layout each expert has separate columns.
     Column,
-    /// Column-major in 32-bit words, each with the UE8M0 scales of four blocks, the first in the lowest bits.
+    /// Column-major in 32-bit words, each with four blocks' UE8M0 scales, the first in the lowest bits.
     ColumnPacked,
 }
 
@@ -43,18 +43,18 @@ impl ScaleLayout {
         [ScaleLayout::Row, ScaleLayout::Column, ScaleLayout::ColumnPacked];
 }
 
-/// Transfer path of rows.
+/// Row transfer path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TransferPath {
-    /// Each 32-bit word of a row is sent with the epoch beside it: twice the bytes, no flag.
+    /// Each 32-bit word in a row is sent with the epoch beside it: twice the bytes, no flag.
     Packets,
-    /// A row, then its flag; each sender plans its batch itself.
+    /// A row, then a flag; each sender plans its batch itself.
     Latency,
-    /// A row, then its flag; separate kernels plan the batch. For large batches.
+    /// A row, then a flag; separate kernels plan the batch. For large batches.
     Bandwidth,
 }
 
-/// Type of expert ids.
+/// Expert id type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IdWidth {
     /// 32 bits, signed.
@@ -64,7 +64,7 @@ pub enum IdWidth {
 }
 
 impl IdWidth {
-    /// Bytes of an id.
+    /// Id size in bytes.
     pub fn bytes(self) -> usize {
         match self {
             IdWidth::I32 => 4,
@@ -78,7 +78,7 @@ impl TransferPath {
     pub const ALL: [TransferPath; 3] =
         [TransferPath::Packets, TransferPath::Latency, TransferPath::Bandwidth];
 
-    /// Name of the option value.
+    /// Option value name.
     pub fn name(self) -> &'static str {
         match self {
             TransferPath::Packets => "packets",

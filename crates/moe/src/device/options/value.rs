@@ -1,5 +1,4 @@
-//! Types of options: conversion from and to Python's values, fields of the agreement, and macros of the
-//! kernels.
+//! Option types: conversion from and to Python values, agreement fields, and kernel macros.
 
 use crate::device::options::types::{DeviceLayout, IdWidth, ScaleLayout, TransferPath};
 use crate::elements::dtype::DType;
@@ -21,22 +20,22 @@ pub enum OptionValue {
     Flag(bool),
     /// An integer.
     Integer(i128),
-    /// An integer beyond the range of all options, as digits.
+    /// An integer beyond all options' ranges, as digits.
     LargeInteger(String),
     /// A floating-point number.
     Float(f64),
     /// A name.
     Text(String),
-    /// A scale's dtype, and the elements of a block.
+    /// A scale dtype, and the block size in elements.
     Scales(String, Box<OptionValue>),
-    /// A value of another type, by the name of its type.
+    /// Another type's value, by type name.
     Unsupported(String),
 }
 
 /// Values that Python passes, by keyword.
 pub type Keywords = BTreeMap<String, OptionValue>;
 
-/// Error of an option.
+/// Option error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
     /// The value is invalid.
@@ -64,15 +63,15 @@ impl fmt::Display for OptionValue {
     }
 }
 
-/// Type of an option.
+/// Option type.
 pub(super) trait OptionType: Sized {
-    /// Python types of its keywords: in the native class, and of the arguments.
+    /// Python types for the keywords: in the native class, and in the arguments.
     fn types() -> Vec<(String, String)>;
 
     /// Values to pass in Python, by keyword.
     fn values(&self) -> Vec<OptionValue>;
 
-    /// Reads the values of its keywords; keywords that were not passed leave it unchanged.
+    /// Reads the keyword values; keywords that were not passed leave it unchanged.
     fn read(&mut self, keywords: &[&str], given: &Keywords) -> Result<(), OptionError>;
 
     /// Fields that the ranks compare.
@@ -85,7 +84,7 @@ pub(super) trait OptionType: Sized {
         keywords.iter().copied().zip(shown).collect()
     }
 
-    /// Values of the kernels' macros.
+    /// Kernel macro values.
     fn numbers(&self) -> Vec<u64> {
         Vec::new()
     }
@@ -286,7 +285,7 @@ const SCALE_LAYOUTS: [(&str, ScaleLayout); 3] = [
     ("column", ScaleLayout::Column),
     ("column_packed", ScaleLayout::ColumnPacked),
 ];
-/// Options for GPUs; the twin has only one kind of memory.
+/// Options for GPUs; the twin has only one memory kind.
 const MEMORIES: [(&str, MemoryKind); 2] = [("fd", MemoryKind::Fd), ("ipc", MemoryKind::Ipc)];
 
 named! {
@@ -364,7 +363,7 @@ fn code(dtype: DType) -> u64 {
     }
 }
 
-/// Keyword shared by the types of tokens: `None`, or the scales' dtype and the elements of a block.
+/// Keyword shared by the token types: `None`, or the scale dtype and the block size in elements.
 const SCALES: &str = "scales";
 
 impl OptionType for TokenType {
@@ -466,7 +465,7 @@ impl OptionType for DeviceLayout {
         Ok(())
     }
 
-    /// Layout and padding. The capacity of an expert is derived from the shape.
+    /// Layout and padding. The expert capacity is derived from the shape.
     fn numbers(&self) -> Vec<u64> {
         match *self {
             DeviceLayout::Contiguous { pad_to } => vec![0, pad_to.into()],

@@ -1,18 +1,18 @@
-//! Fields on which the ranks of a device all-to-all must agree.
+//! Fields on which the ranks in a device all-to-all must agree.
 
 use crate::device::options::DeviceConfig;
 use crate::shape::agreement::{Field, counts};
 use crate::shape::expert_map::ExpertMap;
 use weft_gpu::MemoryLocation;
 
-/// Digest of the maps of all layers: equal for equal maps, different with high probability otherwise.
+/// Digest over all layers' maps: equal for equal maps, different with high probability otherwise.
 pub(crate) fn digest(maps: &[ExpertMap]) -> String {
     let digest = maps.iter().fold(0u64, |digest, map| digest.rotate_left(5) ^ map.digest());
     format!("{digest:016x}")
 }
 
 impl DeviceConfig {
-    /// Names and values, in the order of comparison.
+    /// Names and values, in comparison order.
     pub(crate) fn fields(&self, place: &MemoryLocation) -> Vec<Field> {
         let device = match place {
             MemoryLocation::Cuda { .. } => "cuda",
@@ -104,7 +104,7 @@ mod tests {
         let all = [encode(&fields), encode(&theirs.fields(&MemoryLocation::Twin))];
         let message = agree(&fields, 2, &all).unwrap_err().to_string();
         assert!(message.contains("rank 1 has placement's digest "), "{message}");
-        // The order of layers counts.
+        // The layer order counts.
         let both = [&*ours.maps, &*theirs.maps].concat();
         let swapped = [&*theirs.maps, &*ours.maps].concat();
         assert_ne!(digest(&both), digest(&swapped));

@@ -1,4 +1,4 @@
-//! Areas of a channel in a rank's heap, at equal offsets on every rank.
+//! Channel areas in a rank's heap, at equal offsets on every rank.
 
 use std::fmt;
 
@@ -9,23 +9,23 @@ use crate::error::Error;
 use crate::shape::placement::Placement;
 use crate::shape::sizes::Extent;
 
-/// ChannelLayout begin at multiples of this many bytes.
+/// Areas begin at multiples of this many bytes.
 pub(crate) const AREA_ALIGNMENT: u64 = 256;
-/// Alignment of rows, in bytes.
+/// Row alignment, in bytes.
 const ROW_ALIGNMENT: u64 = 128;
-/// Bytes of one expert's record in a row's metadata, and of an entry.
+/// Bytes per expert record in a row's metadata, and per entry.
 pub(crate) const RECORD: u64 = 8;
-/// Tokens of a chunk of the bandwidth path's plan.
+/// Tokens per chunk in the bandwidth path's plan.
 pub const CHUNK: u32 = 64;
 
-/// An area of a channel. Those up to [`DeviceArea::Replies`] are written by peers.
+/// A channel area. Peers write the areas up to [`DeviceArea::Replies`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceArea {
-    /// `[ranks][local experts + 1]` packets: a source's tokens for each expert of this rank, then its rows.
+    /// `[ranks][local experts + 1]` packets: a source's tokens for each expert on this rank, then its rows.
     Counts,
-    /// `[ranks]` packets of combine: 0: replies follow; 1: released there; greater: the room needed there.
+    /// `[ranks]` combine packets: 0: replies follow; 1: released there; greater: the room needed there.
     Signals,
-    /// `[ranks][max_tokens]` epochs: set when the row of that source and slot has arrived.
+    /// `[ranks][max_tokens]` epochs: set when the row from that source and slot has arrived.
     RowFlags,
     /// `[ranks][max_tokens]` rows.
     Rows,
@@ -33,23 +33,23 @@ pub enum DeviceArea {
     ReplyFlags,
     /// `[ranks][max_tokens]` replies.
     Replies,
-    /// State that the calls of a rank share; [`StateWord`] names the twin's words.
+    /// State that a rank's calls share; [`StateWord`] names the twin's words.
     State,
     /// `[max_tokens][top_k]` i32: validated expert ids, -1 for masked ones (bandwidth path).
     Ids,
-    /// `[max_tokens][top_k]` i32: number of earlier tokens that name the expert; in the twin, of the same
+    /// `[max_tokens][top_k]` i32: how many earlier tokens name the expert; in the twin, within the same
     /// chunk (bandwidth path).
     Index,
-    /// `[chunks][experts + ranks]` u32: tokens of a chunk for each expert and each rank; in the twin, of the
+    /// `[chunks][experts + ranks]` u32: a chunk's tokens for each expert and each rank; in the twin, for the
     /// chunks before it (bandwidth path).
     Histogram,
-    /// `[max_tokens][ranks]` i32: slot of a token at a rank, or -1. This area and the following ones are the
+    /// `[max_tokens][ranks]` i32: a token's slot at a rank, or -1. This area and the following ones are the
     /// plan, which may lie elsewhere ([`PlanLocation`](crate::device::PlanLocation)).
     Slots,
-    /// u32 words: rows from each source, then those of [`PlanWord`].
+    /// u32 words: rows from each source, then the [`PlanWord`]s.
     Received,
-    /// `[ranks][max_tokens][top_k]` of an i32 position (-1 for none) and an f32 weight: this rank's experts
-    /// of a received row, in top-k order, from the front. Empty in the dense layout.
+    /// `[ranks][max_tokens][top_k]` pairs (i32 position, -1 for none; f32 weight): this rank's experts in a
+    /// received row, in top-k order, from the front. Empty in the dense layout.
     Entries,
 }
 
@@ -91,8 +91,7 @@ impl DeviceArea {
     }
 }
 
-/// Word of the twin's [`DeviceArea::State`], by its index in u32. Kernels use `State` of `moe/shape.cuh`
-/// instead.
+/// Word in the twin's [`DeviceArea::State`], by u32 index. Kernels use `State` in `moe/shape.cuh` instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateWord {
     /// Rounds that each of the four phases has ended; first of four words.
@@ -105,14 +104,14 @@ pub enum StateWord {
     Closed = 12,
 }
 
-/// Word of [`DeviceArea::Received`], by its index after the words of the sources.
+/// Word in [`DeviceArea::Received`], by index after the sources' words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlanWord {
     /// Room that the round needed, if it exceeded the available room.
     Needed = 0,
     /// Tokens sent by this rank.
     Sent = 1,
-    /// Key of the plan, from the channel and the round in which it was made; equal on every rank.
+    /// Plan key, from the channel and the round in which it was made; equal on every rank.
     Key = 2,
     /// Positions used by received rows, padding included.
     Used = 3,
@@ -122,23 +121,23 @@ impl PlanWord {
     pub(crate) const ALL: u64 = 4;
 }
 
-/// ChannelLayout, rows and their parts. Offsets of areas count from the start of their channel.
+/// Channel layout, rows and row parts. Area offsets count from the channel start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChannelLayout {
     extents: [Extent; DeviceArea::ALL.len()],
     channel_bytes: u64,
-    /// Offset of the scales in a row.
+    /// Scale offset in a row.
     pub row_scales_at: u64,
-    /// Offset of the metadata in a row: for each top-k slot the expert's global id (u16, 0xFFFF for none),
-    /// the number of earlier tokens of the source that name it (u16), and the weight (f32).
+    /// Metadata offset in a row: for each top-k slot the expert's global id (u16, 0xFFFF for none), how many
+    /// earlier tokens from the source name it (u16), and the weight (f32).
     pub row_meta_at: u64,
-    /// Bytes of a row, a multiple of 16.
+    /// Row size in bytes, a multiple of 16.
     pub row_bytes: u64,
-    /// Distance of rows, in bytes; doubled on the packets path.
+    /// Row stride in bytes; doubled on the packets path.
     pub row_stride: u64,
-    /// Bytes of a reply, a multiple of 16.
+    /// Reply size in bytes, a multiple of 16.
     pub reply_bytes: u64,
-    /// Distance of replies, in bytes; doubled on the packets path.
+    /// Reply stride in bytes; doubled on the packets path.
     pub reply_stride: u64,
 }
 
@@ -210,17 +209,17 @@ impl ChannelLayout {
         })
     }
 
-    /// Offset and rows of an area.
+    /// An area's offset and rows.
     pub fn extent(&self, area: DeviceArea) -> Extent {
         self.extents[area as usize]
     }
 
-    /// Bytes of a plan: the areas from [`DeviceArea::Slots`] on.
+    /// Plan size in bytes: the areas from [`DeviceArea::Slots`] on.
     pub fn plan_bytes(&self) -> u64 {
         self.channel_bytes - self.extent(DeviceArea::Slots).offset
     }
 
-    /// Bytes of a channel.
+    /// Channel size in bytes.
     pub fn channel_bytes(&self) -> u64 {
         self.channel_bytes
     }

@@ -1,4 +1,4 @@
-//! Checks of a device configuration, and the choice of its path.
+//! Device configuration checks, and path selection.
 
 use crate::device::options::DeviceConfig;
 use crate::device::options::types::{DeviceLayout, ScaleLayout, TransferPath};
@@ -10,27 +10,27 @@ use crate::shape::expert_map::ExpertMap;
 use crate::shape::placement::Placement;
 use std::sync::Arc;
 
-/// Maximum number of ranks: more than the GPUs of any host.
+/// Maximum number of ranks: more than any host has GPUs.
 pub(crate) const MOST_RANKS: u64 = 64;
-/// Maximum number of ids per token: one for each lane of a warp.
+/// Maximum number of ids per token: one for each lane in a warp.
 const MOST_TOP_K: u64 = 32;
-/// Maximum number of experts: a batch's plan counts them in the shared memory of a block, and a row's
-/// metadata has 16 bits for the id.
+/// Maximum number of experts: a batch plan counts them in a block's shared memory, and row metadata has
+/// 16 bits for the id.
 const MOST_EXPERTS: u64 = 0x1FFF;
-/// Maximum number of experts of a rank: a block keeps their state in shared memory.
+/// Maximum number of experts on a rank: a block keeps state for each in shared memory.
 const MOST_LOCAL: u64 = 1024;
 /// Maximum padding, so that offsets stay within 32 bits.
 const MOST_PAD: u64 = 1 << 16;
-/// Maximum number of tokens: a token's index among those of its expert has 16 bits in the metadata.
+/// Maximum number of tokens: a token's index within its expert has 16 bits in the metadata.
 const MOST_TOKENS: u64 = 1 << 16;
 /// Largest batch on the packets path, by default.
 const PACKET_TOKENS: u32 = 8;
-/// Largest batch, and largest number of ids, that a sender plans by itself.
+/// Largest batch, and largest id count, that a sender plans by itself.
 const LATENCY_TOKENS: u32 = 1024;
 const LATENCY_IDS: u64 = 8192;
-/// Bytes of a piece, the unit of row copies.
+/// Chunk size in bytes, the unit for row copies.
 pub(crate) const PIECE: u64 = 16;
-/// Block sizes of casts.
+/// Block sizes for casts.
 const CAST_BLOCKS: [u32; 4] = [32, 64, 128, 256];
 
 impl DeviceConfig {
@@ -46,12 +46,12 @@ impl DeviceConfig {
         DeviceConfig { max_tokens, hidden, ..self }
     }
 
-    /// The configuration with tokens of another type, on the wire too.
+    /// The configuration with another token type, on the wire too.
     pub fn tokens(self, token_type: TokenType) -> DeviceConfig {
         DeviceConfig { token_type, wire: token_type, ..self }
     }
 
-    /// Scales of the tokens on the wire, if they have any.
+    /// Token scales on the wire, if there are any.
     pub fn scaled(&self) -> Option<BlockScaled> {
         match self.wire {
             TokenType::Plain(_) => None,
@@ -98,27 +98,27 @@ impl DeviceConfig {
         }
         let placement = self.placement();
         let limits = [
-            ("ranks", self.ranks, MOST_RANKS, "they are the GPUs of one host"),
+            ("ranks", self.ranks, MOST_RANKS, "they are GPUs on one host"),
             ("top_k", self.top_k, MOST_TOP_K, "a warp takes a token's ids, one per lane"),
-            ("experts", self.experts, MOST_EXPERTS, "a block counts them in its shared memory"),
+            ("experts", self.experts, MOST_EXPERTS, "a block counts them in shared memory"),
             (
                 "physical experts",
                 placement.experts(),
                 MOST_EXPERTS,
-                "a block counts them in its shared memory",
+                "a block counts them in shared memory",
             ),
             (
                 "max_tokens",
                 self.max_tokens,
                 MOST_TOKENS,
-                "the tokens of an expert are counted in 16 bits",
+                "an expert's tokens are counted in 16 bits",
             ),
             ("pad_to", pad_to, MOST_PAD, "offsets have 32 bits"),
             (
                 "experts of a rank",
                 placement.most_local(),
                 MOST_LOCAL,
-                "their counts are kept in the shared memory of a block",
+                "a block keeps the counts in shared memory",
             ),
         ];
         for (field, given, limit, reason) in limits {
@@ -137,8 +137,7 @@ impl DeviceConfig {
         if self.layout == DeviceLayout::Dense && self.weighting == Weighting::AtCombine {
             return Err(Error::Unsuitable {
                 what: "weighting combine",
-                reason: "a row of outputs of the dense layout is the sum of its experts, which have \
-                         applied the weights: use weighting expert",
+                reason: "a dense output row is the sum over experts that have applied the weights: use weighting expert",
             });
         }
         self.check_cast()?;
@@ -164,7 +163,7 @@ impl DeviceConfig {
         Err(Error::Unsuitable { what, reason })
     }
 
-    /// Owner rank of each physical expert.
+    /// Owner rank for each physical expert.
     pub fn placement(&self) -> Placement {
         match self.maps.first() {
             Some(map) => map.placement().clone(),
@@ -209,7 +208,7 @@ impl DeviceConfig {
         }
     }
 
-    /// Checks that rows consist of pieces of 16 bytes.
+    /// Checks that rows consist of 16-byte chunks.
     fn check_rows(&self) -> Result<(), Error> {
         let rows = [
             ("tokens", self.token_type.bytes()),

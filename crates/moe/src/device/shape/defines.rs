@@ -1,4 +1,4 @@
-//! Macros of the kernels: a shape as names and values.
+//! Kernel macros: a shape as names and values.
 
 use crate::device::options::types::TransferPath;
 use crate::device::shape::DeviceShape;
@@ -7,9 +7,8 @@ use crate::device::shape::replica_table::ROWS_BITS;
 use crate::shape::expert_map::MOST_REPLICAS;
 
 impl DeviceShape {
-    /// Macros of the kernels, as names and values: those of the options, and those that follow from the
-    /// shape. They are equal on every rank. Offsets of areas and sizes of channels are `unsigned long long`,
-    /// the others `int`.
+    /// Kernel macros, as names and values: from the options, and derived from the shape. They are equal on
+    /// every rank. Area offsets and channel sizes are `unsigned long long`, the others `int`.
     pub fn defines(&self) -> Vec<(String, String)> {
         let (config, areas) = (self.config(), self.channel_layout());
         let derived = [

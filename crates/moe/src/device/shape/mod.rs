@@ -1,11 +1,11 @@
 //! Shape of a device all-to-all: sizes and offsets that follow from a configuration.
 //!
-//! - `checks.rs`: checks of a configuration, and the choice of its path
+//! - `checks.rs`: configuration checks, and path selection
 //! - `agreement.rs`: fields that the ranks compare
-//! - `channel_layout.rs`: areas of a channel and parts of a row
-//! - `replica_table.rs`: tables of expert replicas
-//! - `defines.rs`: macros of the kernels
-//! - this file: a checked configuration with its sizes
+//! - `channel_layout.rs`: channel areas and row parts
+//! - `replica_table.rs`: expert replica tables
+//! - `defines.rs`: kernel macros
+//! - this file: a checked configuration with the derived sizes
 
 pub(super) mod agreement;
 pub(super) mod channel_layout;
@@ -22,28 +22,29 @@ use crate::error::Error;
 use crate::shape::placement::Placement;
 use std::fmt;
 
-/// Layout of received scales: arrays of `columns` times `leading` elements, or of `rows` times `columns`.
+/// Layout for received scales: arrays with `columns` times `leading` elements, or with `rows` times
+/// `columns`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleArrays {
-    /// Bytes of an element: one scale, or four.
+    /// Element size in bytes: one scale, or four.
     pub element: u64,
-    /// Elements of a row.
+    /// Elements per row.
     pub columns: u64,
-    /// Rows of an array.
+    /// Rows per array.
     pub rows: u64,
-    /// Distance of columns, in elements; 0 for row-major arrays.
+    /// Column stride, in elements; 0 for row-major arrays.
     pub leading: u64,
-    /// Number of arrays.
+    /// Array count.
     pub groups: u64,
 }
 
 impl ScaleArrays {
-    /// Bytes of all arrays.
+    /// Total size in bytes.
     pub fn bytes(&self) -> u64 {
         self.groups * self.group_bytes()
     }
 
-    /// Offset of element `column` of a position.
+    /// Offset of element `column` at a position.
     pub fn at(&self, position: u64, column: u64) -> u64 {
         let (group, row) = (position / self.rows, position % self.rows);
         let element = match self.leading {
@@ -100,38 +101,38 @@ impl DeviceShape {
         &self.config
     }
 
-    /// Owner rank of each physical expert.
+    /// Owner rank for each physical expert.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// Transfer path of rows.
+    /// Row transfer path.
     pub fn path(&self) -> TransferPath {
         self.path
     }
 
-    /// Largest number of experts of a rank; each rank has this number of groups.
+    /// Largest expert count on a rank; each rank has this many groups.
     pub fn local_experts(&self) -> u32 {
         self.placement.most_local()
     }
 
-    /// Positions of a rank: rows of the experts' input and output, also in the dense layout.
+    /// Positions on a rank: input and output rows for the experts, also in the dense layout.
     pub fn positions(&self) -> u32 {
         self.positions
     }
 
-    /// Rows of one expert's group in the padded layout; 0 in the others.
+    /// Rows in one expert's group in the padded layout; 0 in the others.
     pub fn expert_capacity(&self) -> u32 {
         self.expert_capacity
     }
 
-    /// Available room in the error of a round that needs more: rows of a group in the padded layout,
-    /// positions in the others.
+    /// Available room, for the error when a round needs more: group rows in the padded layout, positions in
+    /// the others.
     pub fn room(&self) -> u32 {
         if self.expert_capacity > 0 { self.expert_capacity } else { self.positions }
     }
 
-    /// Areas of a channel, and the parts of a row.
+    /// Channel areas and row parts.
     pub fn channel_layout(&self) -> &ChannelLayout {
         &self.areas
     }
@@ -141,35 +142,35 @@ impl DeviceShape {
         self.config.maps.len() as u32
     }
 
-    /// Offset of the table of `layer` from the first channel; `None` without maps.
+    /// Offset from the first channel to `layer`'s table; `None` without maps.
     pub fn map_at(&self, layer: u32) -> Option<u64> {
         let behind = self.channel_at(self.config.channels);
         (layer < self.layers()).then(|| behind + u64::from(layer) * self.map_bytes())
     }
 
-    /// Bytes of a layer's table.
+    /// Size of a layer's table in bytes.
     fn map_bytes(&self) -> u64 {
         table_bytes(self.config.experts).next_multiple_of(AREA_ALIGNMENT)
     }
 
-    /// First byte of an area of `channel`, from the first channel.
+    /// First byte in an area on `channel`, from the first channel.
     pub fn at(&self, channel: u32, area: DeviceArea) -> u64 {
         self.channel_at(channel) + self.areas.extent(area).offset
     }
 
-    /// Number of `channel` among all channels of the domain; `first` is that of the first channel of this
-    /// shape.
+    /// Number of `channel` among all channels in the domain; `first` is the number of this shape's first
+    /// channel.
     pub(super) fn channel_number(&self, first: u32, channel: u32) -> u32 {
         let units = self.channel_at(channel) / AREA_ALIGNMENT;
         first.wrapping_add(units as u32)
     }
 
-    /// First byte of a channel, from the first channel.
+    /// First byte in a channel, from the first channel.
     pub fn channel_at(&self, channel: u32) -> u64 {
         u64::from(channel) * self.areas.channel_bytes()
     }
 
-    /// Bytes of each rank's block of the symmetric heap.
+    /// Bytes in each rank's symmetric heap block.
     pub fn heap_bytes(&self) -> u64 {
         self.wide_heap_bytes() as u64
     }
@@ -179,27 +180,27 @@ impl DeviceShape {
             + u128::from(self.layers()) * u128::from(self.map_bytes())
     }
 
-    /// Bytes of one input token, without scales.
+    /// Input token size in bytes, without scales.
     pub fn token_bytes(&self) -> u64 {
         self.row(self.config.token_type.bytes())
     }
 
-    /// Bytes of one token on the wire and as received, without scales.
+    /// Token size on the wire and as received in bytes, without scales.
     pub fn wire_bytes(&self) -> u64 {
         self.row(self.config.wire.bytes())
     }
 
-    /// Scales of one token on the wire; 0 if it has none.
+    /// Scales per token on the wire; 0 if it has none.
     pub fn scales(&self) -> u32 {
         self.config.scaled().map_or(0, |scaled| scaled.blocks(self.config.hidden as usize) as u32)
     }
 
-    /// Bytes of the scales of one token on the wire; 0 if it has none.
+    /// Scale bytes per token on the wire; 0 if it has none.
     pub fn scale_bytes(&self) -> u64 {
         self.config.wire.scale_bytes(self.config.hidden as usize) as u64
     }
 
-    /// Layout of the scales of received tokens; elements have 0 bytes if tokens have no scales.
+    /// Layout for received tokens' scales; elements have 0 bytes if tokens have no scales.
     pub fn received_scales(&self) -> ScaleArrays {
         let scale = self.config.scaled().map_or(0, |scaled| scaled.scale.bytes() as u64);
         let (element, columns) = match self.config.scale_layout {
@@ -218,17 +219,17 @@ impl DeviceShape {
         ScaleArrays { element, columns, rows, leading, groups }
     }
 
-    /// Bytes of one expert output.
+    /// Expert output size in bytes.
     pub fn expert_output_bytes(&self) -> u64 {
         self.row(self.config.combine_dtype.bytes())
     }
 
-    /// Bytes of one reply.
+    /// Reply size in bytes.
     pub fn reply_bytes(&self) -> u64 {
         self.row(self.config.reply_dtype.bytes())
     }
 
-    /// Bytes of one row of the combined result.
+    /// Combined result row size in bytes.
     pub fn output_bytes(&self) -> u64 {
         self.row(self.config.output_dtype.bytes())
     }
@@ -259,13 +260,13 @@ impl fmt::Display for DeviceShape {
     }
 }
 
-/// Positions of a rank, and rows of one group in the padded layout.
+/// Positions on a rank, and rows in one group in the padded layout.
 fn room(config: &DeviceConfig, placement: &Placement) -> Result<(u32, u32), Error> {
     let wide = u64::from;
     let rows = wide(config.ranks) * wide(config.max_tokens);
     let local = wide(placement.most_local());
     let pairs = rows * wide(config.top_k).min(local);
-    // One token fills a group's first multiple of `pad_to` rows; each further multiple needs `pad_to` tokens.
+    // One token fills a group's first `pad_to` rows; each further `pad_to` rows need `pad_to` tokens.
     let padded = |pad_to: u32| {
         let (pad_to, groups) = (wide(pad_to), local.min(pairs));
         let more = ((pairs - groups) / pad_to).min(groups * (rows.div_ceil(pad_to) - 1));
@@ -314,12 +315,12 @@ mod tests {
 
     #[test]
     fn the_default_room_is_that_of_the_worst_case() {
-        // 24 rows of two experts each; three groups.
+        // 24 rows with two experts each; three groups.
         assert_eq!(positions(DeviceLayout::Indexed, None), 48);
         assert_eq!(positions(DeviceLayout::Contiguous { pad_to: 1 }, None), 48);
         assert_eq!(positions(DeviceLayout::Dense, None), 24);
         assert_eq!(positions(DeviceLayout::Dense, Some(7)), 7);
-        // 46 + 1 + 1 tokens make groups of 48, 8 and 8.
+        // 46 + 1 + 1 tokens make groups with 48, 8 and 8 rows.
         assert_eq!(positions(DeviceLayout::Contiguous { pad_to: 8 }, None), 64);
         assert_eq!(positions(DeviceLayout::Contiguous { pad_to: 8 }, Some(40)), 40);
         assert_eq!(positions(DeviceLayout::Padded { expert_capacity: None }, None), 72);
@@ -339,7 +340,7 @@ mod tests {
             let shape = DeviceShape::new(config.sized(max_tokens, 16)).unwrap();
             let (rows, local) = (ranks * max_tokens, shape.local_experts());
             let pairs = rows * top_k.min(local);
-            // The maximum over all numbers of tokens of all groups.
+            // The maximum over all groups' token counts.
             let mut most = vec![Some(0); pairs as usize + 1];
             for group in 0..local {
                 most = (0..=pairs)
@@ -362,7 +363,7 @@ mod tests {
         let scaled = |scale, layout, scale_layout| {
             let format = Float8::E4M3;
             let wire = TokenType::Scaled(BlockScaled { format, scale, block: 32 });
-            // Of 192 elements, 6 scales.
+            // 192 elements have 6 scales.
             let config = DeviceConfig { wire, layout, scale_layout, ..config().sized(6, 192) };
             DeviceShape::new(config).map(|shape| shape.received_scales())
         };

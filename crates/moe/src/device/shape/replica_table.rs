@@ -1,31 +1,30 @@
-//! Replica table of a layer, from which kernels and twin take the physical expert of a token; and the maps in
-//! use.
+//! A layer's replica table, from which kernels and twin take a token's physical expert; and the maps in use.
 //!
-//! A head of 16 bytes, whose first four are the table's generation; then for each logical expert
+//! A 16-byte head, whose first four bytes are the table's generation; then for each logical expert
 //! [`MOST_REPLICAS`] 16-bit physical experts: its replicas, round robin. So a kernel needs one load and no
 //! division.
 
 use crate::shape::expert_map::{ExpertMap, MOST_REPLICAS};
 
-/// Bytes before the entries of the first expert.
+/// Bytes before the first expert's entries.
 pub(crate) const HEAD: u64 = 16;
-/// Bits of the number of rows to a rank; the generation is in the bits above, in the packet of that count.
+/// Bits in a row count to a rank; the generation is in the bits above, in the same packet.
 pub(crate) const ROWS_BITS: u32 = 17;
-/// Bits of the generation there. The highest bit of the packet is 0.
+/// Generation bits there. The packet's highest bit is 0.
 const GENERATION_BITS: u32 = 31 - ROWS_BITS;
 
-/// Bytes of the table for `experts` logical experts.
+/// Table size in bytes for `experts` logical experts.
 pub(crate) fn table_bytes(experts: u32) -> u64 {
     HEAD + 2 * u64::from(experts) * u64::from(MOST_REPLICAS)
 }
 
-/// Offset of the physical expert of `expert` for token number `token` of `rank`.
+/// Offset to the physical expert that `rank` uses for `expert` and token number `token`.
 pub(crate) fn turn_at(expert: u32, rank: u32, token: u32) -> u64 {
     let turn = rank.wrapping_add(token) % MOST_REPLICAS;
     HEAD + 2 * (u64::from(expert) * u64::from(MOST_REPLICAS) + u64::from(turn))
 }
 
-/// The table of `map` in `generation`, reduced to the bits of the packet.
+/// Table for `map` in `generation`, reduced to the packet's bits.
 pub(crate) fn table(map: &ExpertMap, generation: u32) -> Vec<u8> {
     let mut bytes = vec![0; HEAD as usize];
     let shown = generation % (1 << GENERATION_BITS);
@@ -42,8 +41,8 @@ pub(crate) fn table(map: &ExpertMap, generation: u32) -> Vec<u8> {
 /// Maps in use, one for each layer.
 pub(crate) struct LayerMaps {
     pub(crate) current: Vec<ExpertMap>,
-    /// Number of tables written so far. Each table has its number, equal on every rank, so that kernels
-    /// detect ranks that dispatch by different tables.
+    /// Number of tables written so far. Each table has a number, equal on every rank, so that kernels detect
+    /// ranks that dispatch by different tables.
     pub(crate) generation: u32,
 }
 

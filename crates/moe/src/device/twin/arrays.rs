@@ -1,8 +1,8 @@
-//! Arrays of a call, as regions of the shape's length.
+//! Call arrays, as regions with the lengths that the shape requires.
 
 use weft_gpu::raw_memory::RawMemory;
 
-/// The arrays of dispatch send.
+/// Dispatch send arrays.
 pub(super) struct DispatchInputArrays<'a> {
     pub(super) tokens: RawMemory<'a>,
     pub(super) scales: RawMemory<'a>,
@@ -13,7 +13,7 @@ pub(super) struct DispatchInputArrays<'a> {
     pub(super) layer: u32,
 }
 
-/// The arrays of dispatch receive.
+/// Dispatch receive arrays.
 pub(super) struct DispatchOutputArrays<'a> {
     pub(super) tokens: RawMemory<'a>,
     pub(super) scales: RawMemory<'a>,
@@ -47,7 +47,7 @@ impl DispatchOutputArrays<'_> {
         self.offsets.fill_all(0);
     }
 
-    /// Writes element `at` of an array, if that is given.
+    /// Writes element `at` in an array, if the array is given.
     pub(super) fn set(&self, array: RawMemory<'_>, at: u64, bytes: [u8; 4]) {
         if array.is_given() {
             array.set_element(0, at, bytes);
@@ -55,7 +55,7 @@ impl DispatchOutputArrays<'_> {
     }
 }
 
-/// The arrays of combine receive.
+/// Combine receive arrays.
 pub(super) struct CombineArrays<'a> {
     pub(super) combined: RawMemory<'a>,
     /// Added to the sums, in this order.

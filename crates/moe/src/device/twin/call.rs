@@ -1,4 +1,4 @@
-//! A call of the twin: its begin and end, its waits, and its records.
+//! A twin call: begin and end, waits, and records.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::Instant;
@@ -17,29 +17,29 @@ use weft_gpu::{Code, Record};
 #[derive(Debug)]
 pub(super) struct GroupFailed;
 
-/// Call of one phase on one channel.
+/// Call for one phase on one channel.
 pub(super) struct TwinCall<'a> {
     pub(super) twin: &'a Twin,
     phase: MoePhase,
     pub(super) channel: u32,
     pub(super) plan: PlanLocation,
     pub(super) positions: u32,
-    /// False for a call of `Twin::peek`, which enters no phase.
+    /// False for a call by `Twin::peek`, which enters no phase.
     entered: bool,
-    /// Number of the round; `epoch` is its epoch.
+    /// Round number; `epoch` is the epoch.
     round: u32,
     pub(super) epoch: u32,
     begun: Instant,
 }
 
-/// Epoch of a round. Memory is 0 before the first round, so no round has epoch 0.
+/// A round's epoch, for example 5 in round 5. Memory is 0 before the first round, so no round has epoch 0.
 fn epoch_of(round: u32) -> u32 {
     if round == 0 { 1 << 31 } else { round }
 }
 
 impl Twin {
-    /// Begins a call, if the group is alive, the phase is next on the channel, and no call of the phase runs
-    /// there.
+    /// Begins a call, if the group is alive, the phase is next on the channel, and no call for the phase
+    /// runs there.
     pub(super) fn begin(
         &self,
         at: TwinLaunch,
@@ -80,7 +80,7 @@ impl Twin {
         Ok(call)
     }
 
-    /// Begins a read of the counts of the round in flight, without entry into a phase.
+    /// Begins reading the counts in the round in flight, without entering a phase.
     pub(super) fn peek(&self, at: TwinLaunch) -> Result<TwinCall<'_>, GroupFailed> {
         let (phase, positions) = (MoePhase::DispatchRecv, at.positions(&self.shape));
         let TwinLaunch { channel, plan, .. } = at;
@@ -107,7 +107,7 @@ impl Twin {
 }
 
 impl TwinCall<'_> {
-    /// Room of this call for the rows of a rank, or of each expert.
+    /// This call's room for a rank's rows, or for each expert's.
     pub(super) fn room(&self) -> u32 {
         let shape = &self.twin.shape;
         if shape.expert_capacity() > 0 { shape.expert_capacity() } else { self.positions }
@@ -118,18 +118,18 @@ impl TwinCall<'_> {
         self.twin.own().word(at + 4 * (word as u64 + phase))
     }
 
-    /// Memory of an area of the plan, and the area's offset there.
+    /// Memory for a plan area, and the area's offset there.
     pub(super) fn plan_area(&self, area: DeviceArea) -> (RawMemory<'_>, u64) {
         let (shape, areas) = (&self.twin.shape, self.twin.shape.channel_layout());
         if self.plan.address == 0 {
             return (self.twin.own(), shape.at(self.channel, area));
         }
         let at = areas.extent(area).offset - areas.extent(DeviceArea::Slots).offset;
-        // SAFETY: the plan's length is part of the contract of the twin's callers.
+        // SAFETY: the twin's callers guarantee the plan's length.
         (unsafe { RawMemory::new(self.plan.address, areas.plan_bytes()) }, at)
     }
 
-    /// A word of the plan, after those of the sources.
+    /// A plan word, after the sources' words.
     pub(super) fn plan_word(&self, word: PlanWord) -> u32 {
         let ranks = u64::from(self.twin.shape.config().ranks);
         let (plan, at) = self.plan_area(DeviceArea::Received);
@@ -142,12 +142,12 @@ impl TwinCall<'_> {
         plan.set_element(at, ranks + word as u64, value.to_le_bytes());
     }
 
-    /// Key of a plan made in this round.
+    /// Key for a plan made in this round.
     pub(super) fn own_key(&self) -> u32 {
         plan_key(self.twin.shape.channel_number(self.twin.number, self.channel), self.epoch)
     }
 
-    /// Ends the phase of the round.
+    /// Ends the phase in this round.
     pub(super) fn end(self) {
         self.state(StateWord::Epoch, self.phase as u64).store(self.round, Release);
     }
@@ -200,7 +200,7 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Waits for a packet of this round and returns its value. Acquire: all reads and writes of its writer
+    /// Waits for a packet in this round and returns the value. Acquire: all reads and writes by its writer
     /// before the packet are complete.
     pub(super) fn wait_packet(
         &self,
@@ -214,8 +214,8 @@ impl TwinCall<'_> {
         self.wait(peer, slot, || open(packet.load(Acquire), self.epoch))
     }
 
-    /// Writes a packet of this round to an area of `peer`. Release: all reads and writes of this rank before
-    /// it are complete.
+    /// Writes a packet for this round to an area at `peer`. Release: all reads and writes by this rank
+    /// before it are complete.
     pub(super) fn send_packet(&self, area: DeviceArea, at: u64, peer: u32, value: u32) {
         self.twin.jitter.point();
         let to = self.twin.shape.at(self.channel, area) + 8 * at;

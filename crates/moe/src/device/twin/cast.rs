@@ -1,10 +1,10 @@
-//! Cast of tokens to 8-bit floats in the arithmetic of the kernels: float32 throughout, and multiplication by
-//! the scale's inverse, where [`BlockScaled::quantise`] divides.
+//! Token casts to 8-bit floats in the kernels' arithmetic: float32 throughout, and multiplication by the
+//! inverse scale, where [`BlockScaled::quantise`] divides.
 
 use crate::elements::float8::Float8;
 use crate::elements::token_type::{BlockScaled, ScaleType, TokenType};
 
-/// Casts a token, plain elements of type `from`, to codes and scales.
+/// Casts a token, plain elements in type `from`, to codes and scales.
 pub(super) fn cast(
     from: TokenType,
     token: &[u8],
@@ -26,8 +26,8 @@ pub(super) fn cast(
     }
 }
 
-/// Writes the scale of a block and returns it. A block with an infinity has an infinite scale (NaN in UE8M0,
-/// which has no infinity), so the whole block reads as NaN.
+/// Writes a block's scale and returns it. A block with an infinity has an infinite scale (NaN in UE8M0, which
+/// has no infinity), so the whole block reads as NaN.
 fn scale(to: BlockScaled, largest: f32, out: &mut [u8]) -> f32 {
     if largest.is_finite() {
         return to.scale.store(largest, to.format.max(), out);
@@ -54,7 +54,7 @@ mod tests {
     use crate::elements::float8::two_to;
     use proptest::prelude::*;
 
-    /// Codes and scale of one block, and its values in float64.
+    /// One block's codes and scale, and the values in float64.
     fn cast_block(values: &[f32], scale: ScaleType) -> (Vec<u8>, f64, Vec<f64>) {
         let to = BlockScaled { format: Float8::E4M3, scale, block: values.len() as u32 };
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -68,14 +68,14 @@ mod tests {
         (codes, scale, numbers)
     }
 
-    /// Error bound: the code is rounded once, after scale, inverse and product. The inverse of a power of two
-    /// is exact, so with UE8M0 only the code is rounded.
+    /// Error bound: the code is rounded once, after scale, inverse and product. A power of two has an exact
+    /// inverse, so with UE8M0 only the code is rounded.
     fn bound(value: f64, scale: f64, scale_type: ScaleType) -> f64 {
         let (code, single) = (Float8::E4M3.unit_roundoff(), two_to(-24));
         let roundings = if scale_type == ScaleType::F32 { 2 } else { 0 };
         let relative = (1.0 + code) * (1.0 + single).powi(roundings) - 1.0;
         let absolute = Float8::E4M3.underflow_error() * (1.0 + single).powi(roundings);
-        // A product in float32's subnormal range is far below half of the smallest code.
+        // A product in float32's subnormal range is far below half the smallest code.
         (value.abs() * relative + scale * (absolute + two_to(-149))) * (1.0 + two_to(-40))
     }
 

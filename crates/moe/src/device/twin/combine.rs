@@ -1,4 +1,4 @@
-//! Combine: replies are sent to the sources of their rows, and summed there.
+//! Combine: replies are sent to the row sources, and summed there.
 
 use super::Twin;
 use super::arrays::CombineArrays;
@@ -12,9 +12,9 @@ use crate::elements::dtype::weighted_sum;
 use crate::shape::config::Weighting;
 use weft_gpu::raw_memory::RawMemory;
 
-/// Signal of a rank in [`DeviceArea::Signals`]: replies follow.
+/// Rank signal in [`DeviceArea::Signals`]: replies follow.
 const REPLIES: u32 = 0;
-/// Signal of a release without replies. A greater value is the room that the rank needed.
+/// Signal for a release without replies. A greater value is the room that the rank needed.
 const RELEASED: u32 = 1;
 
 impl Twin {
@@ -38,7 +38,7 @@ impl Twin {
         if status == REPLIES {
             call.reply(outputs);
         } else if !release && call.plan_word(PlanWord::Needed) == 0 {
-            // Dispatch has recorded its own lack of room.
+            // Dispatch has recorded that this rank lacks room.
             let rows = call.positions.into();
             call.notice(MoeCode::Capacity, self.rank(), 0, status.into(), rows);
         }
@@ -75,13 +75,13 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Number of rows from `source`.
+    /// Row count from `source`.
     pub(super) fn received(&self, source: u32) -> u32 {
         let (plan, at) = self.plan_area(DeviceArea::Received);
         u32::from_le_bytes(plan.element(at, source.into()))
     }
 
-    /// Writes the reply for each received row to its source.
+    /// Writes the reply for each received row to the row's source.
     fn reply(&self, outputs: RawMemory<'_>) {
         let shape = &self.twin.shape;
         let config = shape.config();
@@ -112,7 +112,7 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Positions of a received row, with the router's weights, in top-k order.
+    /// A received row's positions, with the router's weights, in top-k order.
     pub(super) fn entries(&self, source: u32, slot: u32) -> impl Iterator<Item = (u64, f32)> + '_ {
         let shape = &self.twin.shape;
         let config = shape.config();
@@ -127,7 +127,7 @@ impl TwinCall<'_> {
         })
     }
 
-    /// Waits for the signal of every rank. Returns true if one of them lacked room.
+    /// Waits for every rank's signal. Returns true if one of them lacked room.
     fn receive_signals(&self, release: bool) -> Result<bool, GroupFailed> {
         let mut lacks_room = false;
         for peer in 0..self.twin.shape.config().ranks {
@@ -150,7 +150,7 @@ impl TwinCall<'_> {
         Ok(lacks_room)
     }
 
-    /// Sums the replies of each token in rank order, then the arrays to add.
+    /// Sums each token's replies in rank order, then the arrays to add.
     fn sum(&self, outputs: &CombineArrays<'_>) -> Result<(), GroupFailed> {
         let tokens = self.twin.valid_tokens(outputs.count, outputs.given);
         let shape = &self.twin.shape;

@@ -18,14 +18,14 @@ use weft_gpu::raw_memory::RawMemory;
 /// Slot without an expert, in a row's metadata.
 const NO_EXPERT: u16 = 0xFFFF;
 
-/// Counts of all sources for this rank, and the positions of their tokens.
+/// All sources' counts for this rank, and the token positions.
 struct ReceivedCounts {
-    /// Number of tokens, by source and local expert.
+    /// Token counts, by source and local expert.
     counts: Vec<u32>,
-    /// Position of the first token, by source and local expert.
+    /// First token position, by source and local expert.
     first: Vec<u64>,
     rows: Vec<u32>,
-    /// Number of rows of lower sources, by source; last, of all sources.
+    /// Row counts over lower sources, by source; last, over all sources.
     before: Vec<u64>,
     totals: Vec<u64>,
     offsets: Vec<u64>,
@@ -106,7 +106,7 @@ impl Twin {
 }
 
 impl TwinCall<'_> {
-    /// Sends every rank the number of tokens for each of its experts, then the number of its rows.
+    /// Sends every rank the token count for each of its experts, then the row count.
     fn send_counts(&self, plan: &BatchPlan) {
         let shape = &self.twin.shape;
         let local = u64::from(shape.local_experts());
@@ -123,7 +123,7 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Sends every rank the key of the kept plan, in place of counts.
+    /// Sends every rank the kept plan's key, in place of counts.
     fn send_key(&self) {
         let shape = &self.twin.shape;
         let line = u64::from(shape.local_experts()) + 1;
@@ -136,7 +136,7 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Waits for the keys of all sources, which must equal this rank's.
+    /// Waits for all sources' keys, which must equal this rank's.
     fn receive_keys(&self) -> Result<(), GroupFailed> {
         let key = self.plan_word(PlanWord::Key);
         let line = u64::from(self.twin.shape.local_experts()) + 1;
@@ -157,7 +157,7 @@ impl TwinCall<'_> {
         Ok(())
     }
 
-    /// Places the rows of a round with a kept plan.
+    /// Places the rows in a round with a kept plan.
     fn receive_kept(&self, outputs: &DispatchOutputArrays<'_>) -> Result<(), GroupFailed> {
         let shape = &self.twin.shape;
         self.receive_keys()?;
@@ -221,7 +221,7 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Waits for the counts of all sources. Counts are limited to the size of a batch.
+    /// Waits for all sources' counts. Counts are limited to the batch size.
     fn receive_counts(&self) -> Result<ReceivedCounts, GroupFailed> {
         let shape = &self.twin.shape;
         let most = shape.config().max_tokens;
@@ -275,7 +275,7 @@ impl TwinCall<'_> {
         Ok(ReceivedCounts { counts, first, rows, before, totals, offsets })
     }
 
-    /// Checks that all ranks dispatched with the same expert map, by the generation in their row counts.
+    /// Checks that all ranks dispatched with the same expert map, by the generation in the row counts.
     fn check_generations(&self, rows: &[u32]) -> Result<(), GroupFailed> {
         let own = rows[self.twin.rank() as usize] >> ROWS_BITS;
         for (source, rows) in (0..).zip(rows) {
@@ -293,7 +293,7 @@ impl TwinCall<'_> {
         Ok(())
     }
 
-    /// A count of `source`; an error if it uses a kept plan.
+    /// A count from `source`; an error if it uses a kept plan.
     fn not_kept(&self, count: u32, source: u32) -> Result<u32, GroupFailed> {
         if count & KEPT == 0 {
             return Ok(count);
@@ -359,7 +359,8 @@ impl TwinCall<'_> {
         Ok(())
     }
 
-    /// Adds the tokens of this rank's experts to the load; rounds on other channels may do so concurrently.
+    /// Adds the token counts for this rank's experts to the load; rounds on other channels may do so
+    /// concurrently.
     fn add_load(&self, arrivals: &ReceivedCounts, outputs: &DispatchOutputArrays<'_>) {
         if !outputs.load.is_given() {
             return;
@@ -374,7 +375,7 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Writes the token of a row, and its scales, at a position.
+    /// Writes a row's token, and the scales, at a position.
     fn place(&self, outputs: &DispatchOutputArrays<'_>, position: u64, row: &[u8]) {
         let shape = &self.twin.shape;
         let tokens = &row[..shape.wire_bytes() as usize];
@@ -388,7 +389,7 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Writes the scales of a position; the last word is padded with zeros.
+    /// Writes the scales at a position; the last word is padded with zeros.
     fn place_scales(&self, to: RawMemory<'_>, position: u64, scales: &[u8]) {
         let placed = self.twin.shape.received_scales();
         for (column, scales) in (0..).zip(scales.chunks(placed.element as usize)) {
@@ -398,7 +399,7 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Lays out rows by source and slot, with the experts of each; further rows are empty.
+    /// Lays out rows by source and slot, with each row's experts; further rows are empty.
     fn lay_out_dense(
         &self,
         arrivals: &ReceivedCounts,
@@ -423,7 +424,7 @@ impl TwinCall<'_> {
         Ok(())
     }
 
-    /// Writes a dense row, and the local numbers of its experts on this rank.
+    /// Writes a dense row, and local numbers for the row's experts on this rank.
     fn place_dense(&self, outputs: &DispatchOutputArrays<'_>, to: u64, row: &[u8]) {
         let shape = &self.twin.shape;
         let (config, areas) = (shape.config(), shape.channel_layout());
@@ -450,8 +451,8 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Writes a row to the position of each of its experts on this rank. Rows that the source did not
-    /// announce are skipped, so no write leaves its group.
+    /// Writes a row to its experts' positions on this rank. Rows that the source did not announce are
+    /// skipped, so no write leaves its group.
     fn place_row(
         &self,
         arrivals: &ReceivedCounts,

@@ -1,17 +1,17 @@
-//! Channel, plan and positions of a twin's call.
+//! Channel, plan and positions for a twin call.
 
 use crate::device::abi::arguments::PlanLocation;
 use crate::device::launch::config::LaunchConfig;
 use crate::device::shape::DeviceShape;
 
-/// Channel, plan and positions of a twin's call.
+/// Channel, plan and positions for a twin call.
 #[derive(Clone, Copy, Debug)]
 pub struct TwinLaunch {
     /// The channel.
     pub channel: u32,
-    /// Location of the plan.
+    /// Plan location.
     pub plan: PlanLocation,
-    /// Rows of the arrays of positions; `None` for all of the shape's.
+    /// Rows in position arrays; `None` for all that the shape has.
     pub positions: Option<u32>,
 }
 
@@ -21,7 +21,7 @@ impl TwinLaunch {
         TwinLaunch { channel: launch_config.channel, plan: launch_config.plan, positions }
     }
 
-    /// Rows of the arrays of positions.
+    /// Rows in position arrays.
     pub(super) fn positions(&self, shape: &DeviceShape) -> u32 {
         self.positions.unwrap_or(shape.positions())
     }

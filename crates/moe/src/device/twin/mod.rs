@@ -1,4 +1,4 @@
-//! CPU implementation of the kernels: one rank's side of the protocol, over the same areas, with atomics of
+//! CPU implementation of the kernels: one rank's side of the protocol, over the same areas, with atomics in
 //! the same memory order.
 
 mod arrays;
@@ -30,8 +30,8 @@ use weft_gpu::raw_memory::RawMemory;
 use weft_gpu::twin::{Jitter, TwinWatch};
 
 /// One rank's kernels. Calls run on the calling thread and have no result: as on a device, errors are written
-/// to the records. A send half never waits; the waits of one receive half together are bounded by
-/// [`Twin::set_limit`].
+/// to the records. A send half never waits; [`Twin::set_limit`] bounds all waits in one receive half
+/// together.
 ///
 /// Calls on different channels may run concurrently, on different threads.
 #[derive(Debug)]
@@ -39,24 +39,23 @@ pub struct Twin {
     shape: Arc<DeviceShape>,
     peers: Vec<u64>,
     watch: TwinWatch,
-    /// Number of the first channel: see `DeviceShape::channel_number`.
+    /// First channel's number: see `DeviceShape::channel_number`.
     number: u32,
     jitter: Jitter,
 }
 
 impl Twin {
-    /// Creates a twin over the channels of all ranks, as mapped on this rank, with the addresses of its
-    /// domain's table, its two records and its abort word.
+    /// Creates a twin over all ranks' channels, as mapped on this rank, with the addresses of the domain's
+    /// table, two records and abort word.
     ///
     /// # Panics
-    /// If the channels of a rank are missing, or an address is not aligned.
+    /// If a rank's channels are missing, or an address is not aligned.
     ///
     /// # Safety
-    /// While the value is in use: each address in `peers` is that of [`DeviceShape::heap_bytes`] bytes,
-    /// initially zero, that only twins of the same shape access; `table` is that of a domain's table, which
-    /// twins of this rank share; `record` is that of 128 bytes, the fatal record and the notice, and `abort`
-    /// of 4, which are accessed as atomics alone while a call runs. Pointers to all of them have been
-    /// exposed.
+    /// While the value is in use: each address in `peers` points to [`DeviceShape::heap_bytes`] bytes,
+    /// initially zero, that only twins with the same shape access; `table` points to a domain's table, which
+    /// twins on this rank share; `record` to 128 bytes, the fatal record and the notice, and `abort` to 4,
+    /// which are accessed only as atomics while a call runs. Pointers to all of them have been exposed.
     pub unsafe fn new(
         shape: Arc<DeviceShape>,
         peers: Vec<u64>,
@@ -71,7 +70,7 @@ impl Twin {
         Twin { shape, peers, watch, number: 0, jitter: Jitter::default() }
     }
 
-    /// Sets the number of the first channel, if the domain has other all-to-alls. The default is 0.
+    /// Sets the first channel's number, if the domain has other all-to-alls. The default is 0.
     #[must_use]
     pub fn numbered(self, number: u32) -> Twin {
         Twin { number, ..self }
@@ -82,12 +81,12 @@ impl Twin {
         &self.shape
     }
 
-    /// Channels of all ranks, as mapped on this rank.
+    /// All ranks' channels, as mapped on this rank.
     pub fn peers(&self) -> &[u64] {
         &self.peers
     }
 
-    /// Sets the maximum wait of a receive half, up to 584 years. The initial value is 0.
+    /// Sets a receive half's maximum wait, up to 584 years. The initial value is 0.
     pub fn set_limit(&self, limit: Duration) {
         self.watch.set_limit(limit);
     }
@@ -102,14 +101,14 @@ impl Twin {
         self.watch.take_notice()
     }
 
-    /// Sets the epoch of an idle channel, as after that number of rounds, for tests of wrap-around. All ranks
-    /// call this before any begins a round.
+    /// Sets an idle channel's epoch, as after that many rounds, for wrap-around tests. All ranks call this
+    /// before any begins a round.
     pub fn set_epoch(&self, channel: u32, epoch: u32) {
         let state = self.shape.at(channel, DeviceArea::State);
         for phase in 0..4 {
             self.own().word(state + 4 * (StateWord::Epoch as u64 + phase)).store(epoch, Release);
         }
-        // Flags and packets hold the epoch of an earlier round.
+        // Flags and packets hold an earlier round's epoch.
         let extent = |area| self.shape.channel_layout().extent(area);
         for area in [DeviceArea::RowFlags, DeviceArea::ReplyFlags] {
             for flag in 0..u64::from(extent(area).rows) {
@@ -128,8 +127,8 @@ impl Twin {
         }
     }
 
-    /// Writes the replica table of an idle layer, as [`DeviceAllToAll`](crate::device::DeviceAllToAll) does.
-    /// All ranks use the same generation.
+    /// Writes an idle layer's replica table, as [`DeviceAllToAll`](crate::device::DeviceAllToAll) does. All
+    /// ranks use the same generation.
     ///
     /// # Panics
     /// If the layer does not exist.
@@ -146,7 +145,7 @@ impl Twin {
     /// Dispatch send.
     ///
     /// # Safety
-    /// The arrays of `inputs` have the lengths that follow from it and are not written while the call runs;
+    /// The `inputs` arrays have the lengths that follow from it and are not written while the call runs;
     /// likewise the plan.
     pub unsafe fn dispatch_send(&self, at: impl Into<TwinLaunch>, inputs: &DispatchInputs) {
         let shape = &self.shape;
@@ -169,18 +168,17 @@ impl Twin {
         let _ = self.send_tokens(at.into(), &inputs);
     }
 
-    /// Dispatch receive: waits for the tokens of all ranks and lays them out.
+    /// Dispatch receive: waits for all ranks' tokens and lays them out.
     ///
     /// # Safety
-    /// The arrays of `outputs` have the lengths that follow from it, with exclusive access while the call
-    /// runs.
+    /// The `outputs` arrays have the lengths that follow from it, with exclusive access while the call runs.
     pub unsafe fn dispatch_recv(&self, at: impl Into<TwinLaunch>, outputs: &DispatchOutputs) {
         let (at, shape) = (at.into(), &self.shape);
         let (positions, local) = (u64::from(at.positions(shape)), u64::from(shape.local_experts()));
         let config = shape.config();
         let rows = if config.layout == DeviceLayout::Indexed { 0 } else { positions };
         let choices = positions * u64::from(config.top_k);
-        // Number of offsets; bytes of rows or ids; bytes of weights.
+        // Offset count; bytes per row or id; bytes per weight.
         let (offsets, ids, weights) = match config.layout {
             DeviceLayout::Dense => {
                 (u64::from(config.ranks), choices * config.ids.bytes() as u64, choices * 4)
@@ -215,16 +213,16 @@ impl Twin {
         }
     }
 
-    /// Waits for the counts of a round whose tokens are in flight; `None` if there is none, or the wait
+    /// Waits for the counts in a round whose tokens are in flight; `None` if there is none, or the wait
     /// failed.
     pub fn counts(&self, at: impl Into<TwinLaunch>) -> Option<DeviceCounts> {
         self.count_tokens(at.into()).ok()
     }
 
-    /// Both halves of dispatch.
+    /// Both dispatch halves.
     ///
     /// # Safety
-    /// Those of the halves.
+    /// As for the halves.
     pub unsafe fn dispatch(
         &self,
         at: impl Into<TwinLaunch>,
@@ -238,8 +236,8 @@ impl Twin {
         unsafe { self.dispatch_recv(at, outputs) };
     }
 
-    /// Combine send: sends the replies to the sources of the tokens. With `release` the rows are only
-    /// released, and `outputs` is not read.
+    /// Combine send: sends the replies to the tokens' sources. With `release` the rows are only released, and
+    /// `outputs` is not read.
     ///
     /// # Safety
     /// `outputs` has a row in the combine type for every position, and is not written while the call runs.
@@ -256,8 +254,8 @@ impl Twin {
     /// Combine receive: waits for the replies and sums them. With `release` it writes no result.
     ///
     /// # Safety
-    /// The arrays of `outputs` have the lengths that follow from it; access to the result is exclusive while
-    /// the call runs, and the other arrays are not written.
+    /// The `outputs` arrays have the lengths that follow from it; access to the result is exclusive while the
+    /// call runs, and the other arrays are not written.
     pub unsafe fn combine_recv(
         &self,
         at: impl Into<TwinLaunch>,
@@ -279,10 +277,10 @@ impl Twin {
         }
     }
 
-    /// Both halves of combine.
+    /// Both combine halves.
     ///
     /// # Safety
-    /// Those of the halves.
+    /// As for the halves.
     pub unsafe fn combine(
         &self,
         at: impl Into<TwinLaunch>,
@@ -302,7 +300,7 @@ impl Twin {
     }
 
     fn heap(&self, rank: u32) -> RawMemory<'_> {
-        // SAFETY: this many bytes of every rank are part of the contract of `new`.
+        // SAFETY: the `new` contract covers this many bytes on every rank.
         unsafe { RawMemory::new(self.peers[rank as usize], self.shape.heap_bytes()) }
     }
 
@@ -310,7 +308,7 @@ impl Twin {
         self.heap(self.rank())
     }
 
-    /// Number of valid tokens of a batch.
+    /// Valid token count in a batch.
     fn valid_tokens(&self, count: RawMemory<'_>, given: u32) -> u32 {
         match count.is_given() {
             true => i32::from_le_bytes(count.element(0, 0)).clamp(0, given as i32) as u32,
@@ -318,12 +316,12 @@ impl Twin {
         }
     }
 
-    /// True if the plan has areas by chunks of tokens.
+    /// True if the plan has areas by token chunk.
     fn plans_by_chunk(&self) -> bool {
         self.shape.path() == TransferPath::Bandwidth
     }
 
-    /// Index of the count at `place` among its source's counts: by local expert, then the count of rows.
+    /// Index among a source's counts for the count at `place`: by local expert, then the row count.
     fn count_slot(&self, place: u64) -> u32 {
         (place % (u64::from(self.shape.local_experts()) + 1)) as u32
     }

@@ -1,4 +1,4 @@
-//! Plan of a batch: validated ids, and each token's index among those of its experts and ranks.
+//! Batch plan: validated ids, and token indexes within experts and ranks.
 
 use super::call::TwinCall;
 use crate::device::abi::record::MoeCode;
@@ -10,35 +10,35 @@ use weft_gpu::raw_memory::RawMemory;
 /// A slot without an expert.
 const NO_EXPERT: i32 = -1;
 
-/// Plan of a batch.
+/// Batch plan.
 pub(super) struct BatchPlan {
     /// Physical expert, or [`NO_EXPERT`], by token and top-k slot.
     ids: Vec<i32>,
     /// Number of earlier tokens that name the expert, by token and top-k slot.
     index: Vec<u32>,
-    /// Number of earlier tokens of the same chunk that name the expert.
+    /// Number of earlier tokens in the same chunk that name the expert.
     index_in_chunk: Vec<u32>,
-    /// Number of tokens in earlier chunks, by expert.
+    /// Token counts in earlier chunks, by expert.
     before: Vec<u32>,
     /// Slot, or -1, by token and rank.
     slots: Vec<i32>,
-    /// Number of tokens, by physical expert.
+    /// Token counts, by physical expert.
     pub(super) tokens_of_expert: Vec<u32>,
-    /// Number of rows, by rank.
+    /// Row counts, by rank.
     pub(super) rows_to_rank: Vec<u32>,
-    /// Generation of the map; 0 without a map.
+    /// Map generation; 0 without a map.
     pub(super) generation: u32,
     top_k: usize,
     ranks: usize,
 }
 
 impl BatchPlan {
-    /// Number of tokens of the batch.
+    /// Token count in the batch.
     pub(super) fn tokens(&self) -> u32 {
         (self.slots.len() / self.ranks) as u32
     }
 
-    /// Expert of each top-k slot of `token`, and the token's index among those of the expert.
+    /// Expert for each top-k slot in `token`, and the token's index within the expert.
     pub(super) fn experts(&self, token: u32) -> impl Iterator<Item = Option<(u16, u16)>> + '_ {
         let slots = token as usize * self.top_k..(token as usize + 1) * self.top_k;
         let index = &self.index[slots.clone()];
@@ -48,7 +48,7 @@ impl BatchPlan {
         })
     }
 
-    /// Destination ranks of `token`, and its slot at each.
+    /// Destination ranks for `token`, and the slot at each.
     pub(super) fn ranks(&self, token: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
         let ranks = token as usize * self.ranks..(token as usize + 1) * self.ranks;
         let slots = (0..).zip(&self.slots[ranks]);
@@ -57,7 +57,7 @@ impl BatchPlan {
 }
 
 impl TwinCall<'_> {
-    /// Kept plan of an earlier round for `given` tokens: ranks and slots only.
+    /// An earlier round's kept plan for `given` tokens: only ranks and slots.
     pub(super) fn kept_plan(&self, given: u32) -> BatchPlan {
         let config = self.twin.shape.config();
         let (top_k, ranks) = (config.top_k as usize, config.ranks as usize);
@@ -78,7 +78,7 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Plans the first `tokens` tokens of the array of ids, and writes the areas of the plan.
+    /// Plans the first `tokens` tokens in the id array, and writes the plan areas.
     pub(super) fn plan(&self, tokens: u32, ids: RawMemory<'_>, layer: u32) -> BatchPlan {
         let shape = &self.twin.shape;
         let config = shape.config();
@@ -145,7 +145,7 @@ impl TwinCall<'_> {
         u32::from_ne_bytes(self.twin.own().element(at, 0))
     }
 
-    /// Physical expert of `expert` for `token`, by the map at `at`.
+    /// Physical expert that the map at `at` gives `token` for `expert`.
     fn replica(&self, at: u64, expert: u32, token: u32) -> u32 {
         let turn = turn_at(expert, self.twin.rank(), token);
         u16::from_ne_bytes(self.twin.own().element(at + turn, 0)).into()
@@ -158,7 +158,7 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Writes the counts of earlier chunks, if the plan has areas by chunk.
+    /// Writes the earlier chunks' counts, if the plan has areas by chunk.
     fn write_histogram(&self, chunk: u32, plan: &BatchPlan) {
         if self.twin.plans_by_chunk() {
             let row = plan.tokens_of_expert.len() + plan.ranks;
@@ -170,12 +170,12 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Writes the slots, for combine, and the other areas of the plan that the path has.
+    /// Writes the slots, for combine, and the other plan areas that the path has.
     fn write_plan(&self, plan: &BatchPlan) {
         let (shape, heap) = (&self.twin.shape, self.twin.own());
         let (kept, slots) = self.plan_area(DeviceArea::Slots);
         let all = shape.config().max_tokens as usize * plan.ranks;
-        // Tokens beyond the batch have no slots, regardless of combine's number of tokens.
+        // Tokens beyond the batch have no slots, regardless of combine's token count.
         let none = std::iter::repeat_n(&-1, all - plan.slots.len());
         for (place, slot) in (0..).zip(plan.slots.iter().chain(none)) {
             kept.set_element(slots, place, slot.to_le_bytes());

@@ -1,5 +1,5 @@
-//! Transfer of rows: written to a slot at a peer, awaited at the receiver. Either a row and then its flag, or
-//! packets, each 32-bit word beside its epoch.
+//! Row transfer: written to a slot at a peer, awaited at the receiver. Either a row and then a flag, or
+//! packets, each 32-bit word beside an epoch.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -8,17 +8,17 @@ use super::packet::{open, seal};
 use crate::device::options::types::TransferPath;
 use crate::device::shape::channel_layout::DeviceArea;
 
-/// Kind of a row.
+/// Row kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RowKind {
-    /// Tokens with their scales and metadata.
+    /// Tokens with scales and metadata.
     Token,
     /// Replies.
     Reply,
 }
 
 impl TwinCall<'_> {
-    /// Offsets of row `slot` of `from`, and of its flag, in the heap of the receiver.
+    /// Offsets of row `slot` from `from`, and its flag, in the receiver's heap.
     fn places(&self, kind: RowKind, from: u32, slot: u32) -> (u64, u64) {
         let (shape, channel) = (&self.twin.shape, self.channel);
         let row = u64::from(from) * u64::from(shape.config().max_tokens) + u64::from(slot);
@@ -33,7 +33,7 @@ impl TwinCall<'_> {
         (shape.at(channel, rows) + row * stride, shape.at(channel, flags) + 4 * row)
     }
 
-    /// Writes a row to `to`, in a slot of this rank alone.
+    /// Writes a row to `to`, in a slot that only this rank uses.
     ///
     /// Memory order: the bytes, then the flag with release; a packet is one store.
     pub(super) fn send_row(&self, kind: RowKind, to: u32, slot: u32, row: &[u8]) {
@@ -52,7 +52,7 @@ impl TwinCall<'_> {
         }
     }
 
-    /// Waits for a row of `from` and reads it.
+    /// Waits for a row from `from` and reads it.
     ///
     /// Memory order: the flag with acquire, then the bytes; a packet is one load.
     pub(super) fn take_row(

@@ -94,7 +94,7 @@ impl Channel {
         requests.write(Rank(rank), counter, round, [page], tag);
     }
 
-    /// Sums the replies of each token into `out`.
+    /// Sums each token's replies into `out`.
     pub fn sum_replies(&mut self, weighting: Weighting, out: RowsMut<'_>) -> Result<(), Error> {
         let tokens = 0..self.plan.tokens();
         let replies = self.areas.rows(Area::Replies, 0..self.plan.reply_count());

@@ -1,4 +1,4 @@
-//! Dispatch: the header and the private rows are sent to each peer as soon as its credit allows, and the
+//! Dispatch: the header and the private rows are sent to each peer as soon as credit allows, and the
 //! remainder once all headers have arrived. Rows are taken as they arrive, source by source.
 
 use super::Channel;
@@ -97,7 +97,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Derives all offsets from the headers of all ranks.
+    /// Derives all offsets from all ranks' headers.
     fn derive_offsets(&mut self) -> Result<(), Error> {
         match self.receive.begin(&self.counts) {
             Ok(()) => {}
@@ -155,7 +155,7 @@ impl Channel {
         self.write_rows(rank, rows.start + private..rows.end, first_slot, requests);
     }
 
-    /// Writes metadata and tokens of `rows` to the peer's slots from `first_slot` on.
+    /// Writes metadata and tokens for `rows` to the peer's slots from `first_slot` on.
     fn write_rows(
         &mut self,
         rank: u32,
@@ -198,14 +198,14 @@ impl Channel {
         if self.overflow.is_some() { rows.min(config.private_rows) } else { rows }
     }
 
-    /// Raises of the rows lane by a peer in this round.
+    /// Number of times that a peer raises the rows lane in this round.
     fn raises_of_rows(&self, rank: u32) -> u64 {
         self.peer(rank).map_or(0, |peer| {
             packing::raises_of_rows(&self.shape, peer.parts, self.rows_expected(rank))
         })
     }
 
-    /// Takes the rows of one source if all have arrived. Returns true if they are taken, now or before.
+    /// Takes one source's rows if all have arrived. Returns true if they are taken, now or before.
     fn take_rows(&mut self, rank: u32) -> Result<bool, Error> {
         let taken = match &self.peers[rank as usize] {
             Some(peer) => peer.progress.rows_taken,
@@ -238,7 +238,7 @@ impl Channel {
         Ok(true)
     }
 
-    /// Copies the tokens of one source, and their scales, to the experts' positions.
+    /// Copies one source's tokens, and the scales, to the experts' positions.
     fn lay_out(&mut self, rank: u32) -> Result<(), Error> {
         let positions = 0..self.receive.positions();
         let (out, run) = self.areas.write_beside(Area::Expert, positions.clone(), Area::Tokens);
@@ -264,7 +264,7 @@ impl Channel {
         Ok(())
     }
 
-    /// True if all writes to every peer were sent and all their sources are free.
+    /// True if all writes to every peer were sent and all source buffers are free.
     fn all_sent(&self) -> bool {
         let done = |p: &PeerState| {
             p.progress.header_sent && p.progress.remainder_sent && p.progress.is_drained()

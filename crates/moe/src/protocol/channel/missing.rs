@@ -6,7 +6,7 @@ use crate::stage::Stage;
 use weft_fabric::{MissingPeer, Rank};
 
 impl Channel {
-    /// Phase of the round, and the peers that block it.
+    /// The round's phase, and the peers that block it.
     pub fn missing(&self) -> (&'static str, Vec<MissingPeer>) {
         let (phase, lane) = match self.stage {
             Stage::Idle | Stage::Dispatched | Stage::Refused | Stage::Combined => {

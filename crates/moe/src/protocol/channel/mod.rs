@@ -1,4 +1,4 @@
-//! Channel of an all-to-all: its memory, and a polled state machine of one round of dispatch and combine.
+//! All-to-all channel: memory, and a polled state machine for one round of dispatch and combine.
 //!
 //! ```text
 //!        begin                  all rows arrived            reply             all replies arrived
@@ -7,9 +7,9 @@
 //!  +------------------------------ take --------------- release ------------------------------- release
 //! ```
 //!
-//! - this file: the channel and the stages of its round
+//! - this file: the channel and the stages in a round
 //! - `dispatch.rs`: headers and tokens
-//! - `packed.rs`: rows and records of a write as one page
+//! - `packed.rs`: rows and records in a write as one page
 //! - `combine.rs`: replies
 //! - `missing.rs`: peers that block the round
 //!
@@ -33,16 +33,16 @@ use crate::stage::Stage;
 use std::sync::Arc;
 use weft_fabric::{CounterId, Memory, Rank, RegionKey, Requests};
 
-/// Input tokens of a round: a registered region and its memory.
+/// Input tokens for a round: a registered region and the memory behind it.
 #[derive(Clone, Debug)]
 pub struct TokenInput {
-    /// Key of the region.
+    /// Region key.
     pub region: RegionKey,
-    /// Memory of the region, for the rows that stay on this rank.
+    /// Region memory, for the rows that stay on this rank.
     pub memory: Arc<Memory>,
 }
 
-/// A channel and its round.
+/// A channel with the present round.
 pub(crate) struct Channel {
     pub(crate) shape: Shape,
     pub areas: ChannelMemory,
@@ -60,14 +60,14 @@ pub(crate) struct Channel {
     overflow: Option<Error>,
     /// Number of ranks whose replies have been computed.
     replied: u32,
-    /// Bytes of the staging buffer that hold packed rows of this round.
+    /// Staging buffer bytes that hold this round's packed rows.
     staged: u64,
-    /// First tag of this channel's requests, which have one tag for each rank.
+    /// First tag for this channel's requests, which have one tag per rank.
     first_tag: u64,
 }
 
 impl Channel {
-    /// Creates an idle channel. Tags from `first_tag` on, one for each rank, mark its requests.
+    /// Creates an idle channel. Tags from `first_tag` on, one for each rank, mark the requests.
     pub fn new(
         shape: &Shape,
         areas: ChannelMemory,
@@ -99,12 +99,12 @@ impl Channel {
         self.peers[rank.0 as usize] = Some(peer);
     }
 
-    /// State of a peer; `None` for this rank.
+    /// A peer's state; `None` for this rank.
     pub(crate) fn peer(&self, rank: u32) -> Option<&PeerState> {
         self.peers.get(rank as usize)?.as_ref()
     }
 
-    /// Records raises of a peer on a lane of `counter`, or its credits.
+    /// Records a peer's raises on a lane in `counter`, or its credits.
     pub fn note(
         &mut self,
         counter: CounterId,
@@ -122,14 +122,14 @@ impl Channel {
         }
     }
 
-    /// Records the completion of a write to `rank`, whose source is free.
+    /// Records that a write to `rank` has completed, whose source buffer is free.
     pub fn note_completed(&mut self, rank: u32) {
         if let Some(Some(peer)) = self.peers.get_mut(rank as usize) {
             peer.progress.writes_completed += 1;
         }
     }
 
-    /// True if the sources of all writes are free.
+    /// True if all writes' source buffers are free.
     pub fn is_drained(&self) -> bool {
         self.peers.iter().flatten().all(|peer| peer.progress.is_drained())
     }
@@ -189,7 +189,8 @@ impl Channel {
         self.stage = Stage::Idle;
     }
 
-    /// Sends one credit to each peer, for its header, rows and replies of this round, all of which were read.
+    /// Sends one credit to each peer, for this round's header, rows and replies from it, all of which were
+    /// read.
     pub(super) fn credit_round(&mut self, requests: &mut Requests) {
         for rank in self.rotated() {
             if let Some(peer) = &mut self.peers[rank as usize] {

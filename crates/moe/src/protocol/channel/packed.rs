@@ -1,5 +1,5 @@
-//! Packed writes of dispatch: tokens and records are copied into one page before the write, and the records
-//! out of it after the arrival. [`crate::plan::packing`] has the rule.
+//! Packed dispatch writes: tokens and records are copied into one page before the write, and the records are
+//! copied out after they arrive. [`crate::plan::packing`] has the rule.
 
 use super::Channel;
 use crate::area::Area;
@@ -39,7 +39,7 @@ impl Channel {
         })
     }
 
-    /// Copies the records of packed rows from behind their tokens to the metadata area.
+    /// Copies packed rows' records from behind the tokens to the metadata area.
     pub(super) fn unpack_records(&self, rank: u32) {
         let Some(peer) = self.peer(rank) else { return };
         let record = self.shape.sizes().extent(Area::Metadata).stride as usize;

@@ -1,15 +1,15 @@
-//! Writer of NCCL's topology XML.
+//! Writer for NCCL's topology XML, for a server that was not read from XML.
 
-use super::{NVSWITCH, UNSEEN};
+use super::reader::{NVSWITCH, UNSEEN};
 use crate::host::device::{BusId, Device, DeviceKind, PcieLink};
 use crate::host::model::Host;
 use crate::host::nvlink::NvLink;
 use std::fmt::Write as _;
 
-/// NCCL's XML of a server. A PCIe switch is written as its upstream port, as NCCL has it.
+/// NCCL's XML for a server. A PCIe switch is written as its upstream port, as NCCL has it.
 pub fn write(host: &Host) -> String {
     let mut text = String::from("<system version=\"1\">\n");
-    // In the order of first occurrence: the reader returns devices in the same order.
+    // In the order in which they first occur: the reader returns devices in the same order.
     let mut nodes: Vec<Option<u32>> = Vec::new();
     for device in &host.devices {
         if !nodes.contains(&device.numa) {
@@ -40,7 +40,7 @@ fn write_pci(host: &Host, text: &mut String, index: usize, depth: usize, indent:
     let children: Vec<usize> = (index + 1..host.devices.len())
         .filter(|&child| host.devices[child].parent == Some(index))
         .collect();
-    // Root ports and downstream ports of switches are at even depths.
+    // Root ports and downstream switch ports are at even depths.
     if bridge && host.lists_ports && depth.is_multiple_of(2) {
         for child in children {
             write_pci(host, text, child, depth + 1, indent);
@@ -88,18 +88,19 @@ fn write_gpu(host: &Host, text: &mut String, index: usize, space: &str) {
     }
     text.push_str(">\n");
     for link in links {
-        let class = if link.to_switch { NVSWITCH } else { "0x030200" };
-        let target = match link.target {
-            BusId::UNSEEN => UNSEEN.to_owned(),
-            target => target.to_string(),
-        };
-        let _ = writeln!(
-            text,
-            "{space}  <nvlink target=\"{target}\" count=\"{}\" tclass=\"{class}\"/>",
-            link.count
-        );
+        let _ = writeln!(text, "{space}  {}", nvlink_element(link));
     }
     let _ = writeln!(text, "{space}</gpu>");
+}
+
+/// NVLink element.
+pub(super) fn nvlink_element(link: &NvLink) -> String {
+    let class = if link.to_switch { NVSWITCH } else { "0x030200" };
+    let target = match link.target {
+        BusId::UNSEEN => UNSEEN.to_owned(),
+        target => target.to_string(),
+    };
+    format!("<nvlink target=\"{target}\" count=\"{}\" tclass=\"{class}\"/>", link.count)
 }
 
 fn write_nic(text: &mut String, device: &Device, space: &str) {

@@ -1,4 +1,4 @@
-//! Calls of a test: random ones, their tensors, and their results by a direct reference over whole vectors.
+//! Test calls: random ones with tensors, and the results by a direct reference over whole vectors.
 
 use super::super::*;
 use super::memory::Memory;
@@ -7,11 +7,11 @@ use crate::device::plan::{CallOptions, DeviceAlgorithm};
 use proptest::prelude::*;
 use weft_fabric::random::SplitMix64;
 
-/// Value of bytes around tensors.
+/// Byte value around tensors.
 const GUARD: u8 = 0xA5;
 const GUARD_BYTES: usize = 40;
 
-/// Operation with its options, equal on all ranks.
+/// Operation with options, equal on all ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
     pub(super) kind: Kind,
@@ -24,7 +24,7 @@ pub(super) struct Case {
     /// True if peers may access the tensors.
     pub(super) symmetric: bool,
     pub(super) in_place: bool,
-    /// Offset of tensors in memory.
+    /// Tensor offset in memory.
     pub(super) shift: usize,
     pub(super) seed: u64,
 }
@@ -58,7 +58,7 @@ impl Kind {
     ];
 }
 
-/// Tensors of a rank in one memory: places of the input and the output, and initial and expected bytes.
+/// A rank's tensors in one memory: input and output places, and initial and expected bytes.
 pub(super) struct Tensors {
     pub(super) memory: Memory,
     pub(super) input: usize,
@@ -73,7 +73,7 @@ pub(super) struct Place {
     pub(super) length: usize,
 }
 
-/// Call of all ranks.
+/// Call on all ranks.
 pub(super) struct Prepared {
     pub(super) case: Case,
     pub(super) plans: Vec<LaunchPlan>,
@@ -81,7 +81,7 @@ pub(super) struct Prepared {
 }
 
 impl Case {
-    /// Elements from `source` to `target` of an uneven exchange.
+    /// Elements from `source` to `target` in an uneven exchange.
     pub(super) fn uneven(&self, source: u32, target: u32) -> u64 {
         let pair = u64::from(source) << 32 | u64::from(target);
         match SplitMix64::new(self.seed ^ pair.wrapping_mul(0x9E37_79B9_7F4A_7C15)).below(4) {
@@ -110,7 +110,7 @@ impl Case {
         }
     }
 
-    /// Elements of the input and the output of a rank.
+    /// Input and output elements on a rank.
     pub(super) fn counts(&self, rank: u32, ranks: u32) -> (u64, u64) {
         let (count, all) = (self.count, self.count * u64::from(ranks));
         let at_root = |count| if rank == self.root % ranks { count } else { 0 };
@@ -131,7 +131,7 @@ impl Case {
         }
     }
 
-    /// Expected output of a rank.
+    /// Expected output on a rank.
     pub(super) fn expected(&self, inputs: &[Vec<u8>], rank: u32) -> Vec<u8> {
         let (ranks, bytes) = (inputs.len() as u32, self.element.bytes() as u64);
         let part = |input: &[u8], index: u32| {
@@ -176,11 +176,13 @@ impl Case {
         let mut result = inputs[0].clone();
         let (target, count) = (result.as_mut_ptr(), self.count as usize);
         let sources: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();
-        // SAFETY: `count` elements each; the result is new.
-        unsafe { combine_all(reduction, element, target, &sources, count) };
-        if self.average && inputs.len() > 1 {
-            // SAFETY: as above, in place.
-            unsafe { divide(element, target, target, count, inputs.len() as u32) };
+        match inputs.len() as u32 {
+            // SAFETY: `count` elements each; the result is new.
+            ranks @ 2.. if self.average => unsafe {
+                average_all(element, target, &sources, count, ranks);
+            },
+            // SAFETY: as above.
+            _ => unsafe { combine_all(reduction, element, target, &sources, count) },
         }
         result
     }
@@ -190,7 +192,7 @@ impl Case {
         let bytes = self.element.bytes();
         let output = self.counts(rank, ranks).1 as usize * bytes;
         let own_part = rank as usize * self.count as usize * bytes;
-        // Offsets of the two in a common range, of which one is a part.
+        // Offsets in a common range, where either the input or the output is a part.
         let (input_at, output_at) = match self.kind {
             _ if !self.in_place || input.is_empty() || output == 0 => {
                 (0, input.len() + GUARD_BYTES)
@@ -229,7 +231,7 @@ impl Case {
             let symmetric = self.symmetric && operation.of_peers().is_some();
             let plan =
                 |options| LaunchPlan::new(&operation, bytes, rank, layout, options, symmetric);
-            // Too long for packets, of unknown length, or without a direct form.
+            // Too long for packets, with unknown length, or without a direct form.
             let any = CallOptions { algorithm: None, ..self.options };
             plan(self.options).or_else(|_| plan(any)).expect("a valid call")
         };
@@ -263,7 +265,7 @@ impl Prepared {
             reduction: Some(self.case.arithmetic()),
             divisor: if self.case.average { self.plans.len() as u32 } else { 0 },
         };
-        // SAFETY: tensors of the case's lengths, of this call alone.
+        // SAFETY: tensors have the case's lengths, and only this call uses them.
         unsafe { twin.run(&call) };
     }
 
@@ -313,7 +315,7 @@ pub(super) fn plain(kind: Kind, count: u64, algorithm: DeviceAlgorithm) -> Case 
 prop_compose! {
     pub(super) fn cases(blocks: u32)(
         kind in prop::sample::select(&Kind::ALL),
-        // Short ones, some units, and several rings of small chunks or parts of one of the longest.
+        // Short ones, some units, and several rings with small chunks or parts of one with the longest.
         count in prop_oneof![0u64..4, 1u64..100, 100u64..3000, 3000u64..20_000],
         root in 0u32..5,
         element in prop::sample::select(&Element::ALL),

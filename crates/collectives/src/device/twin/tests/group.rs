@@ -1,4 +1,4 @@
-//! Ranks of a test in this process: heaps, tables and twins.
+//! Test ranks in this process: heaps, tables and twins.
 
 use super::super::*;
 use super::case::Prepared;
@@ -11,7 +11,7 @@ use weft_gpu::table::TABLE_BYTES;
 
 pub(super) struct Rank {
     pub(super) twin: Twin,
-    /// Behind a pointer: its address stays valid when a rank moves.
+    /// Behind a pointer, so that the address stays valid when a rank moves.
     pub(super) watch: Arc<Watch>,
     pub(super) table: Memory,
 }
@@ -43,7 +43,7 @@ impl Group {
         self.ranks.iter().for_each(|rank| rank.twin.watch.set_limit(limit));
     }
 
-    /// State as after that many calls: epochs and sequence numbers, with the flags of the latter.
+    /// State as after that many calls: epochs and sequence numbers, with the sequence flags.
     pub(super) fn set_state(&self, epoch: u32, sequence: u32) {
         let layout = self.layout;
         for heap in &self.heaps {

@@ -1,4 +1,4 @@
-//! Memory of heaps, tables and tensors, by address.
+//! Memory for heaps, tables and tensors, by address.
 
 use super::super::RawMemory;
 
@@ -22,7 +22,7 @@ impl Memory {
     }
 
     pub(super) fn raw(&self) -> RawMemory<'_> {
-        // SAFETY: the vector's bytes, exposed in `new`; the protocol and joins of threads exclude races.
+        // SAFETY: the vector's bytes, exposed in `new`; the protocol and thread joins exclude races.
         unsafe { RawMemory::new(self.address, 8 * self.words.len() as u64) }
     }
 

@@ -1,4 +1,4 @@
-//! Tests of the twin: ranks as threads, against a direct reference over whole vectors.
+//! Twin tests: ranks as threads, against a direct reference over whole vectors.
 
 mod case;
 mod group;
@@ -45,7 +45,7 @@ proptest! {
     }
 }
 
-/// Long calls of small chunks, of which each needs a credit, with late teams.
+/// Long calls in small chunks that each need a credit, with late teams.
 #[test]
 fn rings_are_not_overwritten_by_ranks_that_are_ahead() {
     for seed in 1..if cfg!(miri) { 2 } else { 80 } {
@@ -156,7 +156,7 @@ fn a_rank_that_does_not_call_is_named_and_outputs_are_poisoned() {
                     assert_eq!(record.peer, Some(1), "{kernel:?}");
                 }
                 assert!(record.seen < record.expected, "{record:?}");
-                // In place, the poisoned output is all or a part of the input.
+                // In place, the poisoned output is all the input or a part.
                 calls.iter().for_each(|call| call.check_poisoned(rank));
             }
         }
@@ -177,7 +177,7 @@ fn a_late_rank_has_its_results_or_an_error_after_others_have_timed_out() {
             group.set_limit(Duration::from_millis(10));
             call.run(&group.ranks[0].twin, 0);
             call.run(&group.ranks[1].twin, 1);
-            // Peers may write to outputs of direct calls after their own rank has failed.
+            // Peers may write to the outputs in direct calls after their own rank has failed.
             if kernel.transport() != Transport::Direct {
                 call.check_poisoned(0);
             }
@@ -216,7 +216,7 @@ fn direct_calls_that_differ_between_ranks_fail_on_both() {
     }
 }
 
-/// A rank whose exit fails leaves the vector of an all-reduce in place: peers that have entered read it.
+/// A rank whose exit fails leaves the vector in an in-place all-reduce as it is: peers that have entered read it.
 #[test]
 fn a_failed_exit_keeps_what_peers_may_read() {
     let group = Group::new(2, 1);
@@ -230,7 +230,7 @@ fn a_failed_exit_keeps_what_peers_may_read() {
     let record = group.ranks[0].watch.fatal().expect("a record");
     assert_eq!((record.code, record.peer), (Code::Timeout, Some(1)));
     assert_eq!(record.phase, FAMILY.first_phase + Phase::Exit as u32);
-    // Its own slice has the result, and the other one is the input.
+    // The rank's own slice has the result, and the other one is the input.
     let tensors = &call.tensors[0];
     let (place, bytes) = (tensors.output, tensors.memory.bytes(tensors.expected.len()));
     let half = place.begin + place.length / 2;
@@ -256,7 +256,7 @@ fn an_abort_ends_the_waits_of_all_kernels() {
             (Code::Aborted, phase_of(kernel), Some(1))
         );
         call.check_poisoned(0);
-        // The peer has the data, or ends by its own limit.
+        // The peer has the data, or its own timeout ends the wait.
         group.ranks[1].watch.abort();
         call.run(&group.ranks[1].twin, 1);
     }

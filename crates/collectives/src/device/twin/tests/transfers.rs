@@ -1,4 +1,4 @@
-//! Tests of sends and receives: batches of ranks as threads, against the bytes that each message should have.
+//! Send and receive tests: batches on ranks as threads, against the bytes that each message should have.
 
 use super::super::super::family::OTHER_LENGTH;
 use super::super::super::transfers::{Transfer, TransferPlan};
@@ -6,26 +6,26 @@ use super::group::Group;
 use super::memory::Memory;
 use super::*;
 
-/// Message of a round.
+/// Message in a round.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     from: u32,
     to: u32,
     bytes: usize,
-    /// Places of the tensors behind a multiple of 16.
+    /// Tensor places behind a multiple of 16.
     shifts: [usize; 2],
-    /// Position among the transfers of both ranks.
+    /// Position among the transfers on both ranks.
     order: [u32; 2],
 }
 
-/// Bytes of a message, which differ between messages.
+/// Message bytes, which differ between messages.
 fn content(seed: u64, bytes: usize) -> Vec<u8> {
     let mix =
         |at: usize| (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize + at * 31 + at / 251;
     (0..bytes).map(|at| mix(at) as u8).collect()
 }
 
-/// A message with its memory at both ends.
+/// A message with memory at both ends.
 struct Held {
     sent: Sent,
     content: Vec<u8>,
@@ -59,7 +59,7 @@ impl Held {
     }
 }
 
-/// Batch of a rank in a round: messages between two ranks keep their order, others come as their `order` draws.
+/// A rank's batch in a round: messages between two ranks keep the order, others come in the drawn `order`.
 fn batch_of(round: &[Held], rank: u32) -> Vec<Transfer> {
     let mut queues: Vec<Vec<Transfer>> = Vec::new();
     let mut draws = Vec::new();
@@ -85,13 +85,13 @@ fn batch_of(round: &[Held], rank: u32) -> Vec<Transfer> {
     draws.into_iter().map(&mut next).collect()
 }
 
-/// Runs a batch of a rank.
+/// Runs a rank's batch.
 fn run(group: &Group, rank: u32, batch: &[Transfer]) {
     if batch.is_empty() {
         return;
     }
     let plan = TransferPlan::new(batch, rank, &group.layout).unwrap();
-    // SAFETY: the memory of the messages outlives the threads of a test, and each is of one message alone.
+    // SAFETY: the message memory outlives the test threads, and each tensor belongs to only one message.
     unsafe { group.ranks[rank as usize].twin.run_transfers(&plan) };
 }
 
@@ -178,7 +178,7 @@ fn long_messages_in_both_directions_reuse_their_rings() {
     }
 }
 
-/// Messages on their own: a sender runs ahead until its ring is full, through several wraps of the ring.
+/// Messages without a batch: a sender runs ahead until the ring is full, through several ring wraps.
 #[test]
 fn messages_without_a_batch_arrive_in_order() {
     let group = Group::new(2, 2);
@@ -222,7 +222,7 @@ fn a_peer_that_does_not_call_is_named_and_receives_are_poisoned() {
     run(&group, 0, &[from_one.transfer(true)]);
 }
 
-/// Two sends that are longer than their rings, without a batch: both ranks end by the limit.
+/// Two sends that are longer than the rings, without a batch: both ranks time out.
 #[test]
 fn long_sends_towards_each_other_time_out_at_both() {
     let group = Group::new(2, 1);

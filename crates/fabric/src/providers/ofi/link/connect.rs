@@ -1,11 +1,11 @@
 //! Connections: a peer's endpoints, and greetings that confirm the route in both directions.
 
+use super::super::config::provider_error;
 use super::super::peer::{OfiPeer, negotiate};
-use super::super::provider_error;
 use super::super::slots::SlotUse;
 use super::super::wire::{OfiAddress, OfiIntroduction, immediate};
 use super::OfiLink;
-use super::events::report_lost;
+use super::losses::report_lost;
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::link::{Introduction, Link, Sink};
@@ -18,7 +18,7 @@ use weft_control::Rank;
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 impl OfiLink {
-    /// Creates a peer from its endpoints and signal targets.
+    /// Makes a peer from the endpoints and signal targets that it sent.
     pub(super) fn add_peer(&mut self, introduction: &Introduction<'_>) -> Result<OfiPeer> {
         let peer = introduction.peer;
         let malformed = |what| {
@@ -50,8 +50,8 @@ impl OfiLink {
         Ok(OfiPeer::new(peer, local, remote, max_unconsumed, endpoints))
     }
 
-    /// Greets every peer, and waits for each greeting and for the receipt of ours: the introduction of an
-    /// earlier process of a rank does not connect.
+    /// Greets every peer, and waits until each has greeted and received our greeting: an introduction
+    /// from an earlier process with the same rank does not connect.
     pub(super) fn exchange_greetings(
         &mut self,
         peers: &[Introduction<'_>],
@@ -68,7 +68,7 @@ impl OfiLink {
                 !is_due || !self.signal_presence(peer, 0, &mut sink)
             });
             self.poll(clock::now(), &mut sink);
-            // A connected peer may already write; the engine takes dirty bits with its first poll.
+            // A connected peer may already write; the engine takes dirty bits with the first poll.
             sink.raised.drain(..).for_each(|lane| self.group.lanes.set_dirty(lane));
             if let Some((peer, why)) = sink.lost.pop() {
                 return Err(refusal(peer, why));
@@ -111,7 +111,7 @@ pub fn refusal(peer: Rank, detail: String) -> Error {
     Error::Connect { peer, provider: ProviderKind::Ofi, detail }
 }
 
-/// Name, padded for a provider that reads a whole address of its format.
+/// Name, padded for a provider that reads a whole address in this format.
 fn padded(name: &[u8]) -> Vec<u8> {
     let mut padded = name.to_vec();
     padded.resize(name.len().max(256) + 1, 0);

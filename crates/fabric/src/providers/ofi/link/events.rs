@@ -1,11 +1,12 @@
-//! Events of a link's queues: arrivals, completions, losses, and the close of the link.
+//! Queue events: arrivals, completions, losses, and closing the link.
 
 use super::super::super::presence::{Departures, PeerState};
 use super::super::peer::OfiPeer;
-use super::super::rail::Rail;
+use super::super::rail::{CompletionEvent, Rail};
 use super::super::slots::SlotUse;
 use super::super::wire::{immediate, lanes_of};
 use super::OfiLink;
+use super::losses::{is_loss, report_lost};
 use crate::clock;
 use crate::id_map::PeerMap;
 use crate::link::{Link, Membership, Sink};
@@ -13,11 +14,45 @@ use crate::types::Lane;
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Time for which a dropped link waits for the delivery of its messages.
+/// Time for which a dropped link waits until messages are delivered.
 const LINGER: Duration = Duration::from_secs(1);
 
 impl OfiLink {
-    /// Sends due reports of consumption, as far as the provider accepts them.
+    /// Takes one NIC's completions.
+    #[inline(always)]
+    pub(super) fn poll_rail(&mut self, index: usize, sink: &mut Sink) {
+        let OfiLink { rails, peers, reports_due, departures, group, sleep, flushed_gpus, .. } =
+            self;
+        let mut unflushed = None;
+        rails[index].poll(flushed_gpus, |event| {
+            sleep.record_event();
+            match event {
+                CompletionEvent::Arrived(immediate, sender) => {
+                    let due = (&mut *reports_due, &mut *departures);
+                    Self::arrived(group, peers, due, immediate, sender, sink);
+                }
+                CompletionEvent::Ended(slot_use) => Self::ended(peers, slot_use, sink),
+                CompletionEvent::Failed(slot_use, error, why) => {
+                    Self::failed(peers, slot_use, error, why, sink)
+                }
+                CompletionEvent::Unflushed(why) => unflushed = Some(why),
+            }
+        });
+        if let Some(why) = unflushed {
+            self.lose_rail(index, &why, sink);
+        }
+    }
+
+    /// Reports all peers on a failed NIC as lost.
+    #[cold]
+    fn lose_rail(&mut self, index: usize, why: &str, sink: &mut Sink) {
+        let why = format!("{}: {why}", self.rails[index].nic());
+        for peer in self.peers.values_mut().filter(|peer| peer.endpoints.len() > index) {
+            report_lost(peer, why.clone(), sink);
+        }
+    }
+
+    /// Sends due consumption reports, as far as the provider accepts them.
     #[cold]
     pub(super) fn report(&mut self, sink: &mut Sink) {
         let OfiLink { reports_due, peers, rails, .. } = self;
@@ -39,7 +74,7 @@ impl OfiLink {
         });
     }
 
-    /// Raises the lanes of an arrival, and counts it as consumed.
+    /// Raises an arrival's lanes, and counts it as consumed.
     #[inline]
     pub(super) fn arrived(
         group: &Membership,
@@ -63,7 +98,7 @@ impl OfiLink {
         if let Some(piggyback) = piggyback {
             raise(piggyback);
         }
-        // A dropped arrival has taken an entry of the queue too.
+        // A dropped arrival has taken a queue entry too.
         let holder = raise(lane).or(sender).or_else(|| group.lanes.last_holder(lane));
         let peer = holder.and_then(|holder| peers.get_mut(holder));
         let Some(peer) = peer else { return };
@@ -98,7 +133,7 @@ impl OfiLink {
         }
     }
 
-    /// Handles a failed operation. If its error ends the connection, the peer's parts wait for the fence:
+    /// Handles a failed operation. If the error ends the connection, the peer's parts wait for the fence:
     /// the control plane may report an orderly leave.
     #[cold]
     pub(super) fn failed(
@@ -136,35 +171,6 @@ impl OfiLink {
             self.kept.clear();
         }
     }
-}
-
-/// Reports a peer as lost, once.
-#[cold]
-pub fn report_lost(peer: &mut OfiPeer, why: String, sink: &mut Sink) {
-    if peer.state == PeerState::Open {
-        peer.state = PeerState::Lost;
-        sink.lost.push((peer.rank, why));
-    }
-}
-
-/// True for errors that end a connection; others concern one write.
-pub fn is_loss(error: i32) -> bool {
-    [
-        libc::ECONNRESET,
-        libc::ECONNREFUSED,
-        libc::ECONNABORTED,
-        libc::EPIPE,
-        libc::ENOTCONN,
-        libc::ETIMEDOUT,
-        libc::EHOSTUNREACH,
-        libc::EHOSTDOWN,
-        libc::ENETUNREACH,
-        libc::ENETDOWN,
-        libc::ESHUTDOWN,
-        libc::ECANCELED,
-        libc::EIO,
-    ]
-    .contains(&error)
 }
 
 impl Drop for OfiLink {

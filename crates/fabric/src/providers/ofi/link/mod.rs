@@ -2,24 +2,28 @@
 //!
 //! - `connect.rs`: peers' endpoints, and greetings
 //! - `events.rs`: arrivals and the bound on unconsumed ones, completions, losses
-//! - `post.rs`, `ranges.rs`: post of one part to its NIC, and its ranges
-//! - `sleep.rs`: descriptors or timer of a sleeping link
+//! - `losses.rs`: reports a lost peer
+//! - `post.rs`, `ranges.rs`: posts one part to a NIC, and the part's ranges
+//! - `sleep.rs`: a sleeping link's descriptors or timer
 
 use super::super::control_lanes::ControlLanes;
+use super::super::gpu_memory::{FlushedGpus, Gpus};
 use super::super::granted_regions::GrantEntry;
 use super::super::presence::{Departures, PeerState};
+use super::config::{OfiConfig, provider_error, realm};
+use super::objects::Domain;
 use super::peer::{OfiPeer, negotiate};
-use super::rail::{CompletionEvent, MAX_RANGES, QueueSizes, Rail};
-use super::region::{KeyGenerator, RegisteredRegion, can_register};
+use super::rail::{MAX_RANGES, QueueSizes, Rail};
+use super::region::{KeyGenerator, RegisteredRegion, SourceCache, can_register};
+use super::sys;
 use super::wire::{OfiAddress, OfiIntroduction};
-use super::{Domain, OfiConfig, provider_error, realm, sys};
 use crate::error::{Error, Result};
 use crate::id_map::{PeerMap, RegionMap};
 use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, WorkRequest};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::types::{ProviderKind, RegionKey, Time, TrafficClass};
-use events::{is_loss, report_lost};
+use losses::{is_loss, report_lost};
 use post::{PartPost, PostError};
 use sleep::SleepState;
 use std::ops::Range;
@@ -29,20 +33,23 @@ use weft_control::Rank;
 
 mod connect;
 mod events;
+mod losses;
 mod post;
 mod ranges;
 mod sleep;
+#[cfg(test)]
+mod tests;
 
-/// Entries of a completion queue, for any number of peers.
+/// Completion queue entries, for any number of peers.
 const QUEUE_BUDGET: usize = 32_768;
 /// Control messages in flight on each NIC.
 const MAX_CONTROL: usize = 64;
-/// Control arrivals of a peer: three reports, two greetings, a farewell.
+/// Control arrivals from a peer: three reports, two greetings, a farewell.
 const CONTROL_ARRIVALS: usize = 6;
 /// Bulk parts in flight toward one peer, behind which a latency-critical part may wait.
 const MAX_BULK: u32 = 16;
-/// Maximum number of bytes of a write over shm that is copied inside of the call: they fit into a command
-/// of its queues (192 bytes in libfabric 2.5), so that no byte stays with the sender.
+/// Maximum bytes in a write over shm that is copied inside the call: they fit into a command in shm's
+/// queues (192 bytes in libfabric 2.5), so that no byte stays with the sender.
 const MAX_INJECTED: usize = 128;
 
 pub struct OfiLink {
@@ -52,6 +59,10 @@ pub struct OfiLink {
     /// Regions that parts toward fenced peers may still read.
     kept: Vec<Arc<RegisteredRegion>>,
     domains: Vec<Arc<Domain>>,
+    gpus: Arc<dyn Gpus>,
+    sources: SourceCache,
+    /// GPUs whose memory peers may write.
+    flushed_gpus: FlushedGpus,
     keys: KeyGenerator,
     group: Membership,
     address: OfiAddress,
@@ -59,22 +70,27 @@ pub struct OfiLink {
     issued: Vec<Option<ControlLanes>>,
     /// By rank; `None` where another provider has the route.
     peers: PeerMap<OfiPeer>,
-    /// Ranks with unsent reports of consumption.
+    /// Ranks with unsent consumption reports.
     reports_due: Vec<u32>,
     departures: Departures,
-    /// Number of connected, unfenced peers.
+    /// Connected, unfenced peers.
     open: usize,
-    /// Flags of the farewell: it completes after delivery of all earlier messages.
+    /// Farewell flags: it completes after all earlier messages are delivered.
     farewell: u64,
-    /// Maximum number of bytes of a write that completes on return of its post; `None`: no write does.
+    /// Maximum bytes in a write that completes when the post returns; `None`: no write does.
     max_injected: Option<u64>,
-    /// Maximum number of parts in flight toward one peer.
+    /// Maximum parts in flight toward one peer.
     max_parts: u32,
     sleep: SleepState,
 }
 
 impl OfiLink {
-    pub fn open(config: &OfiConfig, domains: &[Arc<Domain>], group: Membership) -> Result<OfiLink> {
+    pub fn open(
+        config: &OfiConfig,
+        domains: &[Arc<Domain>],
+        (gpus, sources): (&Arc<dyn Gpus>, &SourceCache),
+        group: Membership,
+    ) -> Result<OfiLink> {
         let peers = (group.size as usize - 1).max(1);
         let infos = || domains.iter().map(|domain| domain.info());
         let parts = config.queue_parts as usize;
@@ -126,6 +142,9 @@ impl OfiLink {
             regions: RegionMap::default(),
             kept: Vec::new(),
             domains: domains.to_vec(),
+            gpus: gpus.clone(),
+            sources: sources.clone(),
+            flushed_gpus: FlushedGpus::default(),
             keys,
             issued: vec![None; group.size as usize],
             peers: PeerMap::default(),
@@ -134,8 +153,8 @@ impl OfiLink {
             reports_due: Vec::new(),
             departures: Departures::default(),
             open: 0,
-            // Parts that shm accepted are in the receiver's memory; a response would be written to memory
-            // of a sender that has left.
+            // Parts that shm accepted are in the receiver's memory; a response would be written into the
+            // memory of a sender that has left.
             farewell: if config.provider.is_single_host() { 0 } else { sys::FI_DELIVERY_COMPLETE },
             max_injected: max_injected(config, domains),
             max_parts: max_parts(parts * domains.len(), peers),
@@ -144,14 +163,14 @@ impl OfiLink {
     }
 }
 
-/// Maximum number of parts in flight toward one of `peers`, of all `slots`. shm of libfabric 2.x keeps
-/// parts that a peer has not accepted in the sender's queue: a peer without polls would fill it.
+/// Maximum parts in flight toward one of `peers`, out of all `slots`. Libfabric 2.x shm keeps parts that
+/// a peer has not accepted in the sender's queue: a peer that does not poll would fill it.
 fn max_parts(slots: usize, peers: usize) -> u32 {
     let left_to_others = if peers > 1 { slots / 4 } else { 0 };
     (slots - left_to_others).max(1) as u32
 }
 
-/// See [`OfiLink::max_injected`]. Providers other than shm keep a copy, which their poll sends.
+/// See [`OfiLink::max_injected`]. Providers other than shm keep a copy, which a later poll sends.
 fn max_injected(config: &OfiConfig, domains: &[Arc<Domain>]) -> Option<u64> {
     let sizes = domains.iter().map(|domain| domain.info().inject_size());
     let size = sizes.fold(MAX_INJECTED, usize::min) as u64;
@@ -205,26 +224,29 @@ impl Link for OfiLink {
 
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
         let refuse = |detail| Error::Unusable { provider: ProviderKind::Ofi, key, detail };
-        if !can_register(memory.kind(), &self.domains) {
+        if !can_register(memory.kind(), &self.domains, &*self.gpus) {
             let place = memory.kind();
             return Err(refuse(format!(
                 "its memory is {place:?}, which this provider of libfabric cannot register"
             )));
         }
-        let region =
-            RegisteredRegion::new(memory, &self.domains, &mut self.keys).map_err(refuse)?;
+        let OfiLink { domains, sources, keys, gpus, .. } = self;
+        let region = RegisteredRegion::new(memory, domains, (sources, keys), &**gpus, refuse)?;
         self.regions.insert(key, Arc::new(region));
         Ok(())
     }
 
     fn grant(&mut self, key: RegionKey, _peer: Rank, range: Range<u64>) -> Result<Vec<u8>> {
         let region = self.regions.get_mut(key);
-        // Shared only while its group ends.
+        // Shared only while the group ends.
         let region = region.and_then(Arc::get_mut);
         let unknown = || Error::Unknown { what: "region", number: key.0.into() };
         let region = region.ok_or_else(unknown)?;
-        let targets = region.targets(&self.domains, &mut self.keys);
         let refuse = |detail| Error::Unusable { provider: ProviderKind::Ofi, key, detail };
+        if let Some(gpu) = region.gpu() {
+            self.flushed_gpus.add(&*self.gpus, gpu).map_err(refuse)?;
+        }
+        let targets = region.targets(&self.domains, &mut self.keys);
         let targets = targets.map_err(refuse)?;
         Ok(GrantEntry { begin: range.start, end: range.end, targets }.encode())
     }
@@ -249,7 +271,12 @@ impl Link for OfiLink {
     }
 
     fn deregister(&mut self, key: RegionKey) {
-        self.regions.remove(key);
+        let region = self.regions.remove(key);
+        if region.is_some_and(|region| region.granted_gpu().is_some()) {
+            let OfiLink { regions, flushed_gpus, .. } = self;
+            let is_target = |gpu| regions.values().any(|it| it.granted_gpu() == Some(gpu));
+            flushed_gpus.retain(is_target);
+        }
     }
 
     fn remove_remote(&mut self, peer: Rank, key: RegionKey) {
@@ -301,27 +328,8 @@ impl Link for OfiLink {
     fn flush(&mut self, _sink: &mut Sink) {}
 
     fn poll(&mut self, now: Time, sink: &mut Sink) {
-        let OfiLink { rails, peers, reports_due, departures, group, sleep, .. } = self;
-        for rail in rails.iter_mut() {
-            rail.poll(|event| {
-                sleep.record_event();
-                match event {
-                    CompletionEvent::Arrived(immediate, sender) => {
-                        Self::arrived(
-                            group,
-                            peers,
-                            (reports_due, departures),
-                            immediate,
-                            sender,
-                            sink,
-                        );
-                    }
-                    CompletionEvent::Ended(slot_use) => Self::ended(peers, slot_use, sink),
-                    CompletionEvent::Failed(slot_use, error, why) => {
-                        Self::failed(peers, slot_use, error, why, sink)
-                    }
-                }
-            });
+        for index in 0..self.rails.len() {
+            self.poll_rail(index, sink);
         }
         if !self.reports_due.is_empty() {
             self.report(sink);
@@ -366,7 +374,7 @@ impl Link for OfiLink {
             any |= rail.abandon(peer.rank.0, |token| sink.failed(token, why));
         }
         if any {
-            // The provider may read their sources until it completes them or the endpoint is closed.
+            // The provider may read these sources until it completes them or the endpoint is closed.
             self.kept.extend(self.regions.values().cloned());
         }
         self.open -= 1;

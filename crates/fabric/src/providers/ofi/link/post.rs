@@ -1,4 +1,4 @@
-//! Post of one part to its NIC: copied inside of the call, or in flight.
+//! Posts one part to a NIC: copied inside the call, or in flight.
 
 use super::super::peer::OfiPeer;
 use super::super::rail::{Rail, RmaWrite};
@@ -11,11 +11,11 @@ use crate::link::{PostStatus, WorkRequest};
 use crate::types::{Page, TrafficClass};
 use std::sync::Arc;
 
-/// Error of a post.
+/// Post error.
 pub enum PostError {
-    /// Error number of the provider.
+    /// Error number from the provider.
     Provider(i32),
-    /// Page outside of its region or grant.
+    /// Page outside the region or grant.
     Page(String),
 }
 
@@ -30,13 +30,13 @@ pub struct PartPost<'a> {
     pub work: &'a WorkRequest<'a>,
     pub rail: &'a mut Rail,
     pub peer: &'a mut OfiPeer,
-    /// Index of the rail.
+    /// Rail index.
     pub index: usize,
     /// See [`super::OfiLink::max_injected`].
     pub max_injected: Option<u64>,
 }
 
-/// True if the provider accepted the part, with the status of an accepted part.
+/// True if the provider accepted the part, with the accepted part's status.
 type PostResult = Result<(bool, PostStatus), PostError>;
 
 impl PartPost<'_> {
@@ -79,7 +79,7 @@ impl PartPost<'_> {
             destinations: &[destination],
             immediate,
         };
-        // SAFETY: the engine keeps sources until the part has ended, as does `kept` of the link after a
+        // SAFETY: the engine keeps sources until the part has ended, as does the link's `kept` after a
         // fence.
         let taken = unsafe { rail.write(&mut message, 0, slot_use) };
         Ok((taken?, PostStatus::InFlight))

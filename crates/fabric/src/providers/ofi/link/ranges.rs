@@ -1,4 +1,4 @@
-//! Ranges of one part, as addressed through one NIC.
+//! One part's ranges, as addressed through one NIC.
 
 use super::super::super::granted_regions::RemoteMemory;
 use super::super::peer::OfiPeer;
@@ -11,7 +11,7 @@ use crate::types::Page;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Source and destination of one page.
+/// Source and destination for one page.
 pub struct PageRange {
     /// True for a source in host memory.
     pub is_host_memory: bool,
@@ -21,7 +21,7 @@ pub struct PageRange {
 }
 
 impl PageRange {
-    /// `None` if the source is outside of its region, or the destination outside of its grant.
+    /// `None` if the source is outside the region, or the destination outside the grant.
     #[inline(always)]
     pub fn of(
         page: &Page,
@@ -56,7 +56,7 @@ impl PageRange {
     }
 }
 
-/// Ranges of a part with several pages, or none.
+/// Ranges for a part with several pages, or none.
 pub struct RangeList {
     sources: [libc::iovec; MAX_RANGES],
     descriptors: [*mut c_void; MAX_RANGES],
@@ -87,7 +87,7 @@ impl RangeList {
         Ok(())
     }
 
-    /// Posts a [`Rail::write`] of these ranges.
+    /// Posts a [`Rail::write`] with these ranges.
     ///
     /// # Safety
     /// As there.

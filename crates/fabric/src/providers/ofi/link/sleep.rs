@@ -1,4 +1,4 @@
-//! Sleep of a link: on the descriptors of its queues, or on a timer for queues without one.
+//! Link sleep: on queue descriptors, or on a timer for queues without one.
 
 use super::super::rail::Rail;
 use crate::clock;
@@ -9,7 +9,7 @@ use rustix::fd::AsRawFd;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-/// Minimum and maximum sleep between two polls of a queue without a descriptor. It grows with the idle
+/// Minimum and maximum sleep between two polls on a queue without a descriptor. It grows with the idle
 /// time: an idle rank polls 500 times a second.
 const MIN_SLEEP: Duration = Duration::from_micros(50);
 const MAX_SLEEP: Duration = Duration::from_millis(2);
@@ -18,14 +18,14 @@ pub struct SleepState {
     descriptors: Vec<RawFd>,
     /// Present if a queue has no descriptor.
     timer: Option<Timer>,
-    /// Start of the current idle time.
+    /// Time at which the link became idle.
     idle_since: Time,
     /// True after an event since the last sleep.
     is_busy: bool,
 }
 
 impl SleepState {
-    /// State for `queues` queues, of which some have these descriptors.
+    /// State for `queues` queues, some with these descriptors.
     pub fn new(descriptors: Vec<RawFd>, queues: usize) -> Result<SleepState> {
         let timer = (descriptors.len() < queues).then(Timer::new).transpose();
         let timer = timer.map_err(|e| Error::system("cannot create a timer", e))?;
@@ -37,13 +37,13 @@ impl SleepState {
         self.descriptors.iter().copied().chain(timer).collect()
     }
 
-    /// Records an event, which resets the sleep to its minimum.
+    /// Records an event, which resets the sleep to the minimum.
     #[inline]
     pub fn record_event(&mut self) {
         self.is_busy = true;
     }
 
-    /// Stops the timer of a link that has closed: a timer that has expired would keep event loops awake.
+    /// Stops a closed link's timer: a timer that has expired would keep event loops awake.
     pub fn stop(&mut self) {
         if let Some(timer) = &mut self.timer {
             timer.set(None);

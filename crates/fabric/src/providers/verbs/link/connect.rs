@@ -1,10 +1,10 @@
 //! Connections: queue pairs toward the peers, and greetings that confirm them in both directions.
 //!
-//! A packet for a queue pair that its owner has not connected yet is dropped, and its sender repeats it only
-//! after [`super::super::VerbsConfig::ack_timeout`], which outlives failures of the network. Therefore:
+//! A packet for a queue pair that the owner has not connected yet is dropped, and the sender repeats it
+//! only after [`super::super::VerbsConfig::ack_timeout`], which outlives network failures. Therefore:
 //!
-//! 1. The lower rank of two greets. As long as its greeting has no acknowledgement, it resets its queue pair
-//!    and greets again, with the same packet numbers: a greeting that had arrived is a duplicate then.
+//! 1. The lower rank greets. As long as the greeting has no acknowledgement, it resets the queue pair and
+//!    greets again, with the same packet numbers: a greeting that had arrived is a duplicate then.
 //! 2. The higher rank answers, and is silent otherwise, so that a reset loses no other packet.
 //! 3. The lower rank confirms the answer, and resets no more. If the answer had arrived before a reset, both
 //!    ends have received one packet, and the queue pair goes on behind it.
@@ -15,7 +15,7 @@ use super::super::objects::provider_error;
 use super::super::pair::Path;
 use super::super::peer::VerbsPeer;
 use super::super::wire::{VerbsAddress, VerbsIntroduction};
-use super::events::report_lost;
+use super::losses::report_lost;
 use super::{VerbsLink, malformed};
 use crate::clock;
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ const LONGEST_REPEAT: Duration = Duration::from_millis(640);
 /// Greeting that this rank sends first.
 struct Greeting {
     peer: Rank,
-    /// Time of its next repetition.
+    /// Next time to repeat the greeting.
     repeat_at: Time,
     interval: Duration,
 }
@@ -85,7 +85,7 @@ impl VerbsLink {
         loop {
             self.poll(clock::now(), &mut sink);
             self.repeat_greetings(&mut greetings, &mut sink)?;
-            // The answer to a greeting, or the confirmation of an answer.
+            // The answer to a greeting, or the message that confirms an answer.
             to_answer.retain(|&peer| {
                 let has_greeted = self.has_greeted(peer);
                 if has_greeted {
@@ -93,7 +93,7 @@ impl VerbsLink {
                 }
                 !has_greeted
             });
-            // A connected peer may already write; the engine takes dirty bits with its first poll.
+            // A connected peer may already write; the engine takes dirty bits with the first poll.
             sink.raised.drain(..).for_each(|lane| self.group.lanes.set_dirty(lane));
             if let Some((peer, why)) = sink.lost.pop() {
                 return Err(refusal(peer, why));
@@ -125,7 +125,7 @@ impl VerbsLink {
         });
         for greeting in greetings.iter_mut().filter(|it| it.repeat_at <= now) {
             self.reset_pair(greeting.peer)?;
-            // What arrived before the reset.
+            // Arrivals from before the reset.
             self.poll(now, sink);
             let is_answered = self.has_greeted(greeting.peer);
             self.connect_again(greeting.peer, u32::from(is_answered))?;
@@ -138,13 +138,13 @@ impl VerbsLink {
         Ok(())
     }
 
-    /// Resets the queue pair of the greetings.
+    /// Resets the queue pair that greets.
     fn reset_pair(&mut self, rank: Rank) -> Result<()> {
         let Some(peer) = self.peers.get_mut(rank) else { return Ok(()) };
         peer.pairs[0].reset().map_err(|why| refusal(rank, why))
     }
 
-    /// Connects the queue pair of the greetings after a reset; see [`super::super::pair::Pair::connect`].
+    /// Connects the greeting queue pair after a reset; see [`super::super::pair::Pair::connect`].
     fn connect_again(&mut self, rank: Rank, exchanged: u32) -> Result<()> {
         let Some(peer) = self.peers.get(rank) else { return Ok(()) };
         let (rail, (port, pair)) = (&self.rails[peer.pairs[0].rail], peer.ends[0]);
@@ -179,7 +179,9 @@ pub fn refusal(peer: Rank, detail: String) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::{TwinConfig, TwinNic, VerbsConfig, VerbsDevice};
+    use super::super::super::config::VerbsConfig;
+    use super::super::super::device::VerbsDevice;
+    use super::super::super::{TwinConfig, TwinNic};
     use super::*;
     use crate::lane_table::LaneTable;
     use crate::link::{Membership, WorkRequest};

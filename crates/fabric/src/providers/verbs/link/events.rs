@@ -1,4 +1,4 @@
-//! Events of a link's queues: arrivals, completions, losses, and the close of the link.
+//! Queue events: arrivals, completions, losses, and closing the link.
 
 use super::super::super::presence::PeerState;
 use super::super::chains::ChainUse;
@@ -7,6 +7,7 @@ use super::super::pair::RequestId;
 use super::super::peer::VerbsPeer;
 use super::super::rail::{BATCH, Rail};
 use super::super::sys;
+use super::losses::report_lost;
 use super::{POLLS_PER_EVENT, VerbsLink};
 use crate::clock;
 use crate::link::{Link, Sink};
@@ -16,11 +17,11 @@ use weft_control::Rank;
 
 /// Reads per poll and NIC.
 const BATCHES: usize = 8;
-/// Time for which a dropped link waits for the delivery of its messages.
+/// Time for which a dropped link waits until messages are delivered.
 const LINGER: Duration = Duration::from_secs(1);
 
 impl VerbsPeer {
-    /// Parks the tokens of all parts in flight: none of them completes by itself any more.
+    /// Parks the tokens for all parts in flight: none completes by itself any more.
     pub(super) fn park_all(&mut self) {
         let VerbsPeer { pairs, parked, .. } = self;
         for chain_use in pairs.iter_mut().flat_map(|pair| pair.abandon()) {
@@ -33,7 +34,7 @@ impl VerbsPeer {
 }
 
 impl VerbsLink {
-    /// Takes the completions of one NIC.
+    /// Takes one NIC's completions.
     #[inline(always)]
     pub(super) fn poll_rail(&mut self, index: usize, sink: &mut Sink) {
         for _ in 0..BATCHES {
@@ -41,7 +42,7 @@ impl VerbsLink {
                 Ok(count) => count,
                 Err(why) => return self.lose_rail(index, &why, sink),
             };
-            if let Err(why) = self.flushed_gpus.flush(|| self.rails[index].entries(count)) {
+            if let Err(why) = self.flushed_gpus.flush(|| self.rails[index].has_payload(count)) {
                 return self.lose_rail(index, &why, sink);
             }
             for entry in 0..count {
@@ -58,7 +59,7 @@ impl VerbsLink {
         }
     }
 
-    /// Handles the completion of a send queue.
+    /// Handles a send queue completion.
     #[inline(always)]
     fn sent(&mut self, index: usize, completion: &sys::Completion, sink: &mut Sink) {
         let id = RequestId::decode(completion.wr_id);
@@ -123,7 +124,7 @@ impl VerbsLink {
         }
     }
 
-    /// Sends due reports of consumption.
+    /// Sends due consumption reports.
     #[cold]
     pub(super) fn report(&mut self, sink: &mut Sink) {
         for rank in std::mem::take(&mut self.reports_due) {
@@ -137,8 +138,8 @@ impl VerbsLink {
         }
     }
 
-    /// Reads asynchronous events: each is named in the log; a failed queue pair loses its peer, a failed
-    /// device all of its peers.
+    /// Reads asynchronous events: each is named in the log; a failed queue pair loses one peer, a failed
+    /// device all peers on it.
     #[cold]
     pub(super) fn read_events(&mut self, sink: &mut Sink) {
         self.polls_left = POLLS_PER_EVENT;
@@ -174,7 +175,7 @@ impl VerbsLink {
         }
     }
 
-    /// Reports all peers of a failed NIC as lost.
+    /// Reports all peers on a failed NIC as lost.
     #[cold]
     fn lose_rail(&mut self, index: usize, why: &str, sink: &mut Sink) {
         let why = format!("{}: {why}", self.rails[index].nic.name());
@@ -186,8 +187,9 @@ impl VerbsLink {
     }
 }
 
-/// Handles the first error of a queue pair, which is in an error state then: its parts wait for the fence,
-/// since the control plane may report an orderly leave. Requests that it flushes name no other cause.
+/// Handles the first error on a queue pair, which is in an error state then: the parts on it wait for the
+/// fence, since the control plane may report an orderly leave. Requests that it flushes name no other
+/// cause.
 #[cold]
 fn fail(
     peer: &mut VerbsPeer,
@@ -210,18 +212,8 @@ fn fail(
     report_lost(peer, why, sink);
 }
 
-/// Reports a peer as lost, once.
-#[cold]
-pub fn report_lost(peer: &mut VerbsPeer, why: String, sink: &mut Sink) {
-    if peer.state == PeerState::Open {
-        peer.state = PeerState::Lost;
-        peer.park_all();
-        sink.lost.push((peer.rank, why));
-    }
-}
-
 impl Drop for VerbsLink {
-    /// Delivers posted parts before the link closes: its queue pairs end with it.
+    /// Delivers posted parts before the link closes and destroys the queue pairs.
     fn drop(&mut self) {
         let mut sink = Sink::default();
         let deadline = clock::now().after(LINGER);

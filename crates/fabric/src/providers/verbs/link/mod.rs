@@ -1,13 +1,15 @@
 //! One group's use of the device: routes, regions, posts.
 //!
-//! - `connect.rs`: queue pairs of the peers, and greetings
+//! - `connect.rs`: the peers' queue pairs, and greetings
 //! - `events.rs`: arrivals and the bound on unconsumed ones, completions, asynchronous events, losses
-//! - `page.rs`, `post.rs`: posts of a page as one work request, and of a part as a chain of them
+//! - `losses.rs`: reports a lost peer
+//! - `page.rs`, `post.rs`: posts a page as one work request, and a part as a chain
 
 use super::super::control_lanes::ControlLanes;
+use super::super::gpu_memory::{FlushedGpus, Gpus};
 use super::super::granted_regions::GrantEntry;
 use super::super::presence::{Departures, PeerState};
-use super::gpu::{FlushedGpus, Gpus};
+use super::config::{MAX_PAGES, VerbsConfig};
 use super::library::Library;
 use super::names;
 use super::nic::Nic;
@@ -17,7 +19,6 @@ use super::peer::VerbsPeer;
 use super::rail::{QueueSizes, Rail};
 use super::region::RegisteredRegion;
 use super::wire::{PortAddress, VerbsAddress, VerbsIntroduction};
-use super::{MAX_PAGES, VerbsConfig};
 use crate::error::{Error, Result};
 use crate::id_map::{PeerMap, RegionMap};
 use crate::link::{
@@ -27,7 +28,7 @@ use crate::link::{
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::types::{ProviderKind, RegionKey, Time, TrafficClass};
-use events::report_lost;
+use losses::report_lost;
 use page::PageTemplate;
 use post::{ChainTemplate, PostError};
 use std::ops::Range;
@@ -37,16 +38,17 @@ use weft_control::Rank;
 
 mod connect;
 mod events;
+mod losses;
 mod page;
 mod post;
 #[cfg(test)]
 mod tests;
 
-/// Control arrivals of a peer: three reports, two greetings, a farewell.
+/// Control arrivals from a peer: three reports, two greetings, a farewell.
 const CONTROL_ARRIVALS: u32 = CONTROL_REQUESTS;
-/// Fewest unconsumed arrivals of a peer.
+/// Fewest unconsumed arrivals from a peer.
 const MIN_UNCONSUMED: u32 = 4;
-/// Polls of completion queues between two looks at asynchronous events.
+/// Completion queue polls between two looks at asynchronous events.
 const POLLS_PER_EVENT: u32 = 1024;
 
 pub struct VerbsLink {
@@ -62,11 +64,11 @@ pub struct VerbsLink {
     group: Membership,
     address: VerbsAddress,
     sizes: QueueSizes,
-    /// Work requests of the next part.
+    /// Work requests for the next part.
     template: ChainTemplate,
-    /// Work request of the next page of a scatter.
+    /// Work request for the next page in a scatter.
     page: PageTemplate,
-    /// Ranks with unsent reports of consumption.
+    /// Ranks with unsent consumption reports.
     reports_due: Vec<u32>,
     departures: Departures,
     /// Polls until the next look at asynchronous events.
@@ -131,7 +133,7 @@ impl VerbsLink {
     }
 }
 
-/// Rails of the NICs that are usable now: one that failed since its device was opened is left out.
+/// Rails for the NICs that are usable now: a NIC that failed since the device was opened is left out.
 ///
 /// # Errors
 /// The reasons, if no NIC is left.
@@ -153,8 +155,8 @@ fn open_usable(
     Ok(rails)
 }
 
-/// Sizes of the queues toward each of `peers` peers. The completion queue of a NIC has an entry for each
-/// work request and each arrival that its peers may have under way, so it cannot overflow.
+/// Queue sizes toward each of `peers` peers. A NIC's completion queue has an entry for each work request
+/// and each arrival that peers may have under way, so it cannot overflow.
 fn queue_sizes(config: &VerbsConfig, nics: &[Nic], peers: u32) -> Result<QueueSizes, String> {
     let least = |limit: fn(&Nic) -> i32| nics.iter().map(limit).min().unwrap_or(0).max(0) as u32;
     let completions = least(|nic| nic.limits.max_cqe) / peers;
@@ -190,7 +192,7 @@ impl Link for VerbsLink {
         let other = VerbsAddress::decode(remote)?;
         let rule = RouteRule {
             parts: self.address.rule(&other),
-            // The order of a queue pair; stripes take several.
+            // The same order as on a queue pair; stripes take several.
             ordered: self.address.shared_ports(&other).len() == 1,
             max_unconsumed: self.address.unconsumed(&other),
             max_piggyback: RouteRule::LONGEST_CARRIER,
@@ -238,8 +240,8 @@ impl Link for VerbsLink {
         let unknown = || Error::Unknown { what: "region", number: key.0.into() };
         let region = self.regions.get_mut(key).ok_or_else(unknown)?;
         let refuse = |detail| Error::Unusable { provider: ProviderKind::Verbs, key, detail };
-        if let Some(device) = region.device() {
-            self.flushed_gpus.add(&*self.gpus, device).map_err(refuse)?;
+        if let Some(gpu) = region.gpu() {
+            self.flushed_gpus.add(&*self.gpus, gpu).map_err(refuse)?;
         }
         let (domains, paging) = (self.rails.iter().map(Rail::domain), self.config.on_demand_paging);
         let targets = region.targets(domains, &*self.gpus, paging);
@@ -269,9 +271,9 @@ impl Link for VerbsLink {
 
     fn deregister(&mut self, key: RegionKey) {
         let region = self.regions.remove(key);
-        if region.is_some_and(|region| region.target_device().is_some()) {
+        if region.is_some_and(|region| region.granted_gpu().is_some()) {
             let VerbsLink { regions, flushed_gpus, .. } = self;
-            let is_target = |device| regions.values().any(|it| it.target_device() == Some(device));
+            let is_target = |gpu| regions.values().any(|it| it.granted_gpu() == Some(gpu));
             flushed_gpus.retain(is_target);
         }
     }
@@ -373,7 +375,7 @@ impl Link for VerbsLink {
         }
         peer.state = PeerState::Fenced;
         peer.park_all();
-        // Once its queue pairs are destroyed, no NIC accesses memory for this peer.
+        // Once the queue pairs are destroyed, no NIC accesses memory for this peer.
         peer.pairs.clear();
         let why = "the peer was fenced before the part was complete";
         peer.parked.drain(..).for_each(|token| sink.failed(token, why));
@@ -397,7 +399,7 @@ fn post_failed(
     PostStatus::InFlight
 }
 
-/// Random sequence number of a first packet.
+/// Random first packet sequence number.
 fn random_packet() -> Result<u32> {
     let mut bytes = [0; 4];
     getrandom::fill(&mut bytes)

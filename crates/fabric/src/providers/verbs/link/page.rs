@@ -1,4 +1,4 @@
-//! Posts of pages: parts of one page as one RDMA write with its immediate, without a chain.
+//! Posts pages: one-page parts as one RDMA write with immediate, without a chain.
 //!
 //! Scatters consist of such parts. Whatever else a part may need is left to `post.rs`.
 
@@ -12,27 +12,27 @@ use crate::link::{Scatter, ScatterPart};
 use crate::providers::presence::PeerState;
 use crate::types::{Page, RegionKey, TrafficClass};
 
-/// Work request of a page. What all pages have in common stands in it already; a post writes addresses, keys,
-/// length, immediate and identity.
+/// Work request for a page. It already holds what all pages have in common; a post writes addresses,
+/// keys, length, immediate and identity.
 pub struct PageTemplate(Box<PageWork>);
 
 struct PageWork {
     request: SendRequest,
     range: Sge,
-    /// Region and NIC of `source`.
+    /// Region and NIC that `source` belongs to.
     recent: Option<(RegionKey, usize)>,
     /// Source of the last page: most scatters have one.
     source: Source,
 }
 
-// SAFETY: its pointer leads to its own range, and is followed only while it is borrowed.
+// SAFETY: the pointer leads to the range beside it, and is followed only while it is borrowed.
 unsafe impl Send for PageTemplate {}
 
 /// Outcome of [`PageTemplate::post_run`].
 pub struct Run {
-    /// Number of parts posted.
+    /// Parts posted.
     pub posted: usize,
-    /// Error number of the next post.
+    /// Error number for the next post.
     pub error: Option<i32>,
 }
 
@@ -45,13 +45,13 @@ impl PageTemplate {
         PageTemplate(work)
     }
 
-    /// Discards the source of the last page, whose region may be gone.
+    /// Discards the last page's source, whose region may be gone.
     pub fn discard_source(&mut self) {
         self.0.recent = None;
     }
 
-    /// Posts the parts of a scatter from `first` on, up to one that is refused or takes more than a page:
-    /// see [`PageWork::post`].
+    /// Posts a scatter's parts from `first` on, up to one that is refused or takes more than a page: see
+    /// [`PageWork::post`].
     #[inline(always)]
     pub fn post_run(
         &mut self,
@@ -75,11 +75,11 @@ impl PageTemplate {
 }
 
 impl PageWork {
-    /// Posts a page on the next pair of its peer. False, without a change, for an empty page, a peer that is
-    /// not open, a full queue, and a page outside of its region or grant.
+    /// Posts a page on the peer's next pair. False, without a change, for an empty page, a peer that is
+    /// not open, a full queue, and a page outside the region or grant.
     ///
     /// # Errors
-    /// Error number of the post.
+    /// Error number from the post.
     #[inline(always)]
     fn post(
         &mut self,
@@ -111,7 +111,7 @@ impl PageWork {
             sys::IBV_SEND_SIGNALED | if is_inlined { sys::IBV_SEND_INLINE } else { 0 };
         (self.request.remote_addr, self.request.rkey) = (target.base, target.key as u32);
         let chain_use = ChainUse::Part { token: scatter.token(part), is_bulk };
-        // SAFETY: a chain of one request, whose range lies in a registered region. The engine keeps its
+        // SAFETY: a one-request chain, whose range lies in a registered region. The engine keeps that
         // memory until the part has ended; a fence drops the pair.
         unsafe { pair.post(&mut self.request, 1, chain_use)? };
         pair.sent.enter(part.lane);

@@ -1,10 +1,10 @@
-//! Post of one part: a chain of RDMA writes, the last of which carries the lane as its immediate.
+//! Posts one part: a chain of RDMA writes, the last of which carries the lane as immediate.
 //!
-//! The order of a reliable connection makes the immediate of the last write the arrival of all of them. A credit
-//! rides on it once both lanes have names; before, it precedes the part as a message of its own.
+//! A reliable connection keeps order, so the last write's immediate reports that all writes have arrived.
+//! A credit rides on it once both lanes have names; before, it precedes the part as a separate message.
 
-use super::super::MAX_PAGES;
 use super::super::chains::ChainUse;
+use super::super::config::MAX_PAGES;
 use super::super::pair::Pair;
 use super::super::peer::VerbsPeer;
 use super::super::region::RegisteredRegion;
@@ -14,11 +14,11 @@ use crate::link::WorkRequest;
 use crate::types::{Page, TrafficClass};
 use std::ptr::null_mut;
 
-/// Error of a post.
+/// Post error.
 pub enum PostError {
-    /// Error number of the post.
+    /// Error number from the post.
     Provider(i32),
-    /// Page outside of its region or grant.
+    /// Page outside the region or grant.
     Page(String),
 }
 
@@ -28,7 +28,7 @@ impl From<i32> for PostError {
     }
 }
 
-/// Work requests of a part. What all parts have in common stands in them already; a post writes addresses,
+/// Work requests for a part. They already hold what all parts have in common; a post writes addresses,
 /// keys, lengths and the immediate.
 pub struct ChainTemplate {
     requests: Box<[SendRequest; MAX_PAGES as usize]>,
@@ -37,8 +37,8 @@ pub struct ChainTemplate {
     signal: SendRequest,
 }
 
-// SAFETY: its pointers lead from one of its requests to the next and to its ranges, and are followed only
-// while it is borrowed.
+// SAFETY: the pointers lead from one request to the next and to the ranges, and are followed only while
+// it is borrowed.
 unsafe impl Send for ChainTemplate {}
 
 impl ChainTemplate {
@@ -50,18 +50,18 @@ impl ChainTemplate {
             request.opcode = sys::IBV_WR_RDMA_WRITE;
             request.sg_list = range;
             request.num_sge = 1;
-            // The last one's is never followed: a chain is cut at its end.
+            // The last pointer is never followed: a chain is cut at the end.
             request.next = first.wrapping_add(index + 1);
         }
-        // Address and key of an empty write are not checked (InfiniBand specification, C9-88).
+        // An empty write's address and key are not checked (InfiniBand specification, C9-88).
         let mut signal = SendRequest::EMPTY;
         signal.opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
         signal.send_flags = sys::IBV_SEND_SIGNALED;
         ChainTemplate { requests, ranges, signal }
     }
 
-    /// Posts a part on the pair of this index. Returns its number of arrivals: two if its credit precedes it;
-    /// `None` if the queue is full.
+    /// Posts a part on the pair with this index. Returns how many arrivals it makes: two if a credit
+    /// precedes it; `None` if the queue is full.
     #[inline(always)]
     pub fn post(
         &mut self,
@@ -110,7 +110,7 @@ impl ChainTemplate {
         Ok(Some(1 + u32::from(ahead.is_some())))
     }
 
-    /// Fills in the request of one page; returns the region of its source.
+    /// Fills in the request for one page; returns the source's region.
     #[inline(always)]
     fn write<'a>(
         &mut self,
@@ -137,7 +137,7 @@ impl ChainTemplate {
     /// Posts an empty write.
     ///
     /// # Errors
-    /// Error number of the post.
+    /// Error number from the post.
     #[inline(always)]
     pub fn post_signal(
         &mut self,
@@ -154,7 +154,7 @@ impl ChainTemplate {
     /// Posts the first `length` requests.
     ///
     /// # Safety
-    /// As [`Pair::post`].
+    /// Same as [`Pair::post`].
     #[inline(always)]
     unsafe fn post_chain(
         &mut self,

@@ -1,6 +1,8 @@
-//! Scatters over simulated NICs: their parts have the outcomes of the same parts posted one by one.
+//! Scatters over simulated NICs: the parts have the same outcomes as when posted one by one.
 
-use super::super::{TwinConfig, TwinNic, VerbsConfig, VerbsDevice};
+use super::super::config::VerbsConfig;
+use super::super::device::VerbsDevice;
+use super::super::{TwinConfig, TwinNic};
 use super::VerbsLink;
 use crate::clock;
 use crate::lane_table::LaneTable;
@@ -15,16 +17,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Peers of rank 0.
+/// Peers that rank 0 has.
 const PEERS: u32 = 2;
-/// Bytes of a region, and those of its grant.
+/// Bytes in a region, and in the grant for it.
 const BYTES: u64 = 2048;
 const GRANTED: std::ops::Range<u64> = 64..2000;
 /// Work requests toward a peer on each NIC, and unconsumed arrivals from it.
 const REQUESTS: u32 = 5;
 const UNCONSUMED: u32 = 14;
 
-/// Step of a run.
+/// Step in a run.
 #[derive(Clone, Debug)]
 enum Step {
     Scatter {
@@ -33,11 +35,11 @@ enum Step {
     },
     /// Overwrites the sources.
     Fill(u8),
-    /// Holds the writes of rank 0 back, or sends them on.
+    /// Holds writes from rank 0 back, or sends them on.
     Pause(bool),
     /// Refuses the post after some others.
     Refuse(u64),
-    /// Polls of rank 0, and of its peers.
+    /// Polls rank 0, and the peers.
     Poll(bool),
     Fence(u32),
 }
@@ -48,14 +50,14 @@ struct World {
     nics: Vec<Arc<TwinNic>>,
     memories: Vec<[Arc<Memory>; 2]>,
     tables: Vec<Arc<LaneTable>>,
-    /// Lanes that rank 0 raises, by rank; its own is unused.
+    /// Lanes that rank 0 raises, by rank; rank 0's entry is unused.
     raised: Vec<Lane>,
     sinks: Vec<Sink>,
     scatters: u64,
 }
 
 impl World {
-    /// Connected ranks with a number of NICs each.
+    /// Connected ranks with this many NICs each.
     fn new(nics: usize) -> World {
         let config = VerbsConfig {
             queue_requests: REQUESTS,
@@ -132,7 +134,7 @@ impl World {
         }
     }
 
-    /// Posts the parts of a scatter: by one call as far as it goes, or all one by one. The parts behind one
+    /// Posts a scatter's parts: by one call as far as it goes, or all one by one. The parts behind one
     /// that was not accepted follow one by one, as the engine posts them.
     fn scatter(
         &mut self,
@@ -176,7 +178,7 @@ impl World {
         }
     }
 
-    /// Runs a step; returns the outcomes of its posts, and all events of rank 0.
+    /// Runs a step; returns the outcomes of posts in it, and all events at rank 0.
     fn run(&mut self, step: &Step, is_one_call: bool) -> String {
         let mut outcomes = Vec::new();
         match *step {
@@ -195,7 +197,7 @@ impl World {
             Step::Fence(peer) => self.links[0].fence(Rank(peer), &mut self.sinks[0]),
         }
         let Sink { completed, failures, lost, .. } = &mut self.sinks[0];
-        // A NIC that goes on after a pause serves its queue pairs in any order.
+        // A NIC that goes on after a pause serves queue pairs in any order.
         completed.sort();
         let mut text = format!("{outcomes:?} {completed:?} {failures:?} {lost:?}");
         for (index, nic) in self.own_nics().enumerate() {
@@ -208,7 +210,7 @@ impl World {
         self.nics[..self.nics.len() / (1 + PEERS as usize)].iter()
     }
 
-    /// Values of the raised lanes, and the memories of the peers.
+    /// Raised lane values, and the peers' memory.
     fn arrived(&self) -> Vec<(u64, [Vec<u8>; 2])> {
         let at = |rank: usize| {
             let bytes = self.memories[rank].each_ref().map(|memory| {
@@ -223,7 +225,7 @@ impl World {
 }
 
 impl Drop for World {
-    /// Ends all connections: none waits for the delivery of its farewell.
+    /// Ends all connections: none waits until a farewell is delivered.
     fn drop(&mut self) {
         let (links, sink) = (&mut self.links, &mut Sink::default());
         for peer in 1..=PEERS {
@@ -233,7 +235,7 @@ impl Drop for World {
     }
 }
 
-/// Mostly within its regions; of a length up to and beyond what is copied into a work request.
+/// Mostly within the regions, with a length up to and beyond what is copied into a work request.
 fn page() -> impl Strategy<Value = Page> {
     let key = || prop_oneof![20 => Just(0), 10 => Just(1), 1 => Just(7)].prop_map(RegionKey);
     let length = prop_oneof![Just(0), Just(8), Just(64), Just(65), Just(700)];

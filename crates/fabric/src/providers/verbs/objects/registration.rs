@@ -1,7 +1,8 @@
-//! Registered memory: of the host or of devices by address, of devices by dma-buf.
+//! Registered memory: host or device memory by address, device memory by dma-buf.
 
+use super::super::config::OnDemandPaging;
 use super::super::library::Library;
-use super::super::{OnDemandPaging, sys};
+use super::super::sys;
 use super::{MemoryRegion, ProtectionDomain, Result, check};
 use crate::memory::DmaBuf;
 use std::ffi::{c_int, c_uint, c_void};
@@ -11,11 +12,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 const CALL: &str = "ibv_reg_mr";
-/// Bytes of one range of advice, whose length has 32 bits.
+/// Bytes in one advice range, whose length has 32 bits.
 const ADVISED: u64 = 1 << 30;
 
 impl ProtectionDomain {
-    /// Registers memory under its own address.
+    /// Registers memory under the same address.
     ///
     /// # Safety
     /// The memory stays valid until the registration is dropped.
@@ -30,8 +31,8 @@ impl ProtectionDomain {
             .map_err(|error| refusal(CALL, length, &error))
     }
 
-    /// [`ProtectionDomain::register`] of host memory, which is locked or paged on demand. With the error that refused
-    /// to lock it, if it is paged for that reason.
+    /// [`ProtectionDomain::register`] for host memory, which is locked or paged on demand. Also returns
+    /// the error that refused to lock it, if it is paged for that reason.
     ///
     /// # Safety
     /// As for [`ProtectionDomain::register`].
@@ -89,7 +90,7 @@ impl ProtectionDomain {
         Ok(MemoryRegion { raw, domain: self.clone() })
     }
 
-    /// Registers memory of a device under its own address, by its dma-buf.
+    /// Registers device memory under the same address, by dma-buf.
     ///
     /// # Safety
     /// As for [`ProtectionDomain::register`].
@@ -106,7 +107,7 @@ impl ProtectionDomain {
             format!("{path} has no {CALL}: expected rdma-core 34 or newer; install a newer one")
         })?;
         let (length, descriptor) = (exported.bytes as usize, exported.descriptor.as_raw_fd());
-        // SAFETY: by the caller's contract. The kernel keeps the dma-buf, not its descriptor.
+        // SAFETY: by the caller's contract. The kernel keeps the dma-buf, not the descriptor.
         let raw = unsafe {
             register(self.raw(), exported.offset, length, address, descriptor, access as c_int)
         };
@@ -116,12 +117,12 @@ impl ProtectionDomain {
     }
 }
 
-/// True for an error of the limit of locked memory.
+/// True for an error from the locked memory limit.
 fn is_locking(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM))
 }
 
-/// Error of a failed registration, with the usual remedy.
+/// Error for a failed registration, with the usual remedy.
 #[cold]
 fn refusal(call: &str, length: usize, error: &io::Error) -> String {
     let remedy = match error.raw_os_error() {
@@ -137,8 +138,8 @@ fn refusal(call: &str, length: usize, error: &io::Error) -> String {
 }
 
 impl MemoryRegion {
-    /// Has the NIC map the pages of a region paged on demand, before this returns. A driver that does not leaves
-    /// them to its accesses.
+    /// Makes the NIC map the pages in a region paged on demand, before this returns. A driver that does
+    /// not map them leaves that to the first accesses.
     fn prefetch(&self, address: u64, length: u64, access: c_uint) {
         let (domain, lkey) = (self.domain.raw(), self.local_key());
         let advice = match access & sys::IBV_ACCESS_LOCAL_WRITE {
@@ -162,14 +163,14 @@ impl MemoryRegion {
         }
     }
 
-    /// Key for work requests of this process.
+    /// Key for this process's work requests.
     #[inline(always)]
     pub fn local_key(&self) -> u32 {
         // SAFETY: it is registered.
         unsafe { (*self.raw()).lkey }
     }
 
-    /// Key for RDMA writes of peers.
+    /// Key for peers' RDMA writes.
     pub fn remote_key(&self) -> u32 {
         // SAFETY: it is registered.
         unsafe { (*self.raw()).rkey }
@@ -182,8 +183,9 @@ impl MemoryRegion {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::gpu::Gpus;
-    use super::super::super::twin::{self, TwinConfig, TwinGpus, TwinNic};
+    use super::super::super::super::gpu_memory::Gpus;
+    use super::super::super::super::twin_gpus::TwinGpus;
+    use super::super::super::twin::{self, TwinConfig, TwinNic};
     use super::super::Context;
     use super::*;
     use std::path::PathBuf;

@@ -1,16 +1,17 @@
-//! Calls of the twin: the table of all, and those on devices.
+//! Twin calls: the table with all calls, and the calls on devices.
 
 use super::super::library::{Library, RawDevice};
 use super::super::sys;
 use super::data_path::DATA_PATH;
+use super::errors::{event_text, set_error, status_text};
 use super::network::network;
+use super::nic_info::{NicInfo, opened};
 use super::objects::{
     ack_cq_events, advise_mr, alloc_pd, create_comp_channel, create_cq, create_qp, create_srq,
     dealloc_pd, dereg_mr, destroy_comp_channel, destroy_cq, destroy_qp, destroy_srq, get_cq_event,
     modify_qp, reg_dmabuf_mr, reg_mr_iova2,
 };
 use super::queues::{OpenContext, clear, close, new_descriptor};
-use super::{NicInfo, event_text, set_error, status_text};
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
@@ -53,10 +54,10 @@ pub fn library() -> &'static Library {
     &LIBRARY
 }
 
-// Handles are boxes of the library's structures, with the numbers of their objects in the network. Every
-// function is called with live handles of this twin, as libibverbs demands.
+// Handles are boxes that hold the library's structures, with object numbers in the network. Every
+// function is called with live handles from this twin, as libibverbs demands.
 
-/// List of NICs, ended by null.
+/// NIC list, ended by null.
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut RawDevice {
     let network = network();
     let listed = network.nics.values().filter(|nic| nic.is_listed);
@@ -81,7 +82,7 @@ unsafe extern "C" fn free_device_list(list: *mut RawDevice) {
 }
 
 unsafe extern "C" fn get_device_name(device: RawDevice) -> *const c_char {
-    // SAFETY: a device of a list.
+    // SAFETY: a device from a list.
     unsafe { (*device.cast::<NicInfo>()).name.as_ptr() }
 }
 
@@ -90,7 +91,7 @@ unsafe extern "C" fn open_device(device: RawDevice) -> *mut sys::Context {
     let number = network.issue();
     let descriptor = new_descriptor();
     let info = device.cast::<NicInfo>().cast_const();
-    // SAFETY: a device of a list; the context keeps it.
+    // SAFETY: a device from a list; the context keeps it.
     let nic = unsafe {
         Arc::increment_strong_count(info);
         (*info).number
@@ -119,15 +120,6 @@ unsafe extern "C" fn close_device(context: *mut sys::Context) -> c_int {
         network.nics.remove(&info.number);
     }
     0
-}
-
-/// NIC and number of a context.
-///
-/// # Safety
-/// The context is open, and stays so for as long as the reference is used.
-pub unsafe fn opened<'a>(context: *mut sys::Context) -> (&'a NicInfo, u32) {
-    // SAFETY: a live context, which keeps its NIC.
-    unsafe { (&*(*context).device.cast::<NicInfo>(), (*context).cmd_fd as u32) }
 }
 
 unsafe extern "C" fn query_device(context: *mut sys::Context, to: *mut sys::DeviceAttr) -> c_int {

@@ -1,9 +1,11 @@
-//! Data path of the twin: the functions in the table of its contexts.
+//! Twin data path: the functions in the context tables.
 
+use super::super::super::twin_gpus;
 use super::super::sys;
-use super::network::{Network, network};
+use super::network::network;
+use super::nic_info::NicInfo;
+use super::null;
 use super::pair::{ERROR, Request, Source};
-use super::{NicInfo, null};
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
@@ -15,7 +17,7 @@ pub const DATA_PATH: sys::DataPath =
 /// Polls after which a null device completes; `None`: a live one.
 #[inline(always)]
 unsafe fn null_delay(context: *mut sys::Context) -> Option<u32> {
-    // SAFETY: a context of this twin, which keeps its NIC.
+    // SAFETY: a context from this twin, which keeps the NIC.
     let nic = unsafe { &*(*context).device.cast::<NicInfo>() };
     nic.null.load(Ordering::Relaxed).checked_sub(1)
 }
@@ -25,7 +27,7 @@ unsafe extern "C" fn poll_cq(
     count: c_int,
     mut entries: *mut sys::Completion,
 ) -> c_int {
-    // SAFETY: by the contract of the call: a live queue, and entries of this number.
+    // SAFETY: by the call's contract: a live queue, and this many entries.
     unsafe {
         if null_delay((*queue).context).is_some() {
             return null::poll_cq(queue, count, entries);
@@ -51,7 +53,7 @@ unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     let mut network = network();
     let mut result = 0;
-    // SAFETY: a live queue, and a list of requests that ends.
+    // SAFETY: a live queue, and a request list that ends.
     let queue = unsafe { (*queue).handle };
     let Some(receives) = network.receives.get_mut(&queue) else { return libc::EINVAL };
     while !next.is_null() {
@@ -76,7 +78,7 @@ unsafe extern "C" fn post_send(
     first: *mut sys::SendRequest,
     refused: *mut *mut sys::SendRequest,
 ) -> c_int {
-    // SAFETY: by the contract of the call: a live pair, a list of requests that ends, and their ranges.
+    // SAFETY: by the call's contract: a live pair, a request list that ends, and valid ranges.
     unsafe {
         if let Some(delay) = null_delay((*pair).context) {
             return null::post_send(pair, first, delay, refused);
@@ -85,10 +87,10 @@ unsafe extern "C" fn post_send(
     }
 }
 
-/// Posts a chain. Apart from the null device, which saves none of its registers.
+/// Posts a chain. Separate from the null device, which saves none of these registers.
 ///
 /// # Safety
-/// Those of `ibv_post_send`.
+/// Same as `ibv_post_send`.
 #[inline(never)]
 unsafe fn post_live(
     number: u32,
@@ -107,7 +109,7 @@ unsafe fn post_live(
     let mut bytes = 0;
     while result == 0 && !next.is_null() {
         // SAFETY: by the caller's contract.
-        let request = unsafe { copy_of(&network, &*next, max_ranges, max_inline) };
+        let request = unsafe { copy_of(&*next, max_ranges, max_inline) };
         bytes += request.as_ref().map_or(0, |request| request.length);
         result = match request.and_then(|request| network.enqueue(number, request)) {
             Ok(()) => 0,
@@ -131,9 +133,8 @@ unsafe fn post_live(
 /// A work request without references to the caller's.
 ///
 /// # Safety
-/// Its ranges are readable if it is inline.
+/// The ranges are readable if it is inline.
 unsafe fn copy_of(
-    network: &Network,
     request: &sys::SendRequest,
     max_ranges: c_int,
     max_inline: u64,
@@ -147,14 +148,14 @@ unsafe fn copy_of(
         return Err(libc::EINVAL);
     }
     let ranges: Vec<sys::Sge> =
-        // SAFETY: a list of this length.
+        // SAFETY: a list with this length.
         (0..request.num_sge as usize).map(|index| unsafe { *request.sg_list.add(index) }).collect();
     let length = ranges.iter().map(|range| u64::from(range.length)).sum();
     let source = if request.send_flags & sys::IBV_SEND_INLINE == 0 {
         Source::Ranges(ranges)
     } else if length > max_inline {
         return Err(libc::ENOMEM);
-    } else if ranges.iter().any(|range| network.gpu_memory_at(range.addr).is_some()) {
+    } else if ranges.iter().any(|range| twin_gpus::memory_at(range.addr).is_some()) {
         // The copy would end this process.
         return Err(libc::EFAULT);
     } else {
@@ -182,6 +183,6 @@ unsafe fn copy_of(
 
 /// Null pointer with `errno`.
 pub fn refused<T>(error: c_int) -> *mut T {
-    super::set_error(error);
+    super::errors::set_error(error);
     null_mut()
 }

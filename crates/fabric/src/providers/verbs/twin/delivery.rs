@@ -1,20 +1,20 @@
-//! Way of a write from one queue pair to another.
+//! A write's path from one queue pair to another.
 //!
-//! A chain is executed inside of its post, as far as packets arrive: a write toward a queue pair that does
+//! A chain is executed inside its post, as far as packets arrive: a write toward a queue pair that does
 //! not receive yet, or with a packet number ahead of the expected one, is lost and repeated after the
-//! sender's timeout; a write with an immediate waits while its owner has no receive posted. Time passes at
-//! posts and polls.
+//! sender's timeout; a write with an immediate waits while the owner has no receive posted. Time passes
+//! at posts and polls.
 
+use super::super::super::twin_gpus::{self, GpuId, WithheldWrite};
 use super::super::sys;
-use super::TwinFault;
-use super::gpus::{GpuId, WithheldWrite};
+use super::faults::TwinFault;
 use super::network::Network;
 use super::pair::{ERROR, Request, Sequence, Source, TwinPair};
 use super::queues::Entry;
 use std::ffi::c_uint;
 use std::time::Instant;
 
-/// Outcome of one attempt of a write.
+/// Outcome of one write attempt.
 enum Attempt {
     Done,
     NotReady,
@@ -22,7 +22,7 @@ enum Attempt {
     Failed { status: c_uint, vendor: u32 },
 }
 
-/// Range of registered memory.
+/// Registered memory range.
 struct Place {
     /// Address in this process.
     address: u64,
@@ -31,7 +31,7 @@ struct Place {
 }
 
 impl Network {
-    /// Executes the requests of a queue pair, as far as they arrive.
+    /// Executes a queue pair's requests, as far as they arrive.
     pub fn advance(&mut self, number: u32) {
         loop {
             let Some(pair) = self.pairs.get_mut(&number) else { return };
@@ -50,7 +50,7 @@ impl Network {
             let Some(pair) = self.pairs.get_mut(&number) else { return };
             let Some(mut request) = pair.queue.pop_front() else { return };
             match self.attempt(number, &request) {
-                // Its repetition is a duplicate.
+                // The repeated write is a duplicate.
                 Attempt::Done if request.fault == Some(TwinFault::LoseAcknowledgement) => {
                     request.fault = None;
                     self.lose(number);
@@ -171,7 +171,7 @@ impl Network {
         Attempt::Done
     }
 
-    /// Bytes of a request, by address and length; `None` if a key does not permit them.
+    /// Request bytes, by address and length; `None` if a key does not permit them.
     fn pieces(&self, pair: &TwinPair, source: &Source) -> Option<Vec<(u64, u64)>> {
         let piece = |range: &sys::Sge| {
             let length = range.length.into();
@@ -183,7 +183,7 @@ impl Network {
         }
     }
 
-    /// Place of a range within a protection domain; `None` if its key does not permit the access.
+    /// Range position within a protection domain; `None` if the key does not permit the access.
     fn place(
         &self,
         key: u32,
@@ -200,12 +200,12 @@ impl Network {
         is_permitted.then_some(Place { address, flushed_gpu })
     }
 
-    /// Writes the bytes of a request to a place that its key permits, or withholds them.
+    /// Writes a request's bytes to a place that the key permits, or withholds them.
     fn write(&mut self, source: &[(u64, u64)], place: Place, key: u32) {
         let Place { address: mut to, flushed_gpu } = place;
         for &(from, length) in source {
             let copy = |from: u64, to: u64| {
-                // SAFETY: both ranges are registered, so their owners keep them; a slice of a region that is
+                // SAFETY: both ranges are registered, so the owners keep them; a region slice that is
                 // written at the same time has no defined contents, as with a NIC.
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, length as usize) };
             };
@@ -214,14 +214,14 @@ impl Network {
                 Some(gpu) => {
                     let mut bytes = vec![0; length as usize];
                     copy(from, bytes.as_mut_ptr() as u64);
-                    self.withheld.push(WithheldWrite { gpu, key, to, bytes });
+                    twin_gpus::withhold(WithheldWrite { gpu, key, to, bytes });
                 }
             }
             to += length;
         }
     }
 
-    /// True if the route of a queue pair leads to the port of another.
+    /// True if a queue pair's route leads to another's port.
     fn is_addressed(&self, from: &TwinPair, to: &TwinPair) -> bool {
         let nic = self.contexts.get(&to.context).and_then(|context| self.nics.get(&context.nic));
         let Some(nic) = nic else { return false };
@@ -258,7 +258,7 @@ impl Network {
         self.flush(number);
     }
 
-    /// Completes all requests of a queue pair in the error state.
+    /// Completes all requests on a queue pair in the error state.
     pub fn flush(&mut self, number: u32) {
         let Some(pair) = self.pairs.get_mut(&number) else { return };
         let (queue, flushed) = (pair.send_queue, std::mem::take(&mut pair.queue));
@@ -268,7 +268,7 @@ impl Network {
     }
 }
 
-/// Completion of a work request.
+/// Work request completion.
 fn sent(number: u32, request: &Request, status: c_uint, vendor_err: u32) -> Entry {
     let (wr_id, qp_num) = (request.wr_id, number);
     let completion =

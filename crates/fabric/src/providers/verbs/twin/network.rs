@@ -1,26 +1,27 @@
-//! Network of the twin: all objects of all NICs of the process under one lock.
+//! Twin network: all objects on all NICs in the process under one lock.
 
+use super::super::super::twin_gpus::GpuId;
 use super::super::sys;
-use super::gpus::{GpuId, GpuMemory, WithheldWrite};
+use super::faults::TwinFault;
+use super::nic_info::NicInfo;
 use super::pair::{Request, TwinPair};
 use super::queues::{CompletionEntries, Entry, OpenContext, Receives, notify};
-use super::{NicInfo, TwinFault};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// NIC with its faults and counters.
+/// NIC with faults and counters.
 pub struct NicRecord {
     pub info: Arc<NicInfo>,
-    /// False once its owner has dropped it: no list names it.
+    /// False once the owner has dropped it: no list names it.
     pub is_listed: bool,
     pub is_paused: bool,
     /// Work requests and posts so far.
     pub requests: u64,
     pub posts: u64,
-    /// Faults by the number of the work request.
+    /// Faults by work request number.
     pub faults: Vec<(u64, TwinFault)>,
-    /// Error numbers by the number of the post.
+    /// Error numbers by post number.
     pub refusals: Vec<(u64, c_int)>,
     pub overflows: u64,
     pub lost_packets: u64,
@@ -30,7 +31,7 @@ pub struct NicRecord {
 pub struct RegisteredRange {
     pub context: u32,
     pub domain: u32,
-    /// Address of the first byte in work requests, and in this process.
+    /// First byte's address in work requests, and in this process.
     pub begin: u64,
     pub address: u64,
     pub length: u64,
@@ -45,15 +46,11 @@ pub struct RegisteredRange {
 pub struct Network {
     pub nics: BTreeMap<u32, NicRecord>,
     pub contexts: HashMap<u32, OpenContext>,
-    /// Protection domains, with their contexts.
+    /// Protection domains, with contexts.
     pub domains: HashMap<u32, u32>,
     /// By key, which is local and remote.
     pub regions: HashMap<u32, RegisteredRange>,
-    /// By address.
-    pub gpu_memory: BTreeMap<u64, GpuMemory>,
-    /// In the order of their arrival.
-    pub withheld: Vec<WithheldWrite>,
-    /// Handles of the queues with an unread event, by descriptor.
+    /// Handles for queues with an unread event, by descriptor.
     pub channels: HashMap<c_int, VecDeque<usize>>,
     pub queues: HashMap<u32, CompletionEntries>,
     pub receives: HashMap<u32, Receives>,
@@ -66,7 +63,7 @@ pub struct Network {
 
 static NETWORK: LazyLock<Mutex<Network>> = LazyLock::new(Mutex::default);
 
-/// The network of this process.
+/// This process's network.
 pub fn network() -> MutexGuard<'static, Network> {
     NETWORK.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -78,13 +75,13 @@ impl Network {
         0x100 + self.issued
     }
 
-    /// NIC of an open device.
+    /// NIC that an open device belongs to.
     pub fn nic_of(&mut self, context: u32) -> Option<&mut NicRecord> {
         let nic = self.contexts.get(&context)?.nic;
         self.nics.get_mut(&nic)
     }
 
-    /// Queues a work request of a queue pair that can send, and its fault.
+    /// Queues a work request, with the fault if any, on a queue pair that can send.
     pub fn enqueue(&mut self, number: u32, mut request: Request) -> Result<(), c_int> {
         let pair = self.pairs.get(&number).ok_or(libc::EINVAL)?;
         if pair.posted - pair.reclaimed >= pair.capacity {

@@ -1,17 +1,17 @@
 //! Null device: requests complete at once or some polls later, and move no byte.
 //!
-//! A NIC turns into one after its queue pairs are connected ([`super::TwinNic::become_null`]). Its posts and
-//! polls take no lock: they are the constant part of what a benchmark of posting measures.
+//! A NIC turns into one after the queue pairs are connected ([`super::TwinNic::become_null`]). Posts and
+//! polls take no lock: they are the constant cost in what a post benchmark measures.
 
 use super::super::sys;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 
-/// Completions of a null device.
+/// Null device completions.
 pub struct NullQueue(UnsafeCell<Ring>);
 
 struct Ring {
-    /// Identity of the request and number of its queue pair.
+    /// Request identity and queue pair number.
     entries: Box<[(u64, u32); LENGTH]>,
     posted: usize,
     polled: usize,
@@ -32,8 +32,8 @@ impl NullQueue {
 /// Posts a chain.
 ///
 /// # Safety
-/// Those of `ibv_post_send`; the completion queue of the pair is of this twin, and used by one thread at a
-/// time.
+/// Same as `ibv_post_send`; the pair's completion queue belongs to this twin, and is used by one thread
+/// at a time.
 #[inline]
 pub unsafe fn post_send(
     pair: *mut sys::Qp,
@@ -41,7 +41,7 @@ pub unsafe fn post_send(
     delay: u32,
     refused: *mut *mut sys::SendRequest,
 ) -> c_int {
-    // SAFETY: by the caller's contract; no other NIC accesses the queue of a null device.
+    // SAFETY: by the caller's contract; no other NIC accesses a null device's queue.
     unsafe {
         let queue = (*(*pair).send_cq).cq_context.cast::<NullQueue>();
         let ring = &mut *(*queue).0.get();
@@ -68,7 +68,7 @@ pub unsafe fn post_send(
 /// Reads completions.
 ///
 /// # Safety
-/// As [`post_send`], and those of `ibv_poll_cq`.
+/// Same as [`post_send`], and as `ibv_poll_cq`.
 #[inline]
 pub unsafe fn poll_cq(queue: *mut sys::Cq, count: c_int, entries: *mut sys::Completion) -> c_int {
     // SAFETY: by the caller's contract.

@@ -1,14 +1,14 @@
-//! Calls of the twin on objects made from an open device, as `calls.rs`.
+//! Twin calls on objects made from an open device, as `calls.rs`.
 
+use super::super::super::twin_gpus::{self, exported_pages};
 use super::super::sys;
-use super::calls::opened;
 use super::data_path::refused;
-use super::gpus::{GpuMemory, exported_pages};
+use super::errors::set_error;
 use super::network::{RegisteredRange, network};
+use super::nic_info::opened;
 use super::null::NullQueue;
 use super::pair::TwinPair;
 use super::queues::{CompletionEntries, Receives, clear, close, new_descriptor};
-use super::set_error;
 use rustix::fd::BorrowedFd;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn reg_mr_iova2(
 ) -> *mut sys::Mr {
     let address = addr.expose_provenance() as u64;
     let is_out_of_reach =
-        network().gpu_memory_at(address).is_some_and(|memory| !memory.has_peer_memory());
+        twin_gpus::memory_at(address).is_some_and(|memory| !memory.has_peer_memory());
     if is_out_of_reach {
         return refused(libc::EFAULT);
     }
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn reg_mr_iova2(
     unsafe { register(domain, (begin, address), length, access) }
 }
 
-/// The offset of address and dma-buf in a page must be equal, as the kernel demands.
+/// Address and dma-buf must have equal offsets in a page, as the kernel demands.
 pub unsafe extern "C" fn reg_dmabuf_mr(
     domain: *mut sys::Pd,
     offset: u64,
@@ -106,7 +106,7 @@ unsafe fn register(
     }
     let mut network = network();
     let key = network.issue();
-    let flushed_gpu = network.gpu_memory_at(address).and_then(GpuMemory::flushed_gpu);
+    let flushed_gpu = twin_gpus::memory_at(address).and_then(|memory| memory.flushed_gpu());
     let range = RegisteredRange {
         context: opened,
         domain: number,
@@ -122,7 +122,8 @@ unsafe fn register(
     Box::into_raw(Box::new(sys::Mr { context, pd: domain, addr, length, handle, lkey, rkey }))
 }
 
-/// Counts the bytes of ranges that lie in regions paged on demand, of one domain and with the access of the advice.
+/// Counts the bytes in ranges that lie in regions paged on demand, in one domain and with the access that
+/// the advice names.
 pub unsafe extern "C" fn advise_mr(
     domain: *mut sys::Pd,
     advice: c_uint,
@@ -162,13 +163,13 @@ pub unsafe extern "C" fn advise_mr(
     0
 }
 
-/// Withheld writes of the region are lost.
+/// The region's withheld writes are lost.
 pub unsafe extern "C" fn dereg_mr(region: *mut sys::Mr) -> c_int {
     // SAFETY: a live region, which is freed once.
     let region = unsafe { Box::from_raw(region) };
     let mut network = network();
     network.regions.remove(&region.lkey);
-    network.withheld.retain(|write| write.key != region.lkey);
+    twin_gpus::forget(region.lkey);
     0
 }
 
@@ -234,7 +235,7 @@ pub unsafe extern "C" fn destroy_cq(queue: *mut sys::Cq) -> c_int {
         return libc::EBUSY;
     }
     network.queues.remove(&number);
-    // SAFETY: it is freed once, with its entries as a null device.
+    // SAFETY: it is freed once, with all entries as a null device.
     unsafe {
         let queue = Box::from_raw(queue);
         drop(Box::from_raw(queue.cq_context.cast::<NullQueue>()));
@@ -272,7 +273,7 @@ pub unsafe extern "C" fn create_srq(
     domain: *mut sys::Pd,
     attributes: *mut sys::SrqInitAttr,
 ) -> *mut sys::Srq {
-    // SAFETY: a live domain with its context, and attributes.
+    // SAFETY: a live domain and context, and attributes.
     let (context, number, capacity) =
         unsafe { ((*domain).context, (*domain).handle, (*attributes).max_wr) };
     // SAFETY: as above.
@@ -310,7 +311,7 @@ pub unsafe extern "C" fn create_qp(
     domain: *mut sys::Pd,
     attributes: *mut sys::QpInitAttr,
 ) -> *mut sys::Qp {
-    // SAFETY: a live domain with its context, and attributes with live queues.
+    // SAFETY: a live domain and context, and attributes with live queues.
     unsafe {
         let (context, wanted) = ((*domain).context, &*attributes);
         let (nic, opened) = opened(context);

@@ -1,7 +1,8 @@
-//! Queue pair of the twin: states, packet numbers, slots of the send queue.
+//! Twin queue pair: states, packet numbers, send queue slots.
 
 use super::super::sys;
-use super::{TwinChains, TwinFault};
+use super::faults::TwinFault;
+use super::statistics::TwinChains;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ pub struct TwinPair {
     pub send_queue: u32,
     pub receive_queue: u32,
     pub receives: u32,
-    /// Address of the handle, for asynchronous events.
+    /// Handle address, for asynchronous events.
     pub handle: usize,
     pub state: c_uint,
     pub port: u8,
@@ -37,7 +38,7 @@ pub struct TwinPair {
     pub posted: u64,
     pub reclaimed: u64,
     pub chains: TwinChains,
-    /// Exponent of the time before a lost packet is repeated; 0: never.
+    /// Exponent for the time before a lost packet is repeated; 0: never.
     timeout: u8,
     retry_limit: u8,
     retries: u8,
@@ -47,7 +48,7 @@ pub struct TwinPair {
 /// Work request.
 pub struct Request {
     pub wr_id: u64,
-    /// Its number in the order of posts.
+    /// Position in post order.
     pub index: u64,
     pub is_signalled: bool,
     /// Big-endian immediate.
@@ -59,13 +60,13 @@ pub struct Request {
     pub fault: Option<TwinFault>,
 }
 
-/// Bytes of a work request.
+/// Work request bytes.
 pub enum Source {
     Ranges(Vec<sys::Sge>),
     Inline(Vec<u8>),
 }
 
-/// Place of a packet number in the receiver's sequence.
+/// Position of a packet number in the receiver's sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sequence {
     Expected,
@@ -107,8 +108,8 @@ impl TwinPair {
         }
     }
 
-    /// Changes the state. An error number for a transition that the specification lacks, or one without its
-    /// required attributes.
+    /// Changes the state. An error number for a transition that the specification lacks, or one without
+    /// the required attributes.
     pub fn modify(&mut self, attributes: &sys::QpAttr, mask: c_uint) -> c_int {
         let transition = (self.state, attributes.qp_state);
         let required = match transition {
@@ -163,7 +164,7 @@ impl TwinPair {
         matches!(self.state, sys::IBV_QPS_RTR | sys::IBV_QPS_RTS)
     }
 
-    /// Packets of a write.
+    /// Packets in a write.
     fn packets(&self, length: u64) -> u32 {
         length.div_ceil(self.mtu.into()).max(1) as u32
     }
@@ -180,12 +181,12 @@ impl TwinPair {
         }
     }
 
-    /// Counts the packets of a received write.
+    /// Counts the packets in a received write.
     pub fn accept(&mut self, length: u64) {
         self.expected = (self.expected + self.packets(length)) % PACKETS;
     }
 
-    /// Counts the packets of an acknowledged write.
+    /// Counts the packets in an acknowledged write.
     pub fn acknowledged(&mut self, length: u64) {
         self.next_sent = (self.next_sent + self.packets(length)) % PACKETS;
         (self.retries, self.retry_at) = (0, None);

@@ -1,20 +1,20 @@
-//! Queues of the twin: completions, shared receives, asynchronous events, and the descriptors of both.
+//! Twin queues: completions, shared receives, asynchronous events, and descriptors for them.
 
 use super::super::sys;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint};
 
-/// Entry of a completion queue, with the work request whose slot of the send queue it frees.
+/// Completion queue entry, with the work request whose send queue slot it frees.
 pub struct Entry {
     pub completion: sys::Completion,
-    /// Requests of its queue pair up to this one, in the order of their posts.
+    /// Requests on the queue pair up to this one, in post order.
     pub reclaims: Option<u64>,
 }
 
 /// Completion queue.
 pub struct CompletionEntries {
     pub context: u32,
-    /// Address of the handle, for events of the channel.
+    /// Handle address, for channel events.
     pub handle: usize,
     pub channel: Option<c_int>,
     pub entries: VecDeque<Entry>,
@@ -52,10 +52,10 @@ pub struct Receives {
 
 /// Open device.
 pub struct OpenContext {
-    /// Number of its NIC.
+    /// NIC number.
     pub nic: u32,
     pub descriptor: c_int,
-    /// Kind, and address of the queue pair or number of the port.
+    /// Event kind, and queue pair address or port number.
     pub events: VecDeque<(c_uint, usize)>,
 }
 
@@ -87,6 +87,6 @@ pub fn clear(descriptor: c_int) {
 }
 
 pub fn close(descriptor: c_int) {
-    // SAFETY: its owner closes it once.
+    // SAFETY: the owner closes it once.
     unsafe { libc::close(descriptor) };
 }

@@ -1,7 +1,7 @@
 //! Runs one seed after another on every core, and prints the command that replays a failure.
 //!
-//! `WEFT_SEED=n` replays one seed; `WEFT_SEEDS=n` runs n seeds, beginning at `WEFT_FIRST_SEED`, and prints
-//! its progress.
+//! `WEFT_SEED=n` replays one seed; `WEFT_SEEDS=n` runs n seeds, beginning at `WEFT_FIRST_SEED`, and
+//! prints progress. For example, `WEFT_SEED=7 cargo test --test sim`.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,9 +9,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Number of failures that ends a run.
+/// Failures after which a run ends.
 const MOST_FAILURES: usize = 10;
-/// Number of seeds under miri, where a run takes seconds instead of milliseconds.
+/// Seeds under miri, where a run takes seconds instead of milliseconds.
 const MIRI_SEEDS: u64 = 2;
 const PROGRESS: Duration = Duration::from_secs(5);
 
@@ -19,8 +19,8 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Calls `run` with each requested seed: `default` of them, unless the environment sets another number.
-/// `test` names the test in the replay command of a failure.
+/// Calls `run` with each requested seed: `default` seeds, unless the environment sets another number.
+/// `test` names the test in the command that replays a failure.
 ///
 /// # Panics
 /// If `run` fails or panics for a seed.
@@ -51,11 +51,13 @@ pub fn each(test: &str, default: u64, run: impl Fn(u64) -> Result<(), String> + 
              \"failed\": {failed}, \"threads\": {threads}, \"seconds\": {seconds:.1}}}"
         );
     }
-    let (package, name) = (env!("CARGO_PKG_NAME"), test);
+    // Cargo names the package whose tests it runs.
+    let package = std::env::var("CARGO_PKG_NAME").map(|name| format!("-p {name} "));
+    let package = package.unwrap_or_default();
     let lines: Vec<String> = failures
         .iter()
         .map(|(seed, wrong)| {
-            format!("{wrong}\n  WEFT_SEED={seed} cargo test -p {package} --test sim {name}")
+            format!("{wrong}\n  WEFT_SEED={seed} cargo test {package}--test sim {test}")
         })
         .collect();
     assert!(lines.is_empty(), "{}", lines.join("\n"));
@@ -65,7 +67,7 @@ struct Sweep {
     next: AtomicU64,
     end: u64,
     failures: Mutex<BTreeMap<u64, String>>,
-    /// Time of the last progress line; `None` without progress lines.
+    /// Time at which the last progress line was printed; `None` without progress lines.
     shown: Option<Mutex<Instant>>,
 }
 

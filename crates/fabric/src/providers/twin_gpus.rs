@@ -1,56 +1,57 @@
-//! GPUs of the twin: memory in which writes of NICs are visible after a flush.
+//! Twin GPUs, for tests without hardware: memory in which NIC writes are visible after a flush.
 //!
-//! Their memory is that of the host under the kind of a device. A NIC withholds what it writes there, for ever
-//! without a flush: a lane that rises before has payload that is missing.
+//! This is host memory marked as device memory. A simulated NIC withholds what it writes there
+//! ([`withhold`]), for ever without a flush: a lane that rises before has payload that is missing.
 
-use super::super::gpu::{Flush, Gpus};
-use super::network::{Network, network};
-use crate::memory::{DmaBuf, Memory, MemoryKind};
+use super::gpu_memory::{Flush, Gpus, cannot_flush};
+use crate::memory::{DmaBuf, Memory, MemoryKind, Reader};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{pread, write};
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Bytes in front of an allocation, which begins inside of a page as a tensor may.
+/// Bytes in front of an allocation, which begins inside a page as a tensor may.
 const MISALIGNMENT: usize = 512;
 const PAGE: u64 = 4096;
 
-/// GPUs of one process.
+/// One process's GPUs.
 #[derive(Clone)]
 pub struct TwinGpus {
     number: u32,
     controls: Arc<TwinGpuControls>,
 }
 
-/// Behaviour of the GPUs' driver, and its counter, shared with a test.
+/// GPU driver behaviour, and a flush counter, shared with a test.
 #[derive(Debug, Default)]
 pub struct TwinGpuControls {
-    /// Writes are visible with their completion, into memory that is allocated from now on.
+    /// Writes are visible with the completion, into memory that is allocated from now on.
     pub is_ordered: AtomicBool,
+    /// Writes are visible to the GPU itself with the completion. Tests then read as the GPU does.
+    pub is_ordered_for_owner: AtomicBool,
     /// Memory is not exported as a dma-buf.
     pub refuses_export: AtomicBool,
-    /// Memory is registered by its address, too.
+    /// Memory is registered by address, too.
     pub has_peer_memory: AtomicBool,
+    /// The driver neither orders nor flushes writes.
+    pub cannot_flush: AtomicBool,
     /// Flushes fail.
     pub fails_flushes: AtomicBool,
-    /// Number of flushes.
+    /// Flushes so far.
     pub flushes: AtomicU64,
 }
 
-fn is_set(control: &AtomicBool) -> bool {
-    control.load(Ordering::SeqCst)
-}
-
-/// Identity of a GPU: its process, and its ordinal there.
+/// Identifies a GPU: a process, and an ordinal there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuId {
     gpus: u32,
     device: u32,
 }
 
-/// Allocation of a GPU, by its address.
+/// GPU allocation.
+#[derive(Clone)]
 pub struct GpuMemory {
     length: u64,
     gpu: GpuId,
@@ -69,7 +70,7 @@ impl GpuMemory {
     }
 }
 
-/// Write of a NIC that is not yet visible.
+/// NIC write that is not yet visible.
 pub struct WithheldWrite {
     pub gpu: GpuId,
     /// Key by which it came.
@@ -78,7 +79,43 @@ pub struct WithheldWrite {
     pub bytes: Vec<u8>,
 }
 
-/// Owner of an allocation.
+/// GPU memory in this process, and writes that are not visible there.
+#[derive(Default)]
+struct Memories {
+    /// By address.
+    allocations: BTreeMap<u64, GpuMemory>,
+    /// In arrival order.
+    withheld: Vec<WithheldWrite>,
+    issued: u32,
+}
+
+fn memories() -> MutexGuard<'static, Memories> {
+    static MEMORIES: LazyLock<Mutex<Memories>> = LazyLock::new(Mutex::default);
+    MEMORIES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// GPU allocation that contains an address.
+pub fn memory_at(address: u64) -> Option<GpuMemory> {
+    let memories = memories();
+    let (begin, memory) = memories.allocations.range(..=address).next_back()?;
+    (address - begin < memory.length).then(|| memory.clone())
+}
+
+/// Keeps a NIC write until the GPU's next flush. The range stays valid until [`forget`] takes the key.
+pub fn withhold(write: WithheldWrite) {
+    memories().withheld.push(write);
+}
+
+/// Drops the withheld writes by a key, which ends.
+pub fn forget(key: u32) {
+    memories().withheld.retain(|write| write.key != key);
+}
+
+fn is_set(control: &AtomicBool) -> bool {
+    control.load(Ordering::SeqCst)
+}
+
+/// Allocation owner.
 struct Allocation {
     address: u64,
     _memory: Memory,
@@ -86,20 +123,22 @@ struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        network().gpu_memory.remove(&self.address);
+        memories().allocations.remove(&self.address);
     }
 }
 
 impl TwinGpus {
-    /// GPUs of a process.
+    /// A process's GPUs.
     pub fn new(controls: &Arc<TwinGpuControls>) -> TwinGpus {
-        TwinGpus { number: network().issue(), controls: controls.clone() }
+        let mut memories = memories();
+        memories.issued += 1;
+        TwinGpus { number: memories.issued, controls: controls.clone() }
     }
 
-    /// Zeroed memory of a GPU, which tests read by its address.
+    /// Zeroed GPU memory, which tests read by address.
     ///
     /// # Errors
-    /// Those of [`Memory::shared`].
+    /// Same as [`Memory::shared`].
     pub fn allocate(&self, device: u32, length: usize) -> crate::Result<Memory> {
         let memory = Memory::shared(MISALIGNMENT + length)?;
         let first = memory.pointer(MISALIGNMENT, length);
@@ -107,10 +146,11 @@ impl TwinGpus {
         let record = GpuMemory {
             length: length as u64,
             gpu: GpuId { gpus: self.number, device },
-            is_ordered: is_set(&self.controls.is_ordered),
+            is_ordered: is_set(&self.controls.is_ordered)
+                || is_set(&self.controls.is_ordered_for_owner),
             controls: self.controls.clone(),
         };
-        network().gpu_memory.insert(address, record);
+        memories().allocations.insert(address, record);
         let owner = Box::new(Allocation { address, _memory: memory });
         let first = NonNull::new(first).expect("mapped memory has an address");
         // SAFETY: `owner` keeps the mapping.
@@ -122,13 +162,13 @@ impl TwinGpus {
             return Err("the test fails flushes".into());
         }
         self.controls.flushes.fetch_add(1, Ordering::SeqCst);
-        network().show_writes(gpu);
+        memories().show_writes(gpu);
         Ok(())
     }
 }
 
 impl Gpus for TwinGpus {
-    /// A file with address and length of whole pages in place of their bytes.
+    /// A file that holds the address and length of whole pages in place of the bytes.
     fn export(&self, memory: &Memory) -> Result<DmaBuf, String> {
         if is_set(&self.controls.refuses_export) {
             return Err("the test refuses to export memory".into());
@@ -147,32 +187,34 @@ impl Gpus for TwinGpus {
         is_set(&self.controls.has_peer_memory)
     }
 
-    fn flush_of(&self, device: u32) -> Result<Option<Flush>, String> {
-        if is_set(&self.controls.is_ordered) {
+    fn flush_of(&self, device: u32, reader: Reader) -> Result<Option<Flush>, String> {
+        let for_owner = reader == Reader::Owner && is_set(&self.controls.is_ordered_for_owner);
+        if for_owner || is_set(&self.controls.is_ordered) {
             return Ok(None);
+        }
+        if is_set(&self.controls.cannot_flush) {
+            return Err(cannot_flush(format_args!("GPU {device}")));
         }
         let (gpus, gpu) = (self.clone(), GpuId { gpus: self.number, device });
         Ok(Some(Box::new(move || gpus.flush(gpu))))
     }
+
+    fn are_simulated(&self) -> bool {
+        true
+    }
 }
 
-impl Network {
-    /// Allocation of a GPU that contains an address.
-    pub fn gpu_memory_at(&self, address: u64) -> Option<&GpuMemory> {
-        let (begin, memory) = self.gpu_memory.range(..=address).next_back()?;
-        (address - begin < memory.length).then_some(memory)
-    }
-
+impl Memories {
     /// Makes the withheld writes into a GPU visible.
     fn show_writes(&mut self, gpu: GpuId) {
         for WithheldWrite { to, bytes, .. } in self.withheld.extract_if(.., |it| it.gpu == gpu) {
-            // SAFETY: the range is registered, so its owner keeps it: the writes of a region end with it.
+            // SAFETY: the range is registered, so the owner keeps it: writes into a region end with it.
             unsafe { std::ptr::copy(bytes.as_ptr(), to as *mut u8, bytes.len()) };
         }
     }
 }
 
-/// First address and length of the pages behind a descriptor of [`TwinGpus`]; `None` for another one.
+/// First address and length of the pages behind a [`TwinGpus`] descriptor; `None` for another one.
 pub fn exported_pages(descriptor: BorrowedFd<'_>) -> Option<(u64, u64)> {
     let mut content = [0; 17];
     let length = pread(descriptor, &mut content, 0).ok()?;

@@ -1,12 +1,12 @@
-//! Ranges of regions that one rank grants to another.
+//! Granted ranges: the region bytes that one rank grants to another.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges by region key. Both ends of a connection keep the same ones: the owner checks each frame, the
-/// writer each post, so that an error is reported at its origin.
+/// Ranges by region key. Both connection ends keep the same ones: the owner checks each frame, the writer
+/// each post, so that an error is reported where it arises.
 #[derive(Debug, Default)]
-pub(super) struct GrantedRanges {
+pub struct GrantedRanges {
     ranges: BTreeMap<u32, Vec<Range<u64>>>,
 }
 
@@ -22,7 +22,7 @@ impl GrantedRanges {
         self.ranges.remove(&key);
     }
 
-    /// Checks that one grant contains all of these bytes.
+    /// Checks that one grant contains all these bytes.
     ///
     /// # Errors
     /// Reason why none does.

@@ -1,0 +1,41 @@
+//! Configuration for one end of a pair.
+
+use crate::communicator::Progress;
+use crate::engine::EngineConfig;
+use crate::providers::OfiChoice;
+use crate::registry;
+use crate::types::ProviderKind;
+use std::time::Duration;
+use weft_control::pair::PairSettings;
+
+/// Configuration for one end of a pair.
+#[derive(Clone)]
+pub struct PairConfig {
+    /// Address, secret and host.
+    pub settings: PairSettings,
+    /// Providers, among shm, verbs, ofi and tcp.
+    pub providers: Vec<ProviderKind>,
+    /// Libfabric provider and NICs, if ofi is among the providers; `None`: [`OfiChoice::from_env`].
+    pub ofi: Option<OfiChoice>,
+    /// Limits for each pair's engine.
+    pub engine: EngineConfig,
+    /// Progress source. [`Progress::Thread`] starts a thread for each pair, and so does ofi over a
+    /// libfabric provider that progresses only inside calls.
+    pub progress: Progress,
+    /// Spin deadline for waits; `None`: same as [`crate::CommunicatorConfig::spin`].
+    pub spin: Option<Duration>,
+}
+
+impl PairConfig {
+    /// The default: shm within a host, tcp between hosts.
+    pub fn new(settings: PairSettings) -> PairConfig {
+        PairConfig {
+            settings,
+            providers: registry::pair_defaults(),
+            ofi: None,
+            engine: EngineConfig::for_pair(),
+            progress: Progress::default(),
+            spin: None,
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Limits for commands: what all ranks have agreed at construction.
+
+use super::command::{Command, CommandError, CommandFields, HOLD, Kind, Place, Problem, Target};
+use weft_control::Rank;
+
+/// Maximum words that a rank has for each source.
+pub const MAX_WORDS: usize = 64;
+
+/// Peers and fixed offsets that a SCATTER names by number.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Template {
+    /// Members, each another peer.
+    pub members: Vec<TemplateMember>,
+}
+
+/// One peer in a template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TemplateMember {
+    /// The peer.
+    pub peer: Rank,
+    /// Added to the command's source offset.
+    pub source_offset: u64,
+    /// Added to the command's destination offset.
+    pub destination_offset: u64,
+}
+
+/// Limits that admit or refuse a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// This rank.
+    pub rank: Rank,
+    /// World size.
+    pub ranks: u32,
+    /// Window lengths in bytes, by window and rank; 0 if a rank has none.
+    pub windows: Vec<Vec<u64>>,
+    /// By word: true if rounds are credited by RELEASE.
+    pub holds: Vec<bool>,
+    /// Longest put in bytes: one part on every route.
+    pub max_put_bytes: u64,
+    /// Templates.
+    pub templates: Vec<Template>,
+    /// Lengths that the list holds.
+    pub list_lengths: u32,
+}
+
+impl Limits {
+    /// Command from a kernel.
+    ///
+    /// # Errors
+    /// [`CommandError`], with the command's fields.
+    pub fn check(&self, ticket: u64, fields: &CommandFields) -> Result<Command, CommandError> {
+        self.admit(fields).map_err(|problem| CommandError { ticket, fields: *fields, problem })
+    }
+
+    /// The command, or the first field that is out of range.
+    fn admit(&self, fields: &CommandFields) -> Result<Command, Problem> {
+        let kind = Kind::from_number(fields.kind)
+            .ok_or_else(|| within("kind", fields.kind.into(), 1, Kind::ALL.len() as u64))?;
+        self.check_unused(kind, fields)?;
+        self.check_word(fields.word)?;
+        match kind {
+            Kind::Put => {
+                let peer = self.peer(fields.peer)?;
+                let target = self.target(fields)?;
+                check("length", fields.length, 1, self.max_put_bytes)?;
+                let (source, destination) = self.places(fields, peer, fields.length, (0, 0))?;
+                Ok(Command::Put { peer, target, source, destination, length: fields.length })
+            }
+            Kind::Signal => {
+                Ok(Command::Signal { peer: self.peer(fields.peer)?, target: self.target(fields)? })
+            }
+            Kind::Scatter => self.scatter(fields),
+            Kind::Release => {
+                let (peer, hold) = (self.peer(fields.peer)?, self.holds[fields.word as usize]);
+                check("hold, as the word has it,", hold.into(), 1, 1)?;
+                check("count", fields.count.into(), 1, u32::MAX.into())?;
+                Ok(Command::Release { peer, word: fields.word, count: fields.count })
+            }
+            Kind::Drained => Ok(Command::Drained { word: fields.word }),
+        }
+    }
+
+    /// Fields that a kind does not use are 0.
+    fn check_unused(&self, kind: Kind, fields: &CommandFields) -> Result<(), Problem> {
+        let (writes, copies) = match kind {
+            Kind::Put | Kind::Scatter => (true, true),
+            Kind::Signal => (true, false),
+            Kind::Release | Kind::Drained => (false, false),
+        };
+        let counts = matches!(kind, Kind::Scatter | Kind::Release);
+        for (used, field, value) in [
+            (false, "reserved", fields.reserved.into()),
+            (writes, "flags", fields.flags.into()),
+            (kind != Kind::Drained, "peer", fields.peer.into()),
+            (kind == Kind::Put, "length", fields.length),
+            (copies, "source window", fields.source_window.into()),
+            (copies, "destination window", fields.destination_window.into()),
+            (copies, "source offset", fields.source_offset),
+            (copies, "destination offset", fields.destination_offset),
+            (counts, "count", fields.count.into()),
+            (kind == Kind::Scatter, "list", fields.list.into()),
+        ] {
+            if !used {
+                check(field, value, 0, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn scatter(&self, fields: &CommandFields) -> Result<Command, Problem> {
+        let template = self
+            .templates
+            .get(usize::from(fields.peer))
+            .ok_or_else(|| below("template", fields.peer.into(), self.templates.len() as u64))?;
+        let target = self.target(fields)?;
+        check("count", fields.count.into(), 1, template.members.len() as u64)?;
+        let most = u64::from(self.list_lengths).checked_sub(fields.count.into());
+        let Some(most) = most else {
+            return Err(below("list", fields.list.into(), 0));
+        };
+        check("list", fields.list.into(), 0, most)?;
+        let (source, destination) = places_of(fields);
+        for member in &template.members[..fields.count as usize] {
+            let offsets = (member.source_offset, member.destination_offset);
+            self.places(fields, member.peer, 0, offsets)?;
+        }
+        let (count, list) = (fields.count, fields.list);
+        Ok(Command::Scatter { template: fields.peer, target, source, destination, count, list })
+    }
+
+    /// Source and destination for one peer in a SCATTER, whose length comes from the list.
+    ///
+    /// # Errors
+    /// [`Problem`] if the length or the bytes are out of range.
+    pub fn check_member(
+        &self,
+        fields: &CommandFields,
+        member: &TemplateMember,
+        length: u32,
+    ) -> Result<(Place, Place), Problem> {
+        let length = u64::from(length);
+        check("length in the list", length, 0, self.max_put_bytes)?;
+        let offsets = (member.source_offset, member.destination_offset);
+        self.places(fields, member.peer, length, offsets)
+    }
+
+    fn peer(&self, peer: u16) -> Result<Rank, Problem> {
+        check("peer", peer.into(), 0, u64::from(self.ranks) - 1)?;
+        let rank = Rank(peer.into());
+        if rank == self.rank {
+            return Err(below("peer, this rank,", peer.into(), 0));
+        }
+        Ok(rank)
+    }
+
+    fn check_word(&self, word: u32) -> Result<(), Problem> {
+        if (word as usize) < self.holds.len() {
+            return Ok(());
+        }
+        Err(below("word", word.into(), self.holds.len() as u64))
+    }
+
+    fn target(&self, fields: &CommandFields) -> Result<Target, Problem> {
+        let hold = self.holds[fields.word as usize];
+        let flags = if hold { HOLD } else { 0 };
+        check("flags", fields.flags.into(), flags.into(), flags.into())?;
+        Ok(Target { word: fields.word, hold })
+    }
+
+    /// Source and destination, with offsets added, if the bytes are inside the windows.
+    fn places(
+        &self,
+        fields: &CommandFields,
+        peer: Rank,
+        length: u64,
+        (source_offset, destination_offset): (u64, u64),
+    ) -> Result<(Place, Place), Problem> {
+        let (source, destination) = places_of(fields);
+        Ok((
+            self.place(
+                ["source window", "source offset"],
+                source,
+                source_offset,
+                self.rank,
+                length,
+            )?,
+            self.place(
+                ["destination window", "destination offset"],
+                destination,
+                destination_offset,
+                peer,
+                length,
+            )?,
+        ))
+    }
+
+    fn place(
+        &self,
+        [window, offset]: [&'static str; 2],
+        place: Place,
+        added: u64,
+        rank: Rank,
+        length: u64,
+    ) -> Result<Place, Problem> {
+        let bytes = self
+            .windows
+            .get(usize::from(place.window))
+            .ok_or_else(|| below(window, place.window.into(), self.windows.len() as u64))?
+            [rank.index()];
+        let at = place.offset.saturating_add(added);
+        match bytes.checked_sub(length) {
+            Some(most) => check(offset, at, 0, most)?,
+            None => return Err(below(offset, at, 0)),
+        }
+        Ok(Place { offset: at, ..place })
+    }
+}
+
+fn places_of(fields: &CommandFields) -> (Place, Place) {
+    let source = Place { window: fields.source_window, offset: fields.source_offset };
+    let destination =
+        Place { window: fields.destination_window, offset: fields.destination_offset };
+    (source, destination)
+}
+
+fn within(field: &'static str, value: u64, least: u64, most: u64) -> Problem {
+    Problem { field, value, least, most }
+}
+
+/// `value` in place of an index below `end`.
+fn below(field: &'static str, value: u64, end: u64) -> Problem {
+    match end {
+        0 => within(field, value, 1, 0),
+        _ => within(field, value, 0, end - 1),
+    }
+}
+
+pub(super) fn check(field: &'static str, value: u64, least: u64, most: u64) -> Result<(), Problem> {
+    if (least..=most).contains(&value) { Ok(()) } else { Err(within(field, value, least, most)) }
+}

@@ -1,0 +1,226 @@
+//! Outstanding parts: parts that wait for a credit or whose source is still read, and the DRAINED commands behind them.
+//!
+//! Parts are in a pool, so that a part toward a slow peer holds up no others. All memory is allocated at construction.
+
+use std::collections::VecDeque;
+use weft_fabric::Page;
+
+/// Number of a part in the pool.
+pub(super) type PartId = u32;
+/// No part.
+const NONE: PartId = PartId::MAX;
+
+/// Parts toward one end that wait for a credit, the oldest first.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    first: PartId,
+    last: PartId,
+}
+
+impl Default for Waiting {
+    fn default() -> Waiting {
+        Waiting { first: NONE, last: NONE }
+    }
+}
+
+impl Waiting {
+    pub fn is_empty(&self) -> bool {
+        self.first == NONE
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// Next part that waits at the same end, or that is free.
+    next: PartId,
+    /// Stretch between two DRAINED commands; `None` for a signal, which has no source.
+    stretch: Option<u64>,
+    page: Option<Page>,
+}
+
+/// Parts with a source between two DRAINED commands.
+#[derive(Debug)]
+struct Stretch {
+    parts: u32,
+    /// Word to raise once this stretch and all before it have no part left; `None` in the newest.
+    word: Option<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct Outstanding {
+    parts: Vec<Part>,
+    free: PartId,
+    used: u32,
+    /// The last one is the newest, which has no DRAINED command yet.
+    stretches: VecDeque<Stretch>,
+    /// Number of the first stretch.
+    first: u64,
+}
+
+impl Outstanding {
+    /// Room for this many parts, and as many DRAINED commands.
+    pub fn new(capacity: u32) -> Outstanding {
+        let part = |next| Part { next, stretch: None, page: None };
+        let mut parts: Vec<Part> = (1..=capacity).map(part).collect();
+        if let Some(last) = parts.last_mut() {
+            last.next = NONE;
+        }
+        let mut stretches = VecDeque::with_capacity(capacity as usize + 1);
+        stretches.push_back(Stretch { parts: 0, word: None });
+        let free = if parts.is_empty() { NONE } else { 0 };
+        Outstanding { parts, free, used: 0, stretches, first: 0 }
+    }
+
+    /// True if this many more parts fit, and a DRAINED command.
+    pub fn has_room(&self, parts: u32) -> bool {
+        let capacity = self.parts.len() as u32;
+        capacity - self.used >= parts && self.stretches.len() <= self.parts.len()
+    }
+
+    /// True without parts and DRAINED commands.
+    pub fn is_empty(&self) -> bool {
+        self.used == 0 && self.stretches.len() == 1
+    }
+
+    /// Adds a part to those that wait at an end. `page`: none for a signal.
+    ///
+    /// # Panics
+    /// Without room.
+    pub fn add(&mut self, waiting: &mut Waiting, page: Option<Page>) {
+        let id = self.free;
+        let newest = self.first + self.stretches.len() as u64 - 1;
+        let part = &mut self.parts[id as usize];
+        self.free = part.next;
+        *part = Part { next: NONE, stretch: page.map(|_| newest), page };
+        if page.is_some() {
+            self.stretches[(newest - self.first) as usize].parts += 1;
+        }
+        self.used += 1;
+        match waiting.last {
+            NONE => waiting.first = id,
+            last => self.parts[last as usize].next = id,
+        }
+        waiting.last = id;
+    }
+
+    /// Takes the part that has waited longest at an end. A part with a page stays in the pool until
+    /// [`Outstanding::complete`].
+    pub fn take(&mut self, waiting: &mut Waiting) -> Option<(PartId, Option<Page>)> {
+        let id = waiting.first;
+        let Part { next, page, .. } = *self.parts.get(id as usize)?;
+        waiting.first = next;
+        if next == NONE {
+            waiting.last = NONE;
+        }
+        if page.is_none() {
+            self.release(id);
+        }
+        Some((id, page))
+    }
+
+    /// A part's source may be reused. False if there is no such part.
+    pub fn complete(&mut self, id: PartId) -> bool {
+        let part = self.parts.get_mut(id as usize);
+        let Some(stretch) = part.and_then(|part| part.stretch.take()) else { return false };
+        self.stretches[(stretch - self.first) as usize].parts -= 1;
+        self.release(id);
+        true
+    }
+
+    /// A DRAINED command: `word` rises once all parts so far have completed.
+    pub fn drain(&mut self, word: u32) {
+        if let Some(newest) = self.stretches.back_mut() {
+            newest.word = Some(word);
+        }
+        self.stretches.push_back(Stretch { parts: 0, word: None });
+    }
+
+    /// Word of the oldest DRAINED command, if all parts before it have completed.
+    pub fn take_drained(&mut self) -> Option<u32> {
+        let word = self.stretches.front().filter(|stretch| stretch.parts == 0)?.word?;
+        self.stretches.pop_front();
+        self.first += 1;
+        Some(word)
+    }
+
+    fn release(&mut self, id: PartId) {
+        self.parts[id as usize].next = self.free;
+        self.free = id;
+        self.used -= 1;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use weft_fabric::RegionKey;
+
+    fn page(number: u64) -> Option<Page> {
+        let (source, destination) = (RegionKey(1), RegionKey(2));
+        Some(Page { source, source_offset: number, destination, destination_offset: 0, length: 1 })
+    }
+
+    #[test]
+    fn parts_leave_each_end_in_order() {
+        let mut outstanding = Outstanding::new(4);
+        let (mut one, mut two) = (Waiting::default(), Waiting::default());
+        for lap in 0..5 {
+            outstanding.add(&mut one, page(lap));
+            outstanding.add(&mut two, None);
+            outstanding.add(&mut one, page(lap + 10));
+            assert!(outstanding.has_room(1) && !outstanding.has_room(2));
+            assert_eq!(outstanding.take(&mut two).map(|(_, page)| page), Some(None));
+            assert!(outstanding.take(&mut two).is_none() && two.is_empty());
+            for number in [lap, lap + 10] {
+                let (id, taken) = outstanding.take(&mut one).unwrap();
+                assert_eq!(taken, page(number));
+                assert!(outstanding.complete(id) && !outstanding.complete(id));
+            }
+            assert!(one.is_empty() && outstanding.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_drained_command_waits_for_all_parts_before_it_and_for_no_later_one() {
+        let mut outstanding = Outstanding::new(4);
+        let mut end = Waiting::default();
+        let mut sent = |outstanding: &mut Outstanding, number| {
+            outstanding.add(&mut end, page(number));
+            outstanding.take(&mut end).unwrap().0
+        };
+        let (a, b) = (sent(&mut outstanding, 0), sent(&mut outstanding, 1));
+        outstanding.drain(7);
+        let c = sent(&mut outstanding, 2);
+        outstanding.drain(8);
+        outstanding.drain(9);
+        let d = sent(&mut outstanding, 3);
+        outstanding.complete(c);
+        outstanding.complete(b);
+        assert_eq!(outstanding.take_drained(), None, "the first part is read");
+        outstanding.complete(a);
+        let drained = std::iter::from_fn(|| outstanding.take_drained());
+        assert_eq!(drained.collect::<Vec<_>>(), [7, 8, 9]);
+        assert!(!outstanding.is_empty());
+        outstanding.complete(d);
+        assert!(outstanding.is_empty() && outstanding.take_drained().is_none());
+    }
+
+    #[test]
+    fn drained_commands_are_bounded_as_parts_are() {
+        let mut outstanding = Outstanding::new(2);
+        let mut end = Waiting::default();
+        outstanding.add(&mut end, page(0));
+        for _ in 0..2 {
+            assert!(outstanding.has_room(1));
+            outstanding.drain(0);
+        }
+        assert!(!outstanding.has_room(1));
+    }
+
+    #[test]
+    fn a_number_from_elsewhere_completes_nothing() {
+        let mut outstanding = Outstanding::new(1);
+        assert!(!outstanding.complete(0) && !outstanding.complete(9));
+        assert!(outstanding.is_empty());
+    }
+}

@@ -1,0 +1,419 @@
+//! Running proxies, with kernels on the CPU that push into their rings.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+use weft_control::{Cause, Control, Poison, local_world};
+use weft_fabric::{
+    Communicator, CommunicatorConfig, CounterConfig, CounterId, Rank, Region, RemoteRegion, Time,
+    clock,
+};
+use weft_gpu::proxy::{
+    Command, CommandFields, Idle, MappedRing, Place, Proxy, ProxyConfig, ProxyOptions, RingWriter,
+    SLOT_WORDS, Target, Window, WordConfig,
+};
+use weft_gpu::table::Table;
+use weft_gpu::{Domain, Error, MemoryLocation, Result};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const BYTES: u64 = 1 << 16;
+/// A word that kernels hold, and one that they do not.
+const HELD: u32 = 0;
+const FREE: u32 = 1;
+
+/// A rank with a running proxy and a window for sources, one for destinations.
+struct Station {
+    communicator: Arc<Communicator>,
+    domain: Arc<Domain>,
+    proxy: Proxy,
+    outbox: Region,
+    inbox: Region,
+    counter: CounterId,
+}
+
+/// Kernel on the CPU, which knows only the table.
+struct Kernel {
+    table: *const Table,
+}
+
+// SAFETY: the table and all that it leads to is accessed by atomics only, apart from fields that do not change.
+unsafe impl Sync for Kernel {}
+
+impl Kernel {
+    fn fields(&self) -> Table {
+        // SAFETY: the domain's table, which outlives the kernel; the ticket in the copy is not used.
+        unsafe { self.table.read_volatile() }
+    }
+
+    fn atomic(address: u64) -> &'static AtomicU32 {
+        let word = std::ptr::with_exposed_provenance_mut::<u32>(address as usize);
+        // SAFETY: a word in the proxy's memory, which outlives the kernels, accessed by atomics only.
+        unsafe { AtomicU32::from_ptr(word) }
+    }
+
+    fn count(address: u64) -> &'static AtomicU64 {
+        let count = std::ptr::with_exposed_provenance_mut::<u64>(address as usize);
+        // SAFETY: a count in the proxy's memory or in the table, both of which outlive the kernels.
+        unsafe { AtomicU64::from_ptr(count) }
+    }
+
+    fn ticket(&self) -> &'static AtomicU64 {
+        Kernel::count(self.table as u64 + std::mem::offset_of!(Table, ticket) as u64)
+    }
+
+    fn ring(&self) -> MappedRing<'static> {
+        let fields = self.fields();
+        let first =
+            std::ptr::with_exposed_provenance::<[AtomicU32; SLOT_WORDS]>(fields.ring as usize);
+        // SAFETY: the proxy's slots, which outlive the kernels and are accessed by atomics only.
+        let slots = unsafe { std::slice::from_raw_parts(first, fields.slots as usize) };
+        MappedRing { slots, released: Kernel::count(fields.released) }
+    }
+
+    fn push(&self, command: Command) {
+        self.push_fields(&command.fields());
+    }
+
+    fn push_fields(&self, fields: &CommandFields) {
+        let ticket = self.ticket().fetch_add(1, Ordering::Relaxed);
+        let writer = RingWriter::new(self.ring());
+        let begin = clock::now();
+        while !writer.push(ticket, fields) {
+            assert!(clock::now().since(begin) < PATIENCE, "no room for ticket {ticket}");
+            std::thread::yield_now();
+        }
+    }
+
+    fn word(&self, source: u32, word: u32) -> u32 {
+        let fields = self.fields();
+        let position = u64::from(source * fields.words_each + word);
+        Kernel::atomic(fields.words + 4 * position).load(Ordering::Acquire)
+    }
+
+    fn wait(&self, source: u32, word: u32, rounds: u32) {
+        let begin = clock::now();
+        while self.word(source, word) < rounds {
+            assert!(clock::now().since(begin) < PATIENCE, "word {word} from {source}: {rounds}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Station {
+    fn new(communicator: Communicator, options: ProxyOptions) -> Station {
+        let communicator = Arc::new(communicator);
+        let outbox = communicator.engine().alloc(BYTES as usize).unwrap();
+        let inbox = communicator.engine().alloc(BYTES as usize).unwrap();
+        let shape = CounterConfig { window: 16, ..CounterConfig::default() };
+        let counters = [HELD, FREE].map(|_| communicator.engine().counter_with(shape).unwrap());
+        let shared = communicator.share(&[(&inbox, 0..BYTES)], &counters, soon()).unwrap();
+        let theirs: Vec<Option<RemoteRegion>> =
+            shared.iter().map(|regions| regions.first().copied()).collect();
+        let config = ProxyConfig {
+            words: vec![
+                WordConfig { counter: counters[0], hold: true },
+                WordConfig { counter: counters[1], hold: false },
+            ],
+            windows: vec![Window { source: Some((outbox.key(), BYTES)), destinations: theirs }],
+            max_put_bytes: BYTES,
+            ..ProxyConfig::default()
+        };
+        let domain = Domain::local_group(&[MemoryLocation::Twin]).unwrap().remove(0);
+        let proxy = Proxy::start(domain.clone(), communicator.clone(), config, options).unwrap();
+        let station = Station { communicator, domain, proxy, outbox, inbox, counter: counters[1] };
+        station.meet();
+        station
+    }
+
+    fn kernel(&self) -> Kernel {
+        Kernel { table: std::ptr::with_exposed_provenance(self.domain.table() as usize) }
+    }
+
+    fn peer(&self) -> Rank {
+        Rank(1 - self.communicator.rank().0)
+    }
+
+    fn put(&self, word: u32, at: u64, length: u64) -> Command {
+        let place = Place { window: 0, offset: at };
+        let target = Target { word, hold: word == HELD };
+        Command::Put { peer: self.peer(), target, source: place, destination: place, length }
+    }
+
+    /// Word in a window.
+    fn at(region: &Region, at: u64) -> &'static AtomicU32 {
+        Kernel::atomic(region.memory().address() + at)
+    }
+
+    fn close(&self) {
+        self.proxy.drain(soon(), &mut || false).unwrap();
+        self.meet();
+        self.proxy.stop().unwrap();
+    }
+
+    /// Waits until kernels' waits end, which is set behind the error.
+    fn wait_for_abort(&self) {
+        let begin = clock::now();
+        while !self.domain.failures().watch().is_aborted() {
+            assert!(clock::now().since(begin) < PATIENCE, "kernels wait on");
+            std::thread::yield_now();
+        }
+    }
+
+    fn meet(&self) {
+        let communicator = &self.communicator;
+        communicator.barrier(&mut communicator.wait_options(soon(), &mut || false)).unwrap();
+    }
+}
+
+fn soon() -> Time {
+    clock::now().after(PATIENCE)
+}
+
+/// Two ranks on threads of their own, with proxies.
+fn on_two<T: Send>(options: ProxyOptions, rank: impl Fn(Station) -> T + Sync) -> Vec<T> {
+    let world = local_world(2, |_| {}).unwrap();
+    // A rank that has left the barrier in `Station::new` may fail before the other one has.
+    let made = Barrier::new(2);
+    std::thread::scope(|scope| {
+        let start = |control: Control| {
+            let (rank, made) = (&rank, &made);
+            scope.spawn(move || {
+                let config = weft_control::Config::new(control.rank().0, 2);
+                let communicator = Communicator::over(control, CommunicatorConfig::new(config));
+                let station = Station::new(communicator.unwrap(), options);
+                made.wait();
+                rank(station)
+            })
+        };
+        let threads: Vec<_> = world.into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn failure(station: &Station) -> Error {
+    let begin = clock::now();
+    loop {
+        if let Err(error) = station.proxy.check() {
+            return error;
+        }
+        assert!(clock::now().since(begin) < PATIENCE, "no error");
+        std::thread::yield_now();
+    }
+}
+
+/// Words in each thread's part of a window.
+const PART: u64 = BYTES / 4 / THREADS;
+const THREADS: u64 = 4;
+const ROUNDS: u64 = 200;
+
+fn value(rank: Rank, at: u64, round: u64) -> u32 {
+    (at * 31 + round * 1009 + u64::from(rank.0) * 7 + 1) as u32
+}
+
+#[test]
+fn puts_by_several_threads_arrive_whole_and_are_counted() {
+    let options = ProxyOptions { slots: 8, ..ProxyOptions::default() };
+    on_two(options, |station| {
+        let (kernel, own, peer) = (station.kernel(), station.communicator.rank(), station.peer());
+        for round in 0..ROUNDS {
+            std::thread::scope(|scope| {
+                for thread in 0..THREADS {
+                    let (kernel, station) = (&kernel, &station);
+                    scope.spawn(move || {
+                        let words = thread * PART + round % 7..(thread + 1) * PART - round % 5;
+                        let (first, bytes) = (words.start * 4, (words.end - words.start) * 4);
+                        for at in words {
+                            Station::at(&station.outbox, at * 4)
+                                .store(value(own, at, round), Ordering::Relaxed);
+                        }
+                        kernel.push(station.put(FREE, first, bytes));
+                    });
+                }
+            });
+            kernel.push(Command::Drained { word: FREE });
+            // Also that the sources may be stored to again.
+            kernel.wait(own.0, FREE, round as u32 + 1);
+            kernel.wait(peer.0, FREE, ((round + 1) * THREADS) as u32);
+            for thread in 0..THREADS {
+                for at in thread * PART + round % 7..(thread + 1) * PART - round % 5 {
+                    let seen = Station::at(&station.inbox, at * 4).load(Ordering::Relaxed);
+                    assert_eq!(seen, value(peer, at, round), "round {round}, word {at}");
+                }
+            }
+            station.meet();
+        }
+        station.proxy.check().unwrap();
+        station.close();
+        assert_eq!(kernel.fields().ring, 0, "kernels that start later push nothing");
+        station.proxy.check().unwrap();
+    });
+}
+
+#[test]
+fn held_rounds_keep_the_seventeenth_put_until_a_release() {
+    on_two(ProxyOptions::default(), |station| {
+        let (kernel, peer) = (station.kernel(), station.peer());
+        for number in 0..17 {
+            Station::at(&station.outbox, number * 4).store(number as u32 + 1, Ordering::Relaxed);
+            kernel.push(station.put(HELD, number * 4, 4));
+        }
+        kernel.wait(peer.0, HELD, 16);
+        station.meet();
+        let begin = clock::now();
+        let is_taken =
+            |busy: &Result<()>| matches!(busy, Err(Error::ProxyBusy { pushed: 17, sent: 17, .. }));
+        while !is_taken(&station.proxy.drain(clock::now(), &mut || false)) {
+            assert!(
+                clock::now().since(begin) < PATIENCE,
+                "the seventeenth command stays in the ring"
+            );
+        }
+        let interrupted = station.proxy.drain(soon(), &mut || true).unwrap_err();
+        assert!(matches!(interrupted, Error::Fabric(weft_fabric::Error::Interrupted)));
+        assert_eq!(kernel.word(peer.0, HELD), 16);
+        assert_eq!(Station::at(&station.inbox, 64).load(Ordering::Acquire), 0);
+        station.meet();
+        kernel.push(Command::Release { peer, word: HELD, count: 16 });
+        kernel.wait(peer.0, HELD, 17);
+        assert_eq!(Station::at(&station.inbox, 64).load(Ordering::Acquire), 17);
+        station.close();
+    });
+}
+
+#[test]
+fn a_command_out_of_range_ends_the_group_and_all_waits() {
+    let errors = on_two(ProxyOptions::default(), |station| {
+        if station.communicator.rank() == Rank(0) {
+            station.kernel().push(station.put(FREE, BYTES - 4, 8));
+        }
+        let errors = [failure(&station), failure(&station)];
+        station.wait_for_abort();
+        let drained = station.proxy.drain(soon(), &mut || false).unwrap_err();
+        station.proxy.stop().unwrap();
+        errors.into_iter().chain([drained]).collect::<Vec<_>>()
+    });
+    for error in &errors[0] {
+        let Error::Command(refused) = error else { panic!("{error}") };
+        assert_eq!((refused.ticket, refused.fields.length), (0, 8));
+    }
+    for error in &errors[1] {
+        let text = error.to_string();
+        assert!(text.starts_with("rank 0 poisoned the group: command 0 (PUT"), "{text}");
+    }
+}
+
+#[test]
+fn random_commands_are_refused_or_stay_within_the_windows() {
+    let mut state = 1u64;
+    let mut draw = || {
+        // Xorshift (Marsaglia, 2003).
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for _ in 0..20 {
+        let mut fields: Vec<CommandFields> = Vec::new();
+        for _ in 0..4 {
+            let bits = [draw(), draw(), draw(), draw(), draw()];
+            fields.push(CommandFields {
+                kind: (bits[0] % 8) as u8,
+                flags: (bits[0] >> 8) as u8 % 3,
+                peer: (bits[0] >> 16) as u16,
+                length: bits[1],
+                source_window: bits[2] as u16,
+                destination_window: (bits[2] >> 16) as u16,
+                word: (bits[2] >> 32) as u32,
+                source_offset: bits[3],
+                count: bits[0] as u32,
+                destination_offset: bits[4],
+                list: (bits[4] >> 32) as u32,
+                ..CommandFields::default()
+            });
+        }
+        on_two(ProxyOptions::default(), |station| {
+            if station.communicator.rank() == Rank(0) {
+                let kernel = station.kernel();
+                fields.iter().for_each(|fields| kernel.push_fields(fields));
+            }
+            let error = failure(&station);
+            assert!(matches!(error, Error::Command(_) | Error::Fabric(_)), "{error}");
+        });
+    }
+}
+
+#[test]
+fn a_damaged_ring_ends_the_group() {
+    on_two(ProxyOptions::default(), |station| {
+        if station.communicator.rank() == Rank(0) {
+            station.kernel().ring().slots[0][3].store(9, Ordering::Release);
+        }
+        let error = failure(&station);
+        match station.communicator.rank() {
+            Rank(0) => assert!(matches!(error, Error::Ring(_)), "{error}"),
+            _ => assert!(error.to_string().contains("use number 9"), "{error}"),
+        }
+    });
+}
+
+#[test]
+fn a_lost_peer_ends_waits_and_is_named() {
+    on_two(ProxyOptions::default(), |station| {
+        let lost = Poison { kind: Cause::Lost, rank: Some(Rank(1)), detail: "killed".into() };
+        if station.communicator.rank() == Rank(0) {
+            station.communicator.poison(lost);
+        }
+        let error = failure(&station).to_string();
+        assert_eq!(error, "rank 1 was lost: killed");
+        station.wait_for_abort();
+    });
+}
+
+#[test]
+fn what_cannot_be_started_is_refused() {
+    let start = |options: ProxyOptions| -> Vec<Result<()>> {
+        on_two(ProxyOptions::default(), |station| {
+            let config = ProxyConfig {
+                words: vec![WordConfig { counter: station.counter, hold: false }],
+                max_put_bytes: 1,
+                ..ProxyConfig::default()
+            };
+            let (domain, group) = (station.domain.clone(), station.communicator.clone());
+            let second = Proxy::start(domain, group, config, options).map(drop);
+            station.close();
+            second
+        })
+    };
+    let texts = |options| -> Vec<String> {
+        start(options).into_iter().map(|refused| refused.unwrap_err().to_string()).collect()
+    };
+    for text in texts(ProxyOptions::default()) {
+        assert_eq!(text, "this host's ranks have a proxy on this device: close it first");
+    }
+    for slots in [0, 1, 12, 1 << 17] {
+        for text in texts(ProxyOptions { slots, ..ProxyOptions::default() }) {
+            assert!(text.starts_with(&format!("{slots} command slots, a power of two")), "{text}");
+        }
+    }
+    for text in texts(ProxyOptions { core: Some(1 << 20), ..ProxyOptions::default() }) {
+        assert!(text.starts_with("core 1048576 for the proxy's thread"), "{text}");
+    }
+}
+
+#[test]
+fn threads_run_where_and_as_they_are_told() {
+    for idle in [Idle::Nap, Idle::Spin] {
+        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+        let core = (0..1024).find(|core| allowed.is_set(*core)).unwrap();
+        let options = ProxyOptions { idle, core: Some(core as u32), ..ProxyOptions::default() };
+        on_two(options, |station| {
+            let kernel = station.kernel();
+            let turns = Kernel::count(kernel.fields().alive);
+            let before = turns.load(Ordering::Relaxed);
+            kernel.push(Command::Drained { word: FREE });
+            kernel.wait(station.communicator.rank().0, FREE, 1);
+            assert!(turns.load(Ordering::Relaxed) > before, "its turns are counted");
+            station.close();
+        });
+    }
+}

@@ -1,0 +1,141 @@
+//! A rank's proxy, which puts for kernels.
+
+use super::domain::SymmetricMemory;
+use crate::choices::choose;
+use crate::communicator::Communicator;
+use crate::errors::Error;
+use crate::fork::{self, ProcessOwned};
+use crate::region::Region;
+use crate::shared::deadline;
+use pyo3::prelude::*;
+use std::sync::Arc;
+use weft_fabric::{Communicator as Fabric, CounterId, Rank, RegionKey, RemoteRegion};
+use weft_gpu::proxy::{Idle, Proxy, ProxyConfig, ProxyGroup, ProxyOptions, Window, WordConfig};
+
+/// A running proxy, until it is stopped.
+#[pyclass(frozen, module = "weft._native")]
+pub struct DeviceProxy {
+    /// `None` only while it is dropped.
+    proxy: Option<ProcessOwned<Proxy>>,
+}
+
+impl DeviceProxy {
+    fn proxy(&self) -> Result<&Proxy, Error> {
+        self.proxy.as_deref().ok_or_else(|| weft_control::Error::Closed.into())
+    }
+}
+
+impl Drop for DeviceProxy {
+    fn drop(&mut self) {
+        let proxy = self.proxy.take();
+        // Without the GIL: other Python threads may have to launch the kernels that it waits for.
+        Python::try_attach(|py| py.detach(|| drop(proxy)));
+    }
+}
+
+/// A window: this rank's region, and the peers' regions (key, length) by rank.
+type PyWindow = (Option<Py<Region>>, Vec<Option<(u32, u64)>>);
+
+/// The proxy's group, which the thread keeps.
+struct Group(Arc<ProcessOwned<Fabric>>);
+
+impl ProxyGroup for Group {
+    fn communicator(&self) -> &Fabric {
+        &self.0
+    }
+}
+
+fn of_gpu(error: weft_gpu::Error) -> Error {
+    weft_moe::Error::from(error).into()
+}
+
+fn window((source, destinations): &PyWindow) -> Result<Window, Error> {
+    let source = source.as_ref().map(|region| region.get().get()).transpose()?;
+    let remote = |(peer, place): (u32, &Option<(u32, u64)>)| {
+        place.map(|(key, length)| RemoteRegion { peer: Rank(peer), key: RegionKey(key), length })
+    };
+    Ok(Window {
+        source: source.map(|region| (region.key(), region.memory().len() as u64)),
+        destinations: (0..).zip(destinations).map(remote).collect(),
+    })
+}
+
+#[pymethods]
+impl DeviceProxy {
+    /// Starts this rank's proxy in a separate group, for kernels on the domain that has `memory`. Poison in `outer` ends
+    /// kernel waits as well.
+    #[new]
+    #[pyo3(signature = (group, memory, outer, *, counters, hold, rounds, windows, max_put_bytes, max_outstanding, slots, idle, core))]
+    #[allow(clippy::too_many_arguments)]
+    fn start(
+        py: Python<'_>,
+        group: &Communicator,
+        memory: &SymmetricMemory,
+        outer: &Communicator,
+        counters: Vec<u32>,
+        hold: Vec<bool>,
+        rounds: u32,
+        windows: Vec<PyWindow>,
+        max_put_bytes: u64,
+        max_outstanding: u32,
+        slots: u32,
+        idle: &str,
+        core: Option<u32>,
+    ) -> PyResult<DeviceProxy> {
+        fork::check(py)?;
+        let idle = choose(py, "idle", idle, &[("nap", Idle::Nap), ("spin", Idle::Spin)])?;
+        let words = counters.into_iter().zip(hold);
+        let config = ProxyConfig {
+            words: words
+                .map(|(counter, hold)| WordConfig {
+                    counter: CounterId::from_number(counter),
+                    hold,
+                })
+                .collect(),
+            rounds,
+            windows: windows.iter().map(window).collect::<Result<_, Error>>()?,
+            max_put_bytes,
+            max_outstanding,
+            ..ProxyConfig::default()
+        };
+        let fabric = group.shared.get().ok_or(Error::from(weft_control::Error::Closed))?;
+        outer.shared.with(py, |fabric| {
+            memory.domain().failures().end_waits_with(fabric);
+            Ok(())
+        })?;
+        let (group, domain) = (Arc::new(Group(fabric)), memory.domain().clone());
+        let options = ProxyOptions { slots, idle, core };
+        let proxy = py.detach(|| Proxy::start(domain, group, config, options)).map_err(of_gpu)?;
+        Ok(DeviceProxy { proxy: Some(ProcessOwned::new(proxy)) })
+    }
+
+    /// Raises the error that ended the proxy, or that a kernel recorded.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        fork::check(py)?;
+        let proxy = self.proxy()?;
+        Ok(py.detach(|| proxy.check()).map_err(of_gpu)?)
+    }
+
+    /// Waits until all commands are complete; kernels have ended.
+    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        fork::check(py)?;
+        let (proxy, mut raised) = (self.proxy()?, None);
+        let drained = py.detach(|| {
+            let mut interrupted = || {
+                raised = Python::attach(|py| py.check_signals().err());
+                raised.is_some()
+            };
+            proxy.drain(deadline(timeout), &mut interrupted)
+        });
+        Ok(drained.map_err(|error| raised.map_or_else(|| of_gpu(error), Error::Python))?)
+    }
+
+    /// Ends the thread, and takes the addresses back from kernels. No effect in a forked child.
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        if fork::is_child() {
+            return Ok(());
+        }
+        let proxy = self.proxy()?;
+        Ok(py.detach(|| proxy.stop()).map_err(of_gpu)?)
+    }
+}
