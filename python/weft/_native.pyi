@@ -1,16 +1,22 @@
-"""The native module. `weft` re-exports the public part and documents it."""
+"""The native module. `weft` re-exports the public part and documents it.
+
+A default of `...` is computed in Rust, so that `make stubs` cannot compare it.
+"""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypedDict, Unpack, final
+from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack, final, type_check_only
 
-from weft._options import Native
-from weft.qdl.device import Lane
+from weft.base.errors import InternalError
+from weft.moe.options import Native
 
-#: A contiguous array that the Python layer has checked: address, bytes, and its owner.
+#: A contiguous array that the Python layer has checked: address, bytes, and owner.
 _Array: TypeAlias = tuple[int, int, object]
-#: Source region, its offset, the peer's region, its offset, length; how many of these slices, and
-#: the distance from one to the next in the source and in the destination. Bytes but for the count.
+#: Source region, source offset, peer region, peer offset, slice length, slice count, then the
+#: stride between slices in the source and in the destination. All are bytes except the count.
 _Page: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+
+class PanicException(InternalError):  # noqa: N818
+    """Panic in the native module; PyO3 makes the class."""
 
 @final
 class BuildInfo:
@@ -18,7 +24,7 @@ class BuildInfo:
 
     @property
     def version(self) -> str:
-        """The version of Weft."""
+        """Weft version."""
 
     @property
     def commit(self) -> str:
@@ -38,28 +44,31 @@ class View:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """CUDA's array interface, of bytes, if this is memory of a device."""
+        """CUDA array interface over the bytes, for device memory.
+
+        See https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html.
+        """
 
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class Region:
-    """A region of this rank."""
+    """Region on this rank."""
 
     def key(self) -> int:
-        """Its number in its communicator, unless it was released."""
+        """Region number in the communicator, unless the region was released."""
 
     @property
     def writable(self) -> bool:
-        """True if its memory may be written to."""
+        """True if the memory may be written to."""
 
     def __len__(self) -> int: ...
     def address(self) -> int:
-        """Address of its first byte: of the CPU, or of its device."""
+        """Address of the first byte, on the CPU or the device."""
 
     def view(self) -> View:
-        """Its bytes, as a buffer; as CUDA's array interface if it is memory of a device."""
+        """The bytes as a buffer; device memory has CUDA's array interface instead."""
 
     def release(self) -> None:
         """Release the region; requests in flight keep it until they complete."""
@@ -71,12 +80,36 @@ class Request:
     def done(self) -> bool:
         """True if it has ended."""
 
+    def start_await(self, awaits: Awaits, number: int) -> Await | None:
+        """Start an await with this number; `None` if the request has ended."""
+
     def wait(self, timeout: float) -> None:
         """Wait until it has ended."""
 
 @final
+class Awaits:
+    """Ended awaits of one asyncio loop, over all communicators."""
+
+    def __new__(cls) -> Awaits: ...
+    def fileno(self) -> int:
+        """A descriptor that is readable while awaits have ended that were not taken."""
+
+    def take(self) -> list[tuple[int, Exception | None]]:
+        """Take the awaits that have ended: number, and the error or `None`."""
+
+@final
+class Await:
+    """Await in progress."""
+
+    def give_up(self) -> Exception | None:
+        """Give it up, so that it reports nothing.
+
+        Returns the timeout error, or `None` if it has ended before.
+        """
+
+@final
 class PeerGroup:
-    """Peers that are written to together: a counter, a source and a region of each."""
+    """Peers that are written to together: a counter, a source, and one region per peer."""
 
     def scatter(
         self,
@@ -88,7 +121,7 @@ class PeerGroup:
 
 @final
 class Communicator:
-    """A group of ranks that can write to each other."""
+    """Group in which any rank can write to any other."""
 
     @property
     def rank(self) -> int:
@@ -100,26 +133,26 @@ class Communicator:
 
     @property
     def generation(self) -> int:
-        """Number of times that the group was formed anew."""
+        """Re-formation count."""
 
     @property
     def hosts(self) -> list[str]:
-        """Host identity of each rank."""
+        """Host identity by rank."""
 
     def routes(self) -> list[str | None]:
-        """The provider of the route to each rank; `None` for this one."""
+        """Provider by rank, for example "shm"; `None` for this rank."""
 
     def provider_details(self) -> dict[str, dict[str, str]]:
         """Details by provider, such as a library's version; providers without any are left out."""
 
     def route(self, peer: int) -> tuple[str, int | None, int | None]:
-        """Provider, most bytes and most pages of a part; `None`: no limit."""
+        """Provider, then maximum bytes and maximum pages per part; `None` means no limit."""
 
     def parts(self, peer: int, lengths: list[int]) -> int:
-        """Raises of a lane by a write of pages of these lengths, to or from a peer."""
+        """Lane raises by a write with these page lengths, to or from a peer."""
 
     def clock_offsets(self) -> list[tuple[int, int]]:
-        """Offset of each rank's clock from rank 0's in nanoseconds, and its error."""
+        """Clock offset from rank 0 by rank, in nanoseconds, with the error bound."""
 
     def all_gather(self, payload: bytes, timeout: float, for_share: bool = False) -> list[bytes]:
         """Each rank's bytes, in rank order."""
@@ -137,18 +170,24 @@ class Communicator:
         numa_node: int | None = None,
         huge_pages: bool = False,
     ) -> Region:
-        """Memory that peers can be granted: of the host, placed as requested, or of a device."""
+        """Memory to grant to peers: host memory, placed as requested, or device memory."""
 
     def register(
-        self, address: int, length: int, owner: object, writable: bool, device: int | None = None
+        self,
+        address: int,
+        length: int,
+        owner: object,
+        writable: bool,
+        device: int | None = None,
+        reader: str = "all",
     ) -> Region:
-        """The user's memory: a source, and where the provider can and it is writable a target.
+        """User memory as a source; also a target if it is writable and the provider supports it.
 
-        It is the CPU's, or that of the CUDA device of this ordinal.
+        `device` is a CUDA ordinal; `None` for CPU memory. `reader` is "all" or "owner".
         """
 
-    def counter(self, window: int = 1, peers: list[int] | None = None, bulk: bool = False) -> int:
-        """The number of a new counter with this window, toward these peers (`None`: all)."""
+    def counter(self, window: int = ..., peers: list[int] | None = None, bulk: bool = False) -> int:
+        """Create a counter toward these peers (`None`: all) and return the number."""
 
     def release_counter(self, counter: int, timeout: float) -> None:
         """Wait until all writes toward a counter have arrived, and release it."""
@@ -160,12 +199,18 @@ class Communicator:
         """The first round toward a peer without a write."""
 
     def open_round(self, counter: int, peer: int) -> int:
-        """The oldest round of a peer without a credit."""
+        """The peer's oldest round without a credit."""
+
+    def grant_region(self, region: Region, peer: int, timeout: float) -> bytes:
+        """Grant for one peer, encoded."""
+
+    def import_region(self, peer: int, grant: bytes, timeout: float) -> tuple[int, int]:
+        """Key and length of the region that a peer's grant has."""
 
     def share(
         self, regions: list[Region], counters: list[int], timeout: float
     ) -> list[list[tuple[int, int]]]:
-        """Grant regions and link counters; by rank, (key, length) of the regions it granted."""
+        """Grant regions and link counters; returns (key, length) of each region, by rank."""
 
     def scatter(
         self,
@@ -174,9 +219,9 @@ class Communicator:
         round: int | None,
         done: Callable[[Exception | None], object] | None,
     ) -> Request:
-        """Write pages to peers and raise their counters, in a round or in the next of each peer.
+        """Write pages to peers and raise their counters, in `round` or in each peer's next round.
 
-        `done` is called at the request's end.
+        `done` is called when the request ends.
         """
 
     def peer_group(
@@ -187,10 +232,34 @@ class Communicator:
     def wait(
         self, counter: int, round: int | None, expected: list[tuple[int, int]], timeout: float
     ) -> None:
-        """Wait until peers have raised a counter by as much as is expected of each.
+        """Wait until each peer has raised a counter as often as expected.
 
-        In an open round, or in the oldest of each peer.
+        Without `round`, this waits for each peer's oldest round.
         """
+
+    def watch(
+        self,
+        counter: int,
+        round: int | None,
+        expected: list[tuple[int, int]],
+        callback: Callable[[Exception | None], object],
+    ) -> None:
+        """Call `callback` once peers have raised a counter as `wait` expects."""
+
+    def start_await(
+        self,
+        counter: int,
+        round: int | None,
+        expected: list[tuple[int, int]],
+        awaits: Awaits,
+        number: int,
+    ) -> Await | None:
+        """Start an await with this number for the same as `wait`; `None` if it holds."""
+
+    def start_await_for_credit(
+        self, peer: int, counter: int, round: int | None, awaits: Awaits, number: int
+    ) -> Await | None:
+        """Start an await with this number for the same as `wait_for_credit`."""
 
     def wait_for_credit(self, peer: int, counter: int, round: int | None, timeout: float) -> None:
         """Wait until a peer has given the credit that a round, or the next one, needs."""
@@ -214,7 +283,7 @@ class Communicator:
         """Credits that a peer has given on a counter."""
 
     def credit(self, peer: int, counter: int) -> Request:
-        """Give a peer credit for its round."""
+        """Give a peer credit for a round."""
 
     def statistics(self) -> list[tuple[int, str, int, int, int, int]]:
         """By peer: rank, provider, payload bytes, parts, arrivals, errors."""
@@ -241,13 +310,13 @@ class Communicator:
         """Poison the group at every rank."""
 
     def reform(self, timeout: float) -> Communicator:
-        """A new communicator of the survivors."""
+        """A new communicator with the survivors."""
 
     def end_waits(self) -> None:
-        """End the waits of all threads with `ClosedError`."""
+        """End all threads' waits with `ClosedError`."""
 
     def close(self) -> None:
-        """Leave the group and free its resources; no effect in a forked child."""
+        """Leave the group and free all resources; no effect in a forked child."""
 
 @final
 class Received:
@@ -259,7 +328,7 @@ class Received:
 
     @property
     def row_count(self) -> int:
-        """Rows of that memory."""
+        """Row count in that memory."""
 
     @property
     def stride(self) -> int:
@@ -271,15 +340,15 @@ class Received:
 
     @property
     def scale_stride(self) -> int:
-        """Bytes from the first scale of one row to that of the next."""
+        """Bytes between the first scales in adjacent rows."""
 
     @property
     def expert_counts(self) -> list[int]:
-        """Tokens of each local expert."""
+        """Token count for each local expert."""
 
     @property
     def expert_offsets(self) -> list[int]:
-        """First position of each local expert, and the end of the last one's."""
+        """First position for each local expert, then the end position."""
 
     @property
     def slots(self) -> list[int]:
@@ -291,7 +360,7 @@ class Received:
 
     @property
     def expert_load(self) -> list[int]:
-        """Tokens of every expert of the group."""
+        """Token count for every expert in the group."""
 
 @final
 class AllToAll:
@@ -322,11 +391,11 @@ class AllToAll:
     ) -> AllToAll: ...
     @property
     def row_bytes(self) -> tuple[int, int]:
-        """Bytes of a token with its scales, and of a reply, on the wire."""
+        """Bytes on the wire for a token with scales, and for a reply."""
 
     @property
     def local_experts(self) -> tuple[int, int]:
-        """The first and one past the last expert of this rank."""
+        """This rank's first expert, and one past the last."""
 
     def sizes(self) -> tuple[str, int]:
         """Memory: a table by area, and the total in bytes."""
@@ -334,7 +403,7 @@ class AllToAll:
     def dispatch_send(
         self, tokens: _Array, ids: _Array, weights: _Array | None, scales: _Array | None
     ) -> int:
-        """Start a round; its number."""
+        """Start a round and return the number."""
 
     def dispatch_recv(self, round: int, timeout: float) -> Received:
         """Wait until every token for this rank's experts is here."""
@@ -358,11 +427,11 @@ class AllToAll:
         """Give all memory back; every rank calls this."""
 
     def abandon(self) -> None:
-        """End it on this rank alone; the communicator keeps memory that peers may write to."""
+        """Close on this rank only; the communicator keeps memory that peers may write to."""
 
 @final
 class SymmetricMemory:
-    """Memory of the symmetric heap; freed when this is gone."""
+    """Block in the symmetric heap; freed with this object."""
 
     def __new__(
         cls, communicator: Communicator, *, device: str, memory: str, bytes: int, timeout: float
@@ -381,20 +450,51 @@ class SymmetricMemory:
 
     @property
     def table(self) -> int:
-        """The address of the domain's table."""
+        """Domain table address."""
 
     def prepare_waits(self, limit: float) -> None:
-        """Prepare the domain for waits of the user's kernels of at most `limit` seconds."""
+        """Prepare the domain for user kernels that wait at most `limit` seconds."""
 
     def check(self) -> None:
         """Raise the error that the device recorded."""
 
     def usage(self) -> tuple[int, int]:
-        """Bytes in blocks of the domain, and bytes of its heap."""
+        """Bytes in the domain's blocks, and in the heap."""
+
+@final
+class DeviceProxy:
+    """A rank's running proxy, which puts for kernels: see `weft.triton.Proxy`."""
+
+    def __new__(
+        cls,
+        group: Communicator,
+        memory: SymmetricMemory,
+        outer: Communicator,
+        *,
+        counters: list[int],
+        hold: list[bool],
+        rounds: int,
+        windows: list[tuple[Region | None, list[tuple[int, int] | None]]],
+        max_put_bytes: int,
+        max_outstanding: int,
+        slots: int,
+        idle: str,
+        core: int | None,
+    ) -> DeviceProxy:
+        """`windows`: this rank's region, and the peers' regions (key, length) by rank."""
+
+    def check(self) -> None:
+        """Raise the error that ended the proxy, or that a kernel recorded."""
+
+    def drain(self, timeout: float) -> None:
+        """Wait until all commands are complete; kernels have ended."""
+
+    def stop(self) -> None:
+        """End the thread, and take its addresses back from kernels."""
 
 @final
 class RegisteredMemory:
-    """Memory of the user's, mapped by all ranks until it is closed."""
+    """User memory that all ranks map until it is closed."""
 
     def __new__(
         cls,
@@ -414,23 +514,23 @@ class RegisteredMemory:
         """Hide it from later collectives."""
 
     def close(self, timeout: float) -> None:
-        """End it; every rank calls this. Mappings of a twin end with this object."""
+        """Close; every rank calls this. A twin's mappings end with this object."""
 
     def abandon(self) -> None:
-        """End this rank's mappings of a GPU's memory."""
+        """End this rank's mappings to GPU memory."""
 
 def device_options() -> list[str]:
-    """Names of the options of a device all-to-all."""
+    """Option names for a device all-to-all."""
 
 #: The logical experts that each rank holds.
-RankExperts: TypeAlias = list[list[int]]
+_RankExperts: TypeAlias = list[list[int]]
 
 @final
 class DeviceAllToAll:
     """Dispatch and combine on a device: see `weft.cuda.AllToAll`.
 
-    Tensors are given as addresses on the device, 0 for one that is not given; streams as CUDA's
-    handle, 0 for a twin. Calls return at once, those of a twin once they have done their work.
+    Tensors are passed as device addresses, with 0 for an absent one; streams as CUDA handles, with
+    0 for a twin. Calls return at once, except that a twin's call first does its work.
     """
 
     def __new__(
@@ -438,7 +538,7 @@ class DeviceAllToAll:
         communicator: Communicator,
         *,
         device: str,
-        placement: list[RankExperts] | None = None,
+        placement: list[_RankExperts] | None = None,
         **options: Unpack[Native],
     ) -> DeviceAllToAll: ...
     @staticmethod
@@ -446,47 +546,47 @@ class DeviceAllToAll:
         world_size: int,
         devices: list[str],
         *,
-        placement: list[RankExperts] | None = None,
+        placement: list[_RankExperts] | None = None,
         **options: Unpack[Native],
     ) -> list[DeviceAllToAll]:
         """All ranks in this process, in rank order."""
 
     @property
     def positions(self) -> int:
-        """The most positions of a rank in one round."""
+        """Maximum positions on a rank in one round."""
 
     @property
     def plan_bytes(self) -> int:
-        """Bytes of the plan of a round."""
+        """Plan size for a round, in bytes."""
 
     @property
     def path(self) -> str:
-        """Transfer path of tokens: "packets", "latency" or "bandwidth"."""
+        """Token transfer path: "packets", "latency" or "bandwidth"."""
 
     @property
     def num_sms(self) -> int:
-        """Multiprocessors that a kernel takes."""
+        """SMs that a kernel takes."""
 
     @property
     def local_experts(self) -> tuple[int, int]:
-        """The first and one past the last expert of this rank."""
+        """This rank's first expert, and one past the last."""
 
     @property
     def most_local_experts(self) -> int:
-        """The most experts of any rank, for which outputs of dispatch have room."""
+        """Maximum experts on any rank; dispatch outputs have room for that many."""
 
-    def set_placement(self, changes: list[tuple[int, RankExperts]], timeout: float) -> None:
+    def set_placement(self, changes: list[tuple[int, _RankExperts]], timeout: float) -> None:
         """Change which experts ranks hold, by layer, on every rank."""
 
     @property
     def build(self) -> dict[str, Any]:
-        """Build of its kernels: seconds, and true if they were cached."""
+        """Kernel build: seconds, and true for a cache hit."""
 
     def sizes(self) -> tuple[str, int]:
         """Memory: a table by area, and the total in bytes."""
 
     def received(self, channel: int) -> tuple[int, int, int]:
-        """Landing area of received rows: address, stride in bytes, rows."""
+        """Landing area for received rows: address, stride in bytes, rows."""
 
     def dispatch_send(
         self,
@@ -505,7 +605,7 @@ class DeviceAllToAll:
         kept: bool = False,
         positions: int | None = None,
     ) -> None:
-        """Launch the send half of dispatch, of at most `given` tokens."""
+        """Launch the dispatch send half, with at most `given` tokens."""
 
     def dispatch_recv(
         self,
@@ -526,15 +626,15 @@ class DeviceAllToAll:
         kept: bool = False,
         positions: int | None = None,
     ) -> None:
-        """Launch the receive half of dispatch."""
+        """Launch the dispatch receive half."""
 
     def counts(
         self, stream: int, channel: int, timeout: float, *, plan: int = 0
     ) -> tuple[list[int], list[int], int]:
-        """Wait for the counts of a round whose dispatch is in flight.
+        """Wait for the counts in a round whose dispatch is in flight.
 
-        Returns tokens of each expert, the first position of each group with the end of the last,
-        and the positions needed if there are fewer.
+        Returns tokens by expert, then group start positions followed by the end, then the positions
+        needed if `positions` was too small.
         """
 
     def dispatch(
@@ -564,7 +664,7 @@ class DeviceAllToAll:
         kept: bool = False,
         positions: int | None = None,
     ) -> None:
-        """Launch both halves of dispatch as one kernel."""
+        """Launch both dispatch halves as one kernel."""
 
     def combine_send(
         self,
@@ -578,7 +678,7 @@ class DeviceAllToAll:
         kept: bool = False,
         positions: int | None = None,
     ) -> None:
-        """Launch the send half of combine, or of the release that takes its place."""
+        """Launch the combine send half, or the release in place of it."""
 
     def combine_recv(
         self,
@@ -589,13 +689,13 @@ class DeviceAllToAll:
         given: int,
         release: bool,
         *,
-        added: tuple[int, int, int] = (0, 0, 0),
+        added: tuple[int, int, int] = ...,
         num_sms: int | None = None,
         plan: int = 0,
         kept: bool = False,
         positions: int | None = None,
     ) -> None:
-        """Launch the receive half of combine."""
+        """Launch the combine receive half."""
 
     def combine(
         self,
@@ -607,13 +707,13 @@ class DeviceAllToAll:
         given: int,
         release: bool,
         *,
-        added: tuple[int, int, int] = (0, 0, 0),
+        added: tuple[int, int, int] = ...,
         num_sms: int | None = None,
         plan: int = 0,
         kept: bool = False,
         positions: int | None = None,
     ) -> None:
-        """Launch both halves of combine as one kernel."""
+        """Launch both combine halves as one kernel."""
 
     def check(self) -> None:
         """Raise the error that the device recorded, and clear it unless it ended the group."""
@@ -622,14 +722,14 @@ class DeviceAllToAll:
         """Give all memory back; every rank calls this."""
 
     def abandon(self) -> None:
-        """End it on this rank alone."""
+        """Close on this rank only."""
 
 @final
 class DeviceCollectives:
     """Collectives between devices: see `weft.cuda.Collectives`.
 
-    Tensors are given as addresses on the device, streams as CUDA's handle, 0 for a twin. Calls
-    return at once, those of a twin once they have done their work.
+    Tensors are passed as device addresses, streams as CUDA handles, with 0 for a twin. Calls return
+    at once, except that a twin's call first does its work.
     """
 
     def __new__(
@@ -659,15 +759,15 @@ class DeviceCollectives:
 
     @staticmethod
     def allocate_local(group: list[DeviceCollectives], bytes: int) -> list[SymmetricMemory]:
-        """Symmetric memory of all ranks of a group in this process, in rank order."""
+        """Symmetric memory for all ranks in this process, in rank order."""
 
     @property
     def blocks(self) -> int:
-        """Maximum number of blocks of a launch."""
+        """Maximum blocks per launch."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of this rank."""
+        """Memory on this rank, in bytes."""
 
     def run(
         self,
@@ -690,34 +790,34 @@ class DeviceCollectives:
         """Launch a call.
 
         Args:
-            stream: the stream of the launch.
+            stream: launch stream.
             operation: "all_reduce", "reduce_scatter", "reduce", "all_gather", "all_to_all",
                 "broadcast", "gather", "scatter" or "barrier".
             input: tensor that is sent.
             output: tensor that is written.
-            element: dtype of a reduction; otherwise the unsigned type of equal width.
-            count: elements of the vector (all-reduce, reduce, broadcast), of the output
-                (reduce-scatter, scatter), of a rank's input (all-gather, gather), or of a part
-                (all-to-all).
-            root: rank of the source or of the result.
+            element: reduction dtype; without a reduction, the unsigned type with equal width.
+            count: elements in the vector (all-reduce, reduce, broadcast), in the output
+                (reduce-scatter, scatter), in a rank's input (all-gather, gather), or in one rank's
+                share (all-to-all).
+            root: source or result rank.
             reduction: "sum", "product", "min", "max", "and", "or" or "xor".
-            average: divide the sum by the number of ranks.
+            average: divide the sum by the rank count.
             algorithm: "one_shot", "two_shot" or "direct".
-            num_sms: maximum number of blocks.
-            sent: of an uneven all-to-all, elements for each rank.
+            num_sms: maximum blocks.
+            sent: elements for each rank, in an uneven all-to-all.
             received: elements from each rank.
-            copy_engine: True: by copy engines, without `algorithm`; None: as of the construction.
+            copy_engine: True: by copy engines, without `algorithm`; None: the constructor's choice.
         """
 
     def prepare(self, reduction: str, element: str) -> None:
-        """Compile and load the kernels of a reduction."""
+        """Compile and load the kernels for a reduction, for example "sum" with "bfloat16"."""
 
     def run_transfers(self, stream: int, batch: list[tuple[int, bool, int, int]]) -> None:
         """Launch sends and receives, all at the same time.
 
         Args:
-            stream: the stream of the launch.
-            batch: of each the peer, true for a receive, the address and the bytes.
+            stream: launch stream.
+            batch: for each transfer: peer, true for a receive, address, bytes.
         """
 
     def check(self) -> None:
@@ -727,11 +827,11 @@ class DeviceCollectives:
         """Free the memory; every rank makes this call."""
 
     def abandon(self) -> None:
-        """Free the memory on this rank alone."""
+        """Free the memory on this rank only."""
 
 @final
 class DeviceCalls:
-    """Calls of a `DeviceAllToAll` with tensors, which are checked and launched in one crossing.
+    """`DeviceAllToAll` calls that take tensors, checked and launched in one crossing into Rust.
 
     A call returns `None` or `False`, without a launch, if a tensor does not fit or if the channel's
     last call was on another stream: the caller then checks step by step.
@@ -744,20 +844,20 @@ class DeviceCalls:
         device: int | None,
         places: dict[str, int | None],
     ) -> DeviceCalls | None:
-        """Calls with tensors of a class on a device; `None` if such tensors cannot be read.
+        """Calls for one tensor class and device; `None` if such tensors cannot be read.
 
         Args:
             all_to_all: what launches.
             tensors: a class with DLPack's C functions.
             device: a CUDA device; the CPU if not given.
-            places: see `weft.cuda.outputs.OutputLayout.places`.
+            places: see `weft.moe.device.outputs.OutputLayout.places`.
         """
 
     def follows(self, channel: int, stream: int) -> bool:
-        """True if the last call on a channel, of the same kind (eager or captured), was there."""
+        """True if the last call of this kind (eager or captured) on a channel used this stream."""
 
     def follow(self, channel: int, stream: int, captured: bool) -> None:
-        """Note the stream of a channel's last call."""
+        """Note a channel's last stream."""
 
     def dispatch_send(
         self,
@@ -771,10 +871,10 @@ class DeviceCalls:
         layer: int,
         num_sms: int | None,
     ) -> int | None:
-        """Launch the send half of dispatch; returns the number of tokens."""
+        """Launch the dispatch send half and return the token count."""
 
     def dispatch_recv(self, stream: int, channel: int, buffer: object, num_sms: int | None) -> bool:
-        """Launch the receive half of dispatch."""
+        """Launch the dispatch receive half."""
 
     def dispatch(
         self,
@@ -789,10 +889,10 @@ class DeviceCalls:
         buffer: object,
         num_sms: int | None,
     ) -> int | None:
-        """Launch both halves of dispatch as one kernel; returns the number of tokens."""
+        """Launch both dispatch halves as one kernel and return the token count."""
 
     def combine_send(self, stream: int, channel: int, outputs: object, num_sms: int | None) -> bool:
-        """Launch the send half of combine."""
+        """Launch the combine send half."""
 
     def combine_recv(
         self,
@@ -803,7 +903,7 @@ class DeviceCalls:
         given: int,
         num_sms: int | None,
     ) -> bool:
-        """Launch the receive half of combine."""
+        """Launch the combine receive half."""
 
     def combine(
         self,
@@ -815,16 +915,21 @@ class DeviceCalls:
         given: int,
         num_sms: int | None,
     ) -> bool:
-        """Launch both halves of combine as one kernel."""
+        """Launch both combine halves as one kernel."""
 
 def add_nvrtc_directory(directory: str) -> None:
-    """Add a directory to the search for NVRTC, which compiles kernels; before its first use."""
+    """Add a search directory for NVRTC, which compiles kernels; call it before the first use."""
 
-def device_defines(ranks: int, **options: Any) -> list[tuple[str, str]]:
-    """Names and values of the macros of a shape; options as those of `DeviceAllToAll`."""
+def device_defines(
+    ranks: int, *, placement: list[_RankExperts] | None = None, **options: Any
+) -> list[tuple[str, str]]:
+    """Macro names and values for a shape; options as in `DeviceAllToAll`."""
+
+def describe_arguments(digest: int, text: str) -> None:
+    """Keep a fused operator's argument text, for the error when ranks disagree."""
 
 def table_fields() -> list[tuple[str, int, int, int]]:
-    """Fields of a domain's table: name, offset, bytes of an element, elements."""
+    """Fields in a domain table: name, offset, element bytes, element count."""
 
 def device_collectives_source(
     ranks: int,
@@ -835,22 +940,22 @@ def device_collectives_source(
     *,
     transfers: bool = False,
 ) -> tuple[str, list[tuple[str, str]], list[str]]:
-    """Kernels of collectives: name of the program, its sources, and arguments of the compiler.
+    """Collective kernels: program name, sources, compiler arguments.
 
-    `transfers`: the kernel of sends and receives.
+    `transfers`: the send and receive kernel.
     """
 
 def compile_collectives(
     ranks: int, blocks: int | None, arch: str, pairs: list[tuple[str, str]]
 ) -> tuple[int, int]:
-    """Compile kernels of collectives into the cache; see `weft.cuda.compile_collectives`.
+    """Compile collective kernels into the cache; see `weft.cuda.compile_collectives`.
 
     Returns:
-        Numbers of programs that were compiled, and that were in the cache.
+        How many programs were compiled, and how many were in the cache.
     """
 
 def device_source(arch: str) -> tuple[str, list[tuple[str, str]], list[str]]:
-    """The kernels' program: its name, path and text of each file, options but for macros."""
+    """The kernels' program: name, then path and text for each file, then options without macros."""
 
 def build_info() -> BuildInfo:
     """Version, commit, target and profile of the native module."""
@@ -860,7 +965,7 @@ def providers() -> list[tuple[str, str, str, bool, list[str]]]:
 
     Returns:
         For each: name, the peers that it reaches, how bytes travel, whether it is used by default,
-        and the names under which `init` takes it (none for groups of one process).
+        and the names under which `init` takes it (none for groups within one process).
     """
 
 def init(
@@ -875,20 +980,21 @@ def init(
     spin: float | None = None,
     timeout: float | None = None,
     silence_timeout: float | None = None,
-    trace_limit: int = 0,
+    trace_limit: int = ...,
     listener: int | None = None,
     interrupt: Callable[[], object] | None = None,
 ) -> Communicator:
     """Join the group that the launcher or the arguments name.
 
-    `listener`: a descriptor at which rank 0 listens; it is closed here. `interrupt`: called several
-    times a second while the control plane waits, now or later; an exception of it ends the wait.
+    `listener`: a descriptor on which rank 0 listens; this call closes it. `interrupt`: called
+    several times a second while the control plane waits, now or later; an exception from it ends
+    the wait.
     """
 
 def collectives_table(
     communicator: Communicator,
     timeout: float,
-    sums: tuple[bool, int] = (False, 1),
+    sums: tuple[bool, int] = ...,
     tuning: tuple[str, str, str] | None = None,
     network: tuple[str, str] | None = None,
     host: str | None = None,
@@ -898,25 +1004,25 @@ def collectives_table(
     Args:
         communicator: the group.
         timeout: seconds to wait for the other ranks.
-        sums: whether they are added in the order of ranks, equal on all ranks; and threads that
-            reduce a long vector, at most 64, or 0 for as many as there are cores for each rank of
+        sums: true to add in rank order, so that all ranks get equal results; and the number of
+            threads that reduce a long vector, at most 64. 0 means one for each core per rank on
             this host, at most 8.
-        tuning: name and text of a file of measurements, and the name of this machine. That of rank
-            0 decides.
-        network: name and description of the network, a short form or JSON. That of rank 0 decides.
-        host: name of this rank's host in the network; by default its host identity.
+        tuning: measurement file name and text, and this machine's name. Rank 0's values decide.
+        network: network name and description, a short form or JSON. Rank 0's values decide.
+        host: this rank's host name in the network (default: host identity).
 
     Returns:
-        The addresses of a table of C functions (`weft/torch/shim/weft.h`) and of their context,
-        both of which the table's last function frees; and rank 0's network.
+        Addresses for a C function table (`weft/torch/shim/weft.h`) and a context, both freed by
+        the table's last function; and rank 0's network.
     """
 
+@final
 class CollectiveTimer:
-    """Timer of collectives of a communicator. Every rank makes the same calls."""
+    """Timer for collectives on a communicator. Every rank makes the same calls."""
 
-    def __init__(
-        self, communicator: Communicator, timeout: float, tuning: tuple[str, str, str] | None = None
-    ) -> None: ...
+    def __new__(
+        cls, communicator: Communicator, timeout: float, tuning: tuple[str, str, str] | None = None
+    ) -> Self: ...
     def time(
         self,
         collective: str,
@@ -926,28 +1032,32 @@ class CollectiveTimer:
         calls: int,
         timeout: float,
     ) -> tuple[int, float]:
-        """Bytes of the vector (those given, rounded up to equal shares), and seconds of a call.
+        """Vector length in bytes (`bytes` rounded up to equal shares), and seconds per call.
 
-        The mean of `calls` calls, one after another, on float32.
+        This is the mean over `calls` consecutive calls on float32.
         """
 
     def selected(self, collective: str, bytes: int) -> tuple[str, int]:
-        """Algorithm selected for a vector of this length, and its number of chunks."""
+        """Algorithm and chunk count selected for a vector with this length."""
 
     def close(self, timeout: float) -> None:
         """Release the memory; every rank calls this."""
 
     @staticmethod
     def candidates(collective: str) -> list[tuple[str, int]]:
-        """Algorithms that are measured, with their numbers of chunks."""
+        """Algorithms to measure, with chunk counts."""
 
     @staticmethod
     def memory_rates() -> tuple[float, float]:
         """Seconds to copy a byte, and to add one to another, in this process's memory."""
 
-def host_id() -> str:
-    """The identity of this host: ranks with the same one can share memory."""
+def environment_key(purpose: str) -> bytes | None:
+    """Key derived from WEFT_SECRET or WEFT_SECRET_FILE for one purpose; `None` without them."""
 
+def host_id() -> str:
+    """This host's identity: ranks that have the same one can share memory."""
+
+@final
 class Listener:
     """A port that pairs connect to."""
 
@@ -964,21 +1074,51 @@ class Listener:
     def fileno(self) -> int:
         """Readable when `try_accept` has something to do."""
 
+    def step(self) -> Step:
+        """Start a `try_accept` call on a thread."""
+
+    def has_formed(self) -> bool:
+        """True if a pair waits to be taken, or the listener was closed."""
+
     def close(self) -> None:
         """Stop listening."""
 
-class QdlCounts:
-    """Counts of a test, for any thread."""
+@final
+class Step:
+    """`Listener.try_accept` call on a separate thread."""
 
-    def __init__(self) -> None: ...
+    def fileno(self) -> int:
+        """Readable once it has ended."""
+
+    def take(self) -> Communicator | None:
+        """The pair that formed, if one did."""
+
+@final
+class Dial:
+    """Dial on a separate thread."""
+
+    def fileno(self) -> int:
+        """Readable once it has ended."""
+
+    def take(self) -> Communicator:
+        """The pair."""
+
+    def cancel(self) -> None:
+        """Give it up; a pair that has formed and was not taken is closed."""
+
+@final
+class QdlCounts:
+    """Test counts that any thread can read."""
+
+    def __new__(cls) -> Self: ...
     def snapshot(self) -> tuple[int, int, int, int]:
         """Queries issued, answered and failed, and nodes."""
 
     def departures(self) -> list[tuple[str, str, bool]]:
-        """Name and cause of each node that left or was lost, and whether it was lost."""
+        """Name and cause for each node that left or was lost, and true if it was lost."""
 
 def qdl_test(spec: str, counts: QdlCounts) -> str:
-    """Run a test of LoadGen, JSON in and JSON out."""
+    """Run a [LoadGen](https://github.com/mlcommons/inference) test, JSON in and JSON out."""
 
 def qdl_ask(
     addresses: list[str],
@@ -989,21 +1129,30 @@ def qdl_ask(
     milliseconds: int,
     seconds: float,
 ) -> tuple[list[list[bytes] | str], int, int, float]:
-    """Answers, or causes of failures; answers and failures of all submissions; seconds."""
+    """Answers or failure causes; answer and failure totals over all submissions; seconds."""
 
+@type_check_only
+class _Lane(Protocol):
+    """Fields that the node reads in a `weft.qdl.device.Lane`, which it keeps alive."""
+
+    ordinal: int | None
+    stream_handle: int
+    addresses: list[int]
+
+@final
 class QdlNode:
     """Accelerator node."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         spec: str,
         callable: Callable[..., Any] | None,
-        lanes: list[Lane] = ...,
-    ) -> None:
+        lanes: Sequence[_Lane] = ...,
+    ) -> Self:
         """Listen.
 
-        `callable` takes the number of queries of a batch, and for each input the bytes of all
-        queries and the bytes of each; it returns the same for each output. With `lanes` it is a
+        `callable` takes the batch size, and for each input all queries' bytes and the bytes per
+        query; it returns the same for each output. With `lanes` it is a
         `weft.qdl.device.DeviceModel`.
         """
     @property
@@ -1021,7 +1170,7 @@ class QdlNode:
         """Close a node that does not serve."""
 
     def departures(self) -> list[tuple[str, str, bool]]:
-        """Cause of each front end that was lost."""
+        """Cause for each lost front end."""
 
     def stop(self) -> None:
         """End `serve`."""
@@ -1030,7 +1179,7 @@ class QdlNode:
         """Queries that have arrived, were answered and have failed, and front ends."""
 
 def check_providers(names: list[str]) -> None:
-    """Raise unless all of these exist and can be used on this machine; opens no device."""
+    """Raise unless all these providers exist and work on this machine; opens no device."""
 
 def listen(
     address: str, *, secret: bytes | None = None, providers: list[str] | None = None
@@ -1047,9 +1196,20 @@ def connect(
 ) -> Communicator:
     """Connect to a listener."""
 
-def error_classes() -> list[str]:
-    """The names of the classes of `weft.errors` that this module raises."""
+def dial(
+    address: str,
+    *,
+    timeout: float,
+    source: str | None = None,
+    secret: bytes | None = None,
+    providers: list[str] | None = None,
+) -> Dial:
+    """Start to connect to a listener, for event loops."""
 
+def error_classes() -> list[str]:
+    """Names in `weft.errors` that this module raises."""
+
+@type_check_only
 class CudaDevice(TypedDict):
     """A device that this process sees, for typing only."""
 
@@ -1061,39 +1221,41 @@ class CudaDevice(TypedDict):
     compute_capability: tuple[int, int]
     sm_count: int
     memory_bytes: int
-    #: True for a slice of a GPU (MIG).
+    #: True for a GPU slice (MIG).
     mig_slice: bool
     #: True if the GPU is partitioned (MIG); `None` if NVML does not report it.
     mig_mode: bool | None
-    #: True if its memory can be shared by file descriptor.
+    #: True if the memory can be shared by file descriptor.
     file_descriptors: bool
-    #: The other devices whose memory it reaches.
+    #: Other devices whose memory it reaches.
     reaches: list[int]
     #: Devices that it reaches over NVLink; `None` if NVML does not report them.
     nvlink: list[int] | None
 
+@type_check_only
 class CudaReport(TypedDict):
     """Report on CUDA, for typing only; `None` for missing parts."""
 
     #: The newest CUDA that the driver offers.
     driver: tuple[int, int] | None
     devices: list[CudaDevice]
-    #: The version of NVIDIA's driver, by NVML.
+    #: NVIDIA driver version, from NVML.
     nvml: str | None
-    #: The version of NVRTC, and its file.
+    #: NVRTC version and file.
     nvrtc: tuple[tuple[int, int], str] | None
-    #: By the keys above: why there is none, in a few words.
+    #: For each missing part above, the reason in a few words.
     errors: dict[str, str]
 
-def cuda_report(nvrtc_folders: Sequence[str] = ()) -> CudaReport:
+def cuda_report(nvrtc_folders: Sequence[str] = ...) -> CudaReport:
     """Report on CUDA on this machine; NVRTC is also searched for in these folders."""
 
+@type_check_only
 class OfiOffer(TypedDict):
-    """A NIC as a provider of libfabric reaches it, for typing only."""
+    """NIC that a libfabric provider reaches, for typing only."""
 
     domain: str
     fabric: str
-    #: The most bytes and ranges of one part.
+    #: Maximum bytes and ranges per part.
     max_part_bytes: int
     max_ranges: int
     #: Sources must be registered.
@@ -1102,48 +1264,51 @@ class OfiOffer(TypedDict):
     consumes_receives: bool
     #: Writes go on without calls into the library.
     progresses_by_itself: bool
-    #: Memory of CUDA devices can be registered.
+    #: CUDA device memory can be registered.
     reaches_devices: bool
 
+@type_check_only
 class OfiProvider(TypedDict):
-    """A provider of libfabric, for typing only."""
+    """Libfabric provider, for typing only."""
 
     offers: list[OfiOffer]
-    #: Reason that it has no domain.
+    #: Reason for having no domain.
     error: str | None
 
+@type_check_only
 class OfiReport(TypedDict):
-    """Report on libfabric, for typing only."""
+    """Report on [libfabric](https://ofiwg.github.io/libfabric/), for typing only."""
 
-    #: Its file and version, or why there is none.
+    #: Library file and version; if there is none, `error` says why.
     library: str | None
     version: tuple[int, int] | None
     error: str | None
-    #: Names of all of its providers, with or without NICs of theirs.
+    #: Names of all built-in providers, with or without NICs.
     built_in: list[str]
     providers: dict[str, OfiProvider]
 
 def ofi_report(providers: list[str]) -> OfiReport:
-    """Report on libfabric, for each of these providers. Loads the library; opens no NIC."""
+    """Report on libfabric for these providers. Loads the library; opens no NIC."""
 
+@type_check_only
 class VerbsPort(TypedDict):
-    """A port of an RDMA device, for typing only."""
+    """RDMA device port, for typing only."""
 
-    #: Device and port: `mlx5_0:1`.
+    #: Device and port, for example `mlx5_0:1`.
     name: str
     device: str
     #: Reason that the provider verbs cannot use it. GID and MTU are empty then; if the device
     #: cannot be opened, all fields below are.
     unusable: str | None
-    #: By the InfiniBand specification: `ACTIVE`.
+    #: InfiniBand state name, such as `ACTIVE`.
     state: str
     #: `InfiniBand` or `Ethernet`.
     link_layer: str
-    #: Data rate of the link in Gb/s.
+    #: Link rate in Gb/s.
     gigabits: float | None
-    #: Entry of the GID table in use, and its index.
+    #: Selected GID table entry and index.
     gid: tuple[str, int] | None
-    #: Entries of the GID table that are not empty.
+    #: Number of non-empty GID table entries.
     gid_entries: int
     #: Longest packet in bytes, without headers.
     mtu: int
@@ -1151,49 +1316,50 @@ class VerbsPort(TypedDict):
     max_message: int
     #: Version.
     firmware: str
-    #: Limits of a completion queue, a send queue and a shared receive queue.
+    #: Limits for a completion queue, a send queue and a shared receive queue.
     max_completions: int
     max_requests: int
     max_receives: int
     on_demand_paging: bool
 
+@type_check_only
 class VerbsReport(TypedDict):
-    """Report on libibverbs, for typing only."""
+    """Report on [libibverbs](https://github.com/linux-rdma/rdma-core), for typing only."""
 
-    #: Its file.
+    #: Library file.
     library: str | None
-    #: Reason that there is no library, or that its devices cannot be listed.
+    #: Reason that there is no library, or for failing to list devices.
     error: str | None
-    #: True if it registers memory of GPUs by dma-buf.
+    #: True if it registers GPU memory by dma-buf.
     dma_buf: bool
     ports: list[VerbsPort]
 
 def verbs_report() -> VerbsReport:
-    """Report on libibverbs and the ports of its devices. Loads the library; opens each device."""
+    """Report on libibverbs and all device ports. Loads the library; opens each device."""
 
 def simulate(spec: str, progress: Callable[[float, str], object] | None = None) -> str:
-    """Run a scenario, JSON in and JSON out; `progress` may stop it by giving False."""
+    """Run a scenario, JSON in and JSON out; `progress` may stop it by returning False."""
 
 def schedule(job: str) -> str:
-    """The schedule of a collective job with all operations, JSON in and JSON out."""
+    """Full schedule for a collective job, JSON in and JSON out."""
 
 def topology_host(root: str, xml: str | None = None, nvml: str | None = None) -> str:
-    """The server in a copy of `/sys` or in NCCL's XML, with what NVML adds; JSON."""
+    """The server in a `/sys` copy or in NCCL's XML, with what NVML adds; JSON."""
 
 def topology_bigraph(spec: str, hosts: list[str] | None = None) -> str:
     """A BiGraph's cabling, rank map in all forms, and network; JSON."""
 
 def hdrm_hosts(spec: str, ranks: int | None = None, names: list[str] | None = None) -> list[str]:
-    """Host of each rank in HDRM's map."""
+    """Host name by rank in HDRM's map."""
 
 def hdrm_positions(spec: str, hosts: list[str], names: list[str] | None = None) -> list[int]:
-    """Position in HDRM of each rank, from their hosts."""
+    """HDRM position by rank, from the ranks' hosts."""
 
 def topology_network(spec: str) -> str:
-    """Any network: its counts and its JSON; JSON."""
+    """Any network, with counts; JSON."""
 
 def topology_path(
-    spec: str, source: str, target: str, routing: str = "static", seed: int = 0, flow: int = 0
+    spec: str, source: str, target: str, routing: str = "static", seed: int = ..., flow: int = ...
 ) -> str:
     """The path between two endpoints, by name or number; JSON."""
 
@@ -1206,7 +1372,7 @@ def quantise(
     codes: _Array,
     scales: _Array,
 ) -> None:
-    """Round rows of float32 to codes and scales."""
+    """Round float32 rows to codes and scales."""
 
 def dequantise(
     codes: _Array,
@@ -1217,18 +1383,19 @@ def dequantise(
     block: int,
     values: _Array,
 ) -> None:
-    """Widen rows of codes and scales to float32."""
+    """Widen coded rows to float32."""
 
 def dlpack_tensor(
     capsule: object, what: str, device: int | None = None
 ) -> tuple[int, list[int], str, int]:
-    """Address, shape, dtype and bytes of a contiguous tensor; keep the capsule meanwhile.
+    """Address, shape, dtype and bytes for a contiguous tensor; keep the capsule meanwhile.
 
-    It is in CPU memory, or in that of the CUDA device of this ordinal; `what` names it in errors.
+    The tensor is in CPU memory, or on the CUDA device with this ordinal; errors call it `what`. See
+    https://dmlc.github.io/dlpack/latest/python_spec.html.
     """
 
 def cuda_device_of(address: int) -> int:
-    """The ordinal of the CUDA device that the memory at an address is of."""
+    """Ordinal of the CUDA device that owns the memory at an address."""
 
 def end_logging() -> None:
     """End the thread that hands log records to Python, and hand over the rest."""

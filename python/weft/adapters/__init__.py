@@ -1,7 +1,7 @@
-"""Weft's all-to-all behind the interfaces of inference engines.
+"""Weft's all-to-all behind the interfaces that inference engines define.
 
-- `weft.adapters.vllm`: prepare and finalize of vLLM's modular kernels
-- `weft.adapters.sglang`: a token dispatcher of SGLang
+- `weft.adapters.vllm`: prepare and finalize for vLLM's modular kernels
+- `weft.adapters.sglang`: a token dispatcher for SGLang
 
-Each imports its engine, so neither is imported with `weft`. See docs/coming-from-deepep.md.
+Each imports an engine, so neither is imported with `weft`. See docs/coming-from-deepep.md.
 """

@@ -1,4 +1,4 @@
-"""Layouts of positions that inference engines take."""
+"""Position layouts that inference engines take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from weft.errors import ConfigurationError
+from weft.base.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from weft.moe import AllToAll, Received
@@ -25,8 +25,8 @@ def check(all_to_all: AllToAll, engine: str) -> None:
     """Raise unless an all-to-all fits an engine.
 
     Raises:
-        ConfigurationError: for a layout without a format of the engine, or weights that would be
-            applied twice or never.
+        ConfigurationError: if the engine has no format for the layout, or weights would be applied
+            twice or never.
     """
     wanted = {"padded": "combine", "contiguous": "expert"}.get(all_to_all.layout)
     if wanted is None:
@@ -43,24 +43,24 @@ def check(all_to_all: AllToAll, engine: str) -> None:
 
 
 def batched(all_to_all: AllToAll) -> bool:
-    """True if each expert has rows of its own: `[experts, rows, hidden]`."""
+    """True if each expert has separate rows: `[experts, rows, hidden]`."""
     return all_to_all.layout == "padded"
 
 
 def ranks(all_to_all: AllToAll) -> int:
-    """Ranks of the group; on a device also of one without a communicator."""
+    """Number of ranks in the group; also on a device without a communicator."""
     here: int | None = getattr(all_to_all, "world_size", None)
     return all_to_all.communicator.world_size if here is None else here
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """A dtype by its name."""
+    """A dtype by name."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 def expert_of_positions(received: Received, positions: int) -> torch.Tensor:
-    """The local expert of each position of the contiguous layout; -1 for padding."""
+    """The local expert for each position in the contiguous layout; -1 for padding."""
     known: torch.Tensor | None = getattr(received, "m_indices", None)
     if known is not None:
         return known[:positions].long()
@@ -77,7 +77,7 @@ def expert_of_positions(received: Received, positions: int) -> torch.Tensor:
 
 
 def outputs_of(all_to_all: AllToAll, received: Received, rows: torch.Tensor) -> torch.Tensor:
-    """Outputs of the experts for combine: a row for each position, of its dtype."""
+    """Expert outputs for combine: a row for each position, in the outputs' dtype."""
     if batched(all_to_all) and rows.ndim == 3:
         return rows.to(torch_dtype(all_to_all.combine_dtype)).contiguous()
     flat = rows.reshape(-1, rows.shape[-1]).to(torch_dtype(all_to_all.combine_dtype))

@@ -1,7 +1,7 @@
-"""A token dispatcher of SGLang over `weft.moe.AllToAll`.
+"""A token dispatcher for SGLang over `weft.moe.AllToAll`.
 
-SGLang's MoE layer calls a dispatcher, then a runner of experts, which takes the dispatcher's output
-by its format, then the dispatcher's `combine`::
+SGLang's MoE layer calls a dispatcher, then an expert runner, which takes the dispatcher's output by
+its format, then the dispatcher's `combine`. For example::
 
     communicator = weft.Communicator.from_group(get_tp_group().device_group)
     all_to_all = weft.moe.AllToAll(
@@ -11,7 +11,7 @@ by its format, then the dispatcher's `combine`::
     layer.dispatcher = Dispatcher(all_to_all)
 
 In the padded layout the formats are `DEEPEP_LL`: rows are `[local experts, capacity, hidden]`, with
-`masked_m`, and combine applies the router's weights. Scales lie as DeepEP's do with
+`masked_m`, and combine applies the router's weights. Scales lie as in DeepEP with
 `scale_layout="column"`, or "column_packed" for ue8m0. In the contiguous layout they are
 `DEEPEP_NORMAL`: a row for each token and local expert, with one local id and one weight, which the
 experts apply.
@@ -19,7 +19,7 @@ experts apply.
 The formats are DeepEP's, since the runners take those. `DEEPEP_NORMAL` has counts on the host, so
 on a device `dispatch` waits for the stream, as DeepEP does there.
 
-Importing this imports SGLang.
+Importing this imports SGLang (see https://github.com/sgl-project/sglang).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] != "sglang":
         raise
-    from weft.errors import ConfigurationError as _ConfigurationError
+    from weft.base.errors import ConfigurationError as _ConfigurationError
 
     raise _ConfigurationError("weft.adapters.sglang needs SGLang: pip install sglang") from error
 
 from weft.adapters import _shape
-from weft.errors import StageError
+from weft.base.errors import StageError
 
 if TYPE_CHECKING:
     from weft.moe import AllToAll, Combine, Dispatch, Received
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Dispatcher"]
 
 _Base: Any = formats.BaseDispatcher
-# The names that these had until 2025.
+# Names that SGLang used for these until 2025.
 _Batched: Any = getattr(formats, "DeepEPLLDispatchOutput", None) or formats.DeepEPLLOutput
 _Rows: Any = getattr(formats, "DeepEPNormalDispatchOutput", None) or formats.DeepEPNormalOutput
 
@@ -54,15 +54,15 @@ _Rows: Any = getattr(formats, "DeepEPNormalDispatchOutput", None) or formats.Dee
 class Dispatcher(_Base):  # type: ignore[misc]
     """SGLang's interface to an all-to-all; one round at a time.
 
-    `dispatch_a` and `dispatch_b` are the halves of `dispatch`, `combine_a` and `combine_b` those of
-    `combine`, between which other work may run.
+    `dispatch_a` and `dispatch_b` are halves of `dispatch`, and `combine_a` and `combine_b` are
+    the halves of `combine`; other work may run between the halves.
 
     Args:
-        all_to_all: in the padded layout with `weighting="combine"`, or contiguous with "expert". Of
-            several layers that run one after the other, all may share it.
+        all_to_all: in the padded layout with `weighting="combine"`, or contiguous with "expert".
+            Layers that run one after the other may share it.
 
     Raises:
-        ConfigurationError: if its layout or weighting does not fit.
+        ConfigurationError: if the layout or weighting does not fit.
     """
 
     def __init__(self, all_to_all: AllToAll) -> None:
@@ -76,14 +76,14 @@ class Dispatcher(_Base):  # type: ignore[misc]
         self._routed: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def dispatch(self, hidden_states: torch.Tensor, topk_output: Any, **_: Any) -> Any:
-        """Bring tokens to their experts.
+        """Bring tokens to the experts.
 
         Args:
             hidden_states: `[tokens, hidden]`.
-            topk_output: `topk_ids` of experts of the whole group, -1 for none, and `topk_weights`.
+            topk_output: `topk_ids` expert ids in the whole group, -1 for none, and `topk_weights`.
 
         Raises:
-            StageError: if the round before was not combined.
+            StageError: if the previous round was not combined.
         """
         self.dispatch_a(hidden_states, topk_output)
         return self.dispatch_b()
@@ -99,7 +99,7 @@ class Dispatcher(_Base):  # type: ignore[misc]
         self._routed = ids, weights
 
     def dispatch_b(self) -> Any:
-        """Wait for the tokens of the other ranks; the output that runners take."""
+        """Wait for tokens from the other ranks; returns the output that runners take."""
         if self._dispatch is None or self._routed is None:
             raise StageError("dispatch_b without dispatch_a: call dispatch_a")
         received, self._dispatch = self._dispatch.recv(), None
@@ -112,7 +112,7 @@ class Dispatcher(_Base):  # type: ignore[misc]
         """Bring results back.
 
         Args:
-            combine_input: `hidden_states` for the rows of `dispatch`, in its format.
+            combine_input: `hidden_states` for the rows from `dispatch`, in the same format.
 
         Returns:
             `[tokens, hidden]`.
@@ -130,14 +130,14 @@ class Dispatcher(_Base):  # type: ignore[misc]
         expected = kinds.DEEPEP_LL if batched else kinds.DEEPEP_NORMAL
         if combine_input.format != expected:
             raise StageError(
-                f"combine of format {combine_input.format}: expected {expected}, that of dispatch"
+                f"combine of format {combine_input.format}: expected {expected}, as in dispatch"
             )
         rows = _shape.outputs_of(self.all_to_all, received, combine_input.hidden_states)
         self._combine = self.all_to_all.combine_send(received, rows), received
         self._received = self._routed = None
 
     def combine_b(self) -> torch.Tensor:
-        """Wait for the results of the other ranks."""
+        """Wait for results from the other ranks."""
         if self._combine is None:
             raise StageError("combine_b without combine_a: call combine_a")
         (under_way, received), self._combine = self._combine, None
@@ -149,7 +149,7 @@ class Dispatcher(_Base):  # type: ignore[misc]
         all_to_all = self.all_to_all
         sent, top_k = ids.shape
         ranks = _shape.ranks(all_to_all)
-        # Mean number of tokens of an expert, by which runners choose their tiles.
+        # Mean tokens for an expert, by which runners choose tiles.
         expected = (sent * ranks * top_k + all_to_all.experts) // all_to_all.experts
         return _Batched(
             hidden_states=received.expert_tokens,
@@ -162,7 +162,7 @@ class Dispatcher(_Base):  # type: ignore[misc]
 
     def _rows(self, received: Received) -> Any:
         offsets = torch.as_tensor(received.expert_offsets)
-        # With padding, which counts as rows of the expert, as in DeepEP's aligned counts.
+        # Includes padding, which counts as rows for the expert, as in DeepEP's aligned counts.
         lengths = offsets.diff().tolist()
         used = int(sum(lengths))
         expert = _shape.expert_of_positions(received, used)

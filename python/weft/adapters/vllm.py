@@ -1,8 +1,8 @@
-"""Prepare and finalize of vLLM's modular kernels over `weft.moe.AllToAll`.
+"""Prepare and finalize for vLLM's modular kernels over `weft.moe.AllToAll`.
 
-vLLM builds a fused MoE kernel of a pair: one object that brings tokens to the experts and results
+vLLM builds a fused MoE kernel from a pair: one object that brings tokens to the experts and results
 back (`FusedMoEPrepareAndFinalizeModular`), and one that runs the experts
-(`FusedMoEExpertsModular`). `PrepareAndFinalize` is the first of the two::
+(`FusedMoEExpertsModular`). `PrepareAndFinalize` is the first of the two. For example::
 
     communicator = weft.Communicator.from_group(get_ep_group().device_group)
     all_to_all = weft.moe.AllToAll(
@@ -16,9 +16,9 @@ hidden]`, with counts, and combine applies the router's weights. In the contiguo
 `Standard`: a row for each token and local expert, with one id and one weight, which the experts
 apply, or leave to finalize (`TopKWeightAndReduce`).
 
-Importing this imports vLLM. It is written for the interface in which `prepare` takes
-`(a1, topk_weights, topk_ids, num_experts, expert_map, apply_router_weight_on_input, quant_config,
-defer_input_quant)`, as of vLLM 0.18.
+Importing this imports vLLM, https://github.com/vllm-project/vllm. It uses the interface in
+which `prepare` takes `(a1, topk_weights, topk_ids, num_experts, expert_map,
+apply_router_weight_on_input, quant_config, defer_input_quant)`, for example vLLM 0.18.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] != "vllm":
         raise
-    from weft.errors import ConfigurationError as _ConfigurationError
+    from weft.base.errors import ConfigurationError as _ConfigurationError
 
     raise _ConfigurationError("weft.adapters.vllm needs vLLM: pip install vllm") from error
 
@@ -44,12 +44,12 @@ try:
 except ModuleNotFoundError:
 
     def micro_batch() -> int:
-        """Number of the micro-batch: 0, since this vLLM does not overlap micro-batches."""
+        """Micro-batch number: 0, since this vLLM does not overlap micro-batches."""
         return 0
 
 
 from weft.adapters import _shape
-from weft.errors import ConfigurationError, ShapeError, StageError
+from weft.base.errors import ConfigurationError, ShapeError, StageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PrepareAndFinalize"]
 
-#: Before vLLM had monolithic kernels, the modular one had no name of its own.
+#: Before vLLM had monolithic kernels, the modular one had no separate name.
 _Base: Any = getattr(
     kernels, "FusedMoEPrepareAndFinalizeModular", kernels.FusedMoEPrepareAndFinalize
 )
@@ -68,23 +68,23 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
     """vLLM's interface to an all-to-all. A round is open from `prepare` to `finalize`.
 
     Args:
-        all_to_all: in the padded layout with `weighting="combine"`, or contiguous with "expert". Of
-            several layers that run one after the other, all may share it.
+        all_to_all: in the padded layout with `weighting="combine"`, or contiguous with "expert".
+            Layers that run one after the other may share it.
 
     Raises:
-        ConfigurationError: if its layout or weighting does not fit.
+        ConfigurationError: if the layout or weighting does not fit.
     """
 
     def __init__(self, all_to_all: AllToAll) -> None:
-        # Constructors of the base differ between versions of vLLM, and set no attribute used here.
+        # Base constructors differ between vLLM versions, and set no attribute used here.
         _shape.check(all_to_all, "vLLM")
         self.all_to_all = all_to_all
-        #: By micro-batch, of which vLLM may run two in turns: `None` until it was received.
+        #: By micro-batch; vLLM may run two in turns: `None` until it was received.
         self._rounds: dict[int, Received | None] = {}
 
     @property
     def activation_format(self) -> Any:
-        """Layout of the rows that `prepare` returns."""
+        """Row layout that `prepare` returns."""
         formats = kernels.FusedMoEActivationFormat
         return formats.BatchedExperts if _shape.batched(self.all_to_all) else formats.Standard
 
@@ -93,7 +93,7 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
         return _shape.torch_dtype(getattr(self.all_to_all, "ids_dtype", "int64"))
 
     def max_num_tokens_per_rank(self) -> int | None:
-        """Greatest number of tokens of a batch, if it sets the length of experts' batches."""
+        """Maximum tokens in a batch, if it sets the length of experts' batches."""
         return self.all_to_all.max_tokens if _shape.batched(self.all_to_all) else None
 
     def num_dispatchers(self) -> int:
@@ -119,22 +119,22 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
         quant_config: Any,
         defer_input_quant: bool = False,
     ) -> Callable[[], Any]:
-        """Send tokens to their experts; returns the call that waits for those of the other ranks.
+        """Send tokens to the experts; returns the call that waits for the other ranks' tokens.
 
         Args:
             a1: `[tokens, hidden]`.
             topk_weights: `[tokens, top_k]`.
-            topk_ids: `[tokens, top_k]`, of experts of the whole group; -1 for none.
-            num_experts: of the whole group.
+            topk_ids: `[tokens, top_k]`, expert ids in the whole group; -1 for none.
+            num_experts: experts in the whole group.
             expert_map: not needed: experts stand in blocks, by rank.
-            apply_router_weight_on_input: multiply tokens by their weight here, for a top-k of 1.
+            apply_router_weight_on_input: multiply tokens by the weight here, only for top-k 1.
             quant_config: the dtype and block of `wire_dtype`, or none.
             defer_input_quant: the experts quantise.
 
         Raises:
-            ConfigurationError: if the all-to-all is of another number of experts, or sends tokens
-                in another dtype than requested.
-            StageError: if the round before was not finalized.
+            ConfigurationError: if the all-to-all has another number of experts, or sends tokens in
+                another dtype than requested.
+            StageError: if the previous round was not finalized.
         """
         all_to_all, batch = self.all_to_all, micro_batch()
         if batch in self._rounds:
@@ -182,8 +182,8 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
         """`prepare_async` and the wait.
 
         Returns:
-            Rows, their scales or `None`, tokens of each local expert, and for the format `Standard`
-            the expert id and weight of each row.
+            Rows, scales or `None`, token count for each local expert, and for the format
+            `Standard` each row's expert id and weight.
         """
         return self.prepare_async(
             a1,
@@ -209,7 +209,7 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
 
         Args:
             output: `[tokens, hidden]`, written in place.
-            fused_expert_output: what the experts returned for the rows of `prepare`.
+            fused_expert_output: what the experts returned for the rows from `prepare`.
             topk_weights: as the experts got them.
             topk_ids: as the experts got them.
             apply_router_weight_on_input: as in `prepare`.
@@ -281,7 +281,7 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
         rows, scales = received.tokens, received.scales
         expert = _shape.expert_of_positions(received, received.positions)
         here = all_to_all.local_experts
-        # An expert of another rank, which experts skip; without one, weight 0.
+        # An expert on another rank, which experts skip; without one, weight 0.
         elsewhere = all_to_all.experts - 1 if here.start == 0 else 0
         if not len(here):
             elsewhere = 0
@@ -297,7 +297,7 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
         on_input: bool,
         left: Any,
     ) -> torch.Tensor:
-        """Rows of the format `Standard` with weights applied: a top-k of 1 for each."""
+        """Rows in the format `Standard` with weights applied: top-k 1 for each."""
         if isinstance(left, Delegate):
             flat = rows.reshape(len(ids), -1)
             return flat if on_input else flat * weights.to(flat.dtype)

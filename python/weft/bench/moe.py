@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weft._array import DTYPES
+from weft.base.array import DTYPES
 from weft.bench import moe_worker
 from weft.bench.group import run_group, run_in_launched_group, task_directory, under_launcher
 from weft.bench.moe_workload import Router
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from weft.bench.moe_workload import Workload
 
-__all__ = ["Options", "measure"]
+__all__ = ["Events", "Options", "measure", "write_events"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a measurement."""
+    """Measurement options."""
 
     provider: str | None = None
     trace: Path | None = None
@@ -35,7 +35,9 @@ class Options:
 
 
 def measure(workload: Workload, options: Options) -> dict[str, Any] | None:
-    """Run the workload; what was found, or None on all ranks but 0 of a launcher's group.
+    """Run the workload; the result, or None on a launcher's ranks other than 0.
+
+    With a trace, the result has `events` for `write_events`.
 
     Raises:
         GroupError: if a rank failed.
@@ -58,15 +60,26 @@ def measure(workload: Workload, options: Options) -> dict[str, Any] | None:
     summary = summarise_results(workload, results)
     if options.trace is not None:
         traces = [RankTrace.from_json(result["trace"]) for result in results]
-        error = max(trace.clock_error_ns for trace in traces)
-        write_trace(options.trace, collect(traces), clock_error_ns=error)
-        summary["trace"] = str(options.trace)
+        summary["events"] = Events(options.trace, traces)
         summary["trace_records_dropped"] = sum(trace.dropped for trace in traces)
     return summary
 
 
+class Events(NamedTuple):
+    """Events from all ranks, and the file for their trace."""
+
+    path: Path
+    traces: list[RankTrace]
+
+
+def write_events(events: Events) -> None:
+    """Write a measurement's trace."""
+    error = max(trace.clock_error_ns for trace in events.traces)
+    write_trace(events.path, collect(events.traces), clock_error_ns=error)
+
+
 def summarise_results(workload: Workload, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """One value of what all ranks saw."""
+    """One summary from all ranks' results."""
     row_bytes = workload.hidden * DTYPES[workload.dtype].itemsize
     layers = imbalance(workload, np.array(results[0]["expert_load"]))
     # Tokens leave and replies return: as many rows both ways.
@@ -84,7 +97,7 @@ def summarise_results(workload: Workload, results: list[dict[str, Any]]) -> dict
         "bytes_moved": moved,
         "naive_bytes": naive,
         "bytes_ratio": moved / naive if naive else None,
-        # Of the worst layer.
+        # For the worst layer.
         "expert_imbalance": max((layer["expert_imbalance"] for layer in layers), default=None),
         "rank_imbalance": max((layer["rank_imbalance"] for layer in layers), default=None),
         "layers": layers,
@@ -95,11 +108,11 @@ def summarise_results(workload: Workload, results: list[dict[str, Any]]) -> dict
 
 
 def imbalance(workload: Workload, load: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """Imbalance of each layer: tokens of the busiest expert and rank over the mean.
+    """Imbalance by layer: tokens of the busiest expert and rank over the mean.
 
     Args:
         workload: What was run.
-        load: Tokens of each expert, [layers, experts]; a layer that no round came to is left out.
+        load: Tokens for each expert, [layers, experts]; a layer that no round came to is left out.
     """
     names = [layer.name for layer in Router(workload).layers] or [workload.routing]
     owners = [block(workload, rank) for rank in range(workload.ranks + 1)]
@@ -118,14 +131,14 @@ def imbalance(workload: Workload, load: NDArray[np.int64]) -> list[dict[str, Any
 
 
 def block(workload: Workload, rank: int) -> int:
-    """The first expert of a rank."""
+    """A rank's first expert."""
     return rank * workload.experts // workload.ranks
 
 
 def throughput(results: list[dict[str, Any]], row_bytes: int, operation: str) -> float:
-    """The median over rounds of bytes that left their rank, by the slowest rank's time for it.
+    """Median over rounds: bytes that left their rank, by the slowest rank's time.
 
-    Both halves count, since a rank cannot do without either; of all ranks together, in GB/s.
+    Both halves count, since a rank cannot do without either; total over all ranks, in GB/s.
     """
     rows = np.array([result["rows_sent"] for result in results]).sum(axis=0)
     halves = (f"{operation} send", f"{operation} recv")

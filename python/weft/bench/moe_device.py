@@ -11,17 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from weft import launch
+from weft.base.environment import text
 from weft.bench import moe_device_worker
 from weft.bench.device.machine import missing, visible
-from weft.bench.group import ENVIRONMENT, TASK, task_directory, under_launcher
+from weft.bench.group import (
+    ENVIRONMENT,
+    TASK,
+    launch_ranks,
+    task_directory,
+    under_launcher,
+)
 from weft.bench.moe_device_worker import UNDER_WAY, failure_file, record_of
 from weft.bench.record import append_record, origin
 
 if TYPE_CHECKING:
     from weft.bench.device.cases import Case
 
-__all__ = ["DeviceError", "Options", "measure"]
+__all__ = ["DeviceError", "Options", "is_appended", "measure"]
 
 #: Failed cases in a row after which the run ends.
 MOST_FAILURES: Final = 5
@@ -36,7 +42,7 @@ class DeviceError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a measurement."""
+    """Measurement options."""
 
     #: "cuda" or "twin".
     device: str
@@ -50,7 +56,7 @@ class Options:
 
 
 def measure(cases: list[Case], options: Options) -> list[dict[str, Any]]:
-    """Run the cases; a record of each. Under a launcher, an empty list on all ranks but 0.
+    """Run the cases; a record for each. Under a launcher, an empty list on all ranks but 0.
 
     Raises:
         DeviceError: if there is no such device here.
@@ -63,8 +69,10 @@ def measure(cases: list[Case], options: Options) -> list[dict[str, Any]]:
         ranks = visible() if options.device == "cuda" else TWIN_RANKS
     budget = options.budget if options.budget is not None else 1e6
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
-        lines = options.record or Path(scratch, "lines.jsonl")
-        before = len(read(lines))
+        lines = Path(scratch, "lines.jsonl")
+        if options.record is not None and is_appended(options.record):
+            lines = options.record
+        before = len(lines_of(lines))
         task = {
             "device": options.device,
             "ranks": ranks,
@@ -79,19 +87,24 @@ def measure(cases: list[Case], options: Options) -> list[dict[str, Any]]:
             run_here(cases, task)
         else:
             run_groups(cases, task, options.provider, Path(scratch, "cache"))
-        return read(lines)[before:]
+        return [json.loads(line) for line in lines_of(lines)[before:]]
 
 
-def read(lines: Path) -> list[dict[str, Any]]:
-    """The records of a file."""
-    if not lines.exists():
+def is_appended(record: Path) -> bool:
+    """True for a file, to which each case is appended as it ends; false for a device."""
+    return record.is_file() or not record.exists()
+
+
+def lines_of(file: Path) -> list[str]:
+    """Lines in a file; none without a file."""
+    if not file.exists():
         return []
-    return [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    return file.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def run_here(cases: list[Case], task: dict[str, Any]) -> None:
-    """Be one rank of a launcher's group."""
-    rank0 = os.environ.get("WEFT_RANK", os.environ.get("RANK", "0")) == "0"
+    """Run as one rank in a launcher's group."""
+    rank0 = (text("WEFT_RANK") or text("RANK") or "0") == "0"
     possible = [case for case in cases if case.cache is None]
     for case in cases:
         if case.cache is not None and rank0:
@@ -108,7 +121,7 @@ def run_here(cases: list[Case], task: dict[str, Any]) -> None:
 
 
 def run_groups(cases: list[Case], task: dict[str, Any], provider: str | None, cache: Path) -> None:
-    """Run groups of ranks until every case has a record."""
+    """Run rank groups until every case has a record."""
     waiting = list(cases)
     failures = 0
     while waiting:
@@ -126,13 +139,13 @@ def run_groups(cases: list[Case], task: dict[str, Any], provider: str | None, ca
         if group[0].cache is not None:
             environment["WEFT_CACHE_DIR"] = os.fspath(cache)
         done, failed = run_group(group, task, environment)
-        # A failed case has its record too, the last one: the ranks after it are started anew.
+        # A failed case also has a record, the last one: the ranks after it are started anew.
         failures = (failures if done == 1 else 0) + 1 if failed else 0
         waiting = waiting[max(done, 1) :]
 
 
 def next_group(waiting: list[Case]) -> list[Case]:
-    """The cases that the next ranks run: one alone if it wants ranks of its own."""
+    """Cases that the next ranks run: only one if it wants separate ranks."""
     if waiting[0].cache is not None:
         return waiting[:1]
     alone = [number for number, case in enumerate(waiting) if case.cache is not None]
@@ -142,15 +155,12 @@ def next_group(waiting: list[Case]) -> list[Case]:
 def run_group(
     group: list[Case], task: dict[str, Any], environment: dict[str, str]
 ) -> tuple[int, bool]:
-    """Run cases by ranks of their own; how many now have a record, and whether the last failed."""
-    before = len(read(Path(task["lines"])))
+    """Run cases by separate ranks; the number of records now, and whether the last case failed."""
+    before = len(lines_of(Path(task["lines"])))
     with task_directory(task | {"cases": [case.to_json() for case in group]}) as directory:
         command = [sys.executable, "-m", moe_device_worker.__name__, os.fspath(directory)]
-        config = launch.LaunchConfig(
-            command, task["ranks"], environment=environment, prefix=False, grace_seconds=5.0
-        )
-        outcome = launch.launch(config)
-        done = len(read(Path(task["lines"]))) - before
+        outcome = launch_ranks(command, task["ranks"], environment, 5.0)
+        done = len(lines_of(Path(task["lines"]))) - before
         failed = outcome.first_failure is not None and done < len(group)
         if failed:
             keep_failure(directory, task, group[done:], outcome.status)
@@ -158,7 +168,7 @@ def run_group(
 
 
 def keep_failure(directory: Path, task: dict[str, Any], waiting: list[Case], status: int) -> None:
-    """Append the record of the case in progress, or of the next one."""
+    """Append a record for the case in progress, or for the next one."""
     case, about = waiting[0], origin()
     under_way = directory / UNDER_WAY
     if under_way.exists():

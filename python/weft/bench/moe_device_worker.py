@@ -1,4 +1,4 @@
-"""One rank of `weft bench moe --device`: its cases one after the other, each kept as it ends.
+"""One rank in `weft bench moe --device`: its cases one after the other, each stored as it ends.
 
 A case that fails ends this rank, since a device is undefined after an error. Ranks started anew run
 the other cases.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import json
-import os
 import sys
 import time
 import traceback
@@ -17,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weft
+from weft.base import environment
 from weft.bench.device.beside import Beside
 from weft.bench.device.cases import Case
+from weft.bench.device.context import Context
 from weft.bench.device.machine import describe, open_device
-from weft.bench.device.measures import MEASURES, Context
+from weft.bench.device.measures import MEASURES
 from weft.bench.device.summary import summarise
 from weft.bench.group import worker
 from weft.bench.record import append_record, origin
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = ["UNDER_WAY", "failure_file", "record_of", "work"]
 
-#: File in the directory of the task: the case in progress.
+#: File in the task directory: the case in progress.
 UNDER_WAY = "under-way.json"
 
 
 def failure_file(directory: Path, rank: int | str) -> Path:
-    """File of a rank's error; "*" for any rank."""
+    """File for a rank's error; "*" for any rank."""
     return directory / f"failed-{rank}.txt"
 
 
@@ -50,7 +51,8 @@ def work(directory: Path, task: dict[str, Any]) -> None:
                 f"--ranks is {task['ranks']}, but the launcher started {communicator.world_size}"
             )
         # One host: the local rank is the rank, unless the launcher sets another.
-        local = int(os.environ.get("WEFT_LOCAL_RANK", os.environ.get("LOCAL_RANK", rank)))
+        named = environment.text("WEFT_LOCAL_RANK") or environment.text("LOCAL_RANK")
+        local = int(named or rank)
         device = open_device(task["device"], local)
         about = origin() | describe(device, communicator.world_size)
         beside = Beside(communicator, device, directory)
@@ -102,14 +104,14 @@ def run(
 
 
 def tidy(device: Device) -> None:
-    """Give back what the case held, so that the next has all of the memory."""
+    """Release what the case held, so that the next one has all memory."""
     gc.collect()
     if device.kind == "cuda":
         device.torch.cuda.empty_cache()
 
 
 def record_of(case: Case, about: dict[str, Any], status: str, reason: str | None) -> dict[str, Any]:
-    """A line of results, still without a result."""
+    """A result line, still without a result."""
     return {
         "benchmark": "gpu-moe",
         "case": case.name,
@@ -124,7 +126,7 @@ def record_of(case: Case, about: dict[str, Any], status: str, reason: str | None
 
 
 def keep(task: dict[str, Any], rank: int, record: dict[str, Any]) -> None:
-    """Append a record to the file of results, at once: what comes later may not end."""
+    """Append a record to the result file, at once: later cases may not end."""
     if rank == 0:
         append_record(Path(task["lines"]), record)
 

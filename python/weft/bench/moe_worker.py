@@ -1,4 +1,4 @@
-"""One rank of `weft bench moe`: rounds of dispatch, experts and combine, each result checked."""
+"""One rank in `weft bench moe`: rounds with dispatch, experts and combine, each result checked."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import weft
-from weft._array import DTYPES
+from weft.base.array import DTYPES
+from weft.base.progress import Progress
 from weft.bench.group import deliver, worker
 from weft.bench.moe_workload import Batch, Router, Workload
 from weft.bench.phases import PhaseClock
-from weft.cli.progress import Progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WARM_UP_ROUNDS: Final = 5
 TRACE_LIMIT: Final = 1_000_000
-#: Each type's unit roundoff and its smallest positive number.
+#: Unit roundoff and smallest positive number by type.
 PRECISION: Final = {
     "float32": (2.0**-24, 2.0**-149),
     "float16": (2.0**-11, 2.0**-24),
@@ -58,7 +58,7 @@ def measure(
             if number == WARM_UP_ROUNDS:
                 clock = PhaseClock()
                 communicator.take_trace()
-            # Rounds begin together: what ranks do between them is no part of the phases.
+            # Rounds begin together: what ranks do between them does not count in the phases.
             communicator.barrier()
             combined, received = run_round(clock, communicator, all_to_all, batch, workload)
             with received:
@@ -88,7 +88,7 @@ def measure(
 
 
 def make_all_to_all(communicator: weft.Communicator, workload: Workload) -> weft.moe.AllToAll:
-    """The all-to-all of the workload."""
+    """All-to-all for the workload."""
     return weft.moe.AllToAll(
         communicator,
         experts=workload.experts,
@@ -134,14 +134,14 @@ def run_round(
 def expert_output(
     tokens: NDArray[Any], expert: NDArray[np.int64], workload: Workload
 ) -> NDArray[Any]:
-    """Outputs of the experts: tokens times a factor of the expert, on both sides bit for bit."""
+    """Expert outputs: tokens times a factor for each expert, equal on both sides bit for bit."""
     factor = (0.5 + (expert + 1) / workload.experts).astype(np.float32)
     result: NDArray[Any] = (tokens.astype(np.float32) * factor).astype(DTYPES[workload.dtype])
     return result
 
 
 def error_share(combined: NDArray[Any], batch: Batch, workload: Workload) -> float:
-    """Largest error, as a share of the error bound of docs/moe.md for its element.
+    """Largest error, as a share of the element's error bound in docs/moe.md.
 
     The reference is the dense sum in float64 over every token's experts.
     """

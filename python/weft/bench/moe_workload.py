@@ -1,14 +1,15 @@
-"""Workload of `weft bench moe`: tokens and their routing."""
+"""Workload for `weft bench moe`: tokens and their routing."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from weft._array import DTYPES
+from weft.base.array import DTYPES
 from weft.bench.routing_file import SUFFIXES, Layer, read_routing
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ ROUTINGS: Final = ("uniform", "zipf", "incast")
 
 
 class Batch(NamedTuple):
-    """One rank's tokens of one round."""
+    """One rank's tokens in one round."""
 
-    tokens: NDArray[Any]  # [tokens, hidden] of the workload's dtype
+    tokens: NDArray[Any]  # [tokens, hidden] in the workload's dtype
     ids: NDArray[np.int64]  # [tokens, top_k]
     weights: NDArray[np.float32]  # [tokens, top_k]
 
@@ -32,13 +33,13 @@ class Workload:
     """Workload to measure. Raises `ValueError` with the reason for an invalid one."""
 
     ranks: int
-    #: Of each rank, in each round.
+    #: Per rank and round.
     tokens: int
     hidden: int
     experts: int
     top_k: int
     dtype: str
-    #: One of `ROUTINGS`, or the path of a file that `routing_file` reads.
+    #: One of `ROUTINGS`, or a file path for `routing_file`.
     routing: str
     rounds: int
     seed: int = 0
@@ -56,6 +57,24 @@ class Workload:
             )
         Router(self)
 
+    def check_memory(self) -> None:
+        """Check that this machine has the memory that the ranks need.
+
+        Raises:
+            ValueError: if it has not, with the sizes.
+        """
+        # Tokens and results as drawn, as sent and as checked; scores of all experts for each token.
+        tokens = 4 * self.tokens * self.hidden * 4
+        scores = 0 if self.routing == "incast" else 2 * self.tokens * self.experts * 8
+        needed = self.ranks * (tokens + scores)
+        present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > present:
+            raise ValueError(
+                f"{self.ranks} ranks of {self.tokens} tokens, hidden {self.hidden},"
+                f" {self.experts} experts: they need {needed >> 20:,} MiB, and this machine has"
+                f" {present >> 20:,}; lower --ranks, --tokens, --hidden or --experts"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """A value that `json` can write, and `Workload(**value)` takes."""
         return asdict(self)
@@ -66,7 +85,7 @@ class Router:
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        #: Of the file; none if the routing is random.
+        #: From the file; none if the routing is random.
         self.layers: list[Layer] = []
         if workload.routing not in ROUTINGS:
             path = Path(workload.routing)
@@ -90,7 +109,7 @@ class Router:
         weights = random.random((count, top_k), dtype=np.float32)
         if self.layers:
             _, ids, given = self.layers[self.layer(number)]
-            # Ranks, and rounds of one layer, take its rows in turn, and begin again at the end.
+            # Ranks, and rounds for one layer, take the rows in turn, and begin again at the end.
             turn = number // len(self.layers)
             first = (turn * workload.ranks + rank) * count
             rows = np.arange(first, first + count) % len(ids)
@@ -98,7 +117,7 @@ class Router:
         elif workload.routing == "incast":
             ids = np.tile(np.arange(top_k), (count, 1))
         else:
-            # The largest of popularity's logarithm plus Gumbel noise: draws without replacement.
+            # The largest sums of log popularity and Gumbel noise: draws without replacement.
             scores = random.gumbel(size=(count, workload.experts))
             if workload.routing == "zipf":
                 scores -= np.log(np.arange(1, workload.experts + 1))

@@ -1,4 +1,4 @@
-"""Durations of each phase of each round."""
+"""Durations by phase and round."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PhaseClock:
         self.phases.append(Phase(name, begin, time.monotonic_ns()))
 
     def durations(self) -> dict[str, list[int]]:
-        """Nanoseconds by phase, in the order of the rounds."""
+        """Nanoseconds by phase, in round order."""
         durations: dict[str, list[int]] = defaultdict(list)
         for name, begin, end in self.phases:
             durations[name].append(end - begin)
@@ -41,19 +41,19 @@ class PhaseClock:
 
 
 class PhaseTimes(NamedTuple):
-    """Durations of a phase in microseconds; percentiles over the rounds."""
+    """A phase's durations in microseconds; percentiles over the rounds."""
 
     phase: str
     p50_us: float
     p99_us: float
-    #: The rank with the largest median, and its percentiles.
+    #: The rank with the largest median, and percentiles on it.
     slowest_rank: int
     slowest_p50_us: float
     slowest_p99_us: float
 
 
 def summarise(by_rank: Sequence[Mapping[str, Iterable[int]]]) -> list[PhaseTimes]:
-    """The times of each phase, over the rounds of all ranks and of the slowest rank.
+    """Times by phase, over the rounds on all ranks and on the slowest rank.
 
     Args:
         by_rank: for each rank, nanoseconds by phase.

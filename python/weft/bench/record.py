@@ -1,7 +1,7 @@
-"""Recorder of measurements: their provenance, and the files of JSON lines that keep them.
+"""Measurement recorder: provenance, and the JSON-lines files that keep the records.
 
-The scripts of benchmarks/ load this file without the package, so it imports only the standard
-library; `origin` alone needs the built package.
+The scripts in benchmarks/ load this file without the package, so it imports only the standard
+library; only `origin` needs the built package.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import stat
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ __all__ = ["append_record", "append_records", "machine", "origin", "timestamp"]
 
 
 def origin() -> dict[str, Any]:
-    """Provenance of figures of the installed package: build, versions, machine, load."""
+    """Provenance for the installed package's figures: build, versions, machine, load."""
     import numpy as np
 
     import weft
@@ -40,7 +41,7 @@ def timestamp() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, usable cores, memory, largest cache and kernel of this machine."""
+    """This machine's processor, usable cores, memory, largest cache and kernel."""
     caches = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     kibibytes = [int(path.read_text().strip().removesuffix("K")) for path in caches]
     return {
@@ -54,7 +55,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Model name of the processor in /proc/cpuinfo, or its architecture."""
+    """Processor model name from /proc/cpuinfo, or its architecture."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -62,12 +63,32 @@ def processor() -> str:
 
 
 def append_record(path: Path, record: dict[str, Any]) -> None:
-    """Append one record to a file of JSON lines."""
+    """Append one record to a JSON-lines file."""
     append_records(path, [record])
 
 
 def append_records(path: Path, records: list[dict[str, Any]]) -> None:
-    """Append records to a file of JSON lines."""
+    """Append records to a JSON-lines file."""
+    lines = "".join(json.dumps(record) + "\n" for record in records).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
+    with path.open("ab", buffering=0) as file:
+        is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        length = file.seek(0, os.SEEK_END) if is_file else 0
+        if length and not ends_a_line(path):
+            lines = b"\n" + lines
+        try:
+            written = 0
+            while written < len(lines):
+                written += file.write(lines[written:]) or 0
+        except BaseException:
+            # A partial line would spoil the file.
+            if is_file:
+                file.truncate(length)
+            raise
+
+
+def ends_a_line(path: Path) -> bool:
+    """True for a file whose last byte is a newline."""
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

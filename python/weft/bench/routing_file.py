@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["SUFFIXES", "Layer", "read_routing"]
 
 SUFFIXES: Final = (".npz", ".safetensors")
-#: The array of one layer among several: `model.layers.3.ids`.
+#: Array for one layer among several: `model.layers.3.ids`.
 OF_A_LAYER: Final = re.compile(r"(.*?)(\d+)\.ids")
 
 
 class Layer(NamedTuple):
-    """Routing of one layer: expert ids and weights of its tokens."""
+    """Routing for one layer: expert ids and weights by token."""
 
     #: As the file calls it.
     name: str
@@ -29,12 +29,12 @@ class Layer(NamedTuple):
 
 
 def read_routing(path: Path, *, top_k: int, experts: int) -> list[Layer]:
-    """The layers of a routing trace, in order.
+    """Layers in a routing trace, in order.
 
-    The file is an .npz or .safetensors file. It holds `ids`, whole numbers of shape [tokens, top_k]
-    or [layers, tokens, top_k], with negative ids for no expert; or an array `NAME.ids` of shape
-    [tokens, top_k] for each layer, where NAME ends in the layer's number. If wanted, `weights`
-    beside each `ids`, of the same shape and of floating-point numbers.
+    The file is an .npz or .safetensors file. It holds `ids`, whole numbers [tokens, top_k] or
+    [layers, tokens, top_k], with negative ids for no expert; or an array `NAME.ids` [tokens, top_k]
+    for each layer, where NAME ends in the layer number, for example `model.layers.3.ids`. Optional
+    floating-point `weights` beside each `ids` have the same shape.
 
     Raises:
         ValueError: if the file cannot be read, or does not fit `top_k` and `experts`.
@@ -68,7 +68,7 @@ def read_routing(path: Path, *, top_k: int, experts: int) -> list[Layer]:
 
 
 def load(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file that are part of a routing trace."""
+    """Arrays in a file that belong to a routing trace."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     if path.suffix == ".safetensors":
@@ -80,7 +80,7 @@ def load(path: Path) -> dict[str, NDArray[Any]]:
             ) from error
         try:
             arrays = load_file(path)
-        except Exception as error:  # its own error, and those of files
+        except Exception as error:  # its own error, and file errors
             raise ValueError(f"{path} cannot be read: {error}") from error
     else:
         try:
@@ -119,7 +119,7 @@ def checked(
         return Layer(name, ids, None)
     if weights.shape != ids.shape:
         raise ValueError(f"{path}: weights has shape {weights.shape}; {ids.shape} is needed")
-    # bfloat16 is not one of numpy's own floating-point types.
+    # bfloat16 is not among numpy's own floating-point types.
     fractions = weights.dtype.kind == "f" or weights.dtype.name == "bfloat16"
     if not fractions or not np.isfinite(weights.astype(np.float32)).all():
         raise ValueError(f"{path}: weights of {name} are not all finite floating-point numbers")

@@ -1,8 +1,8 @@
-"""Sizes of the transfer benchmark."""
+"""Transfer benchmark sizes."""
 
 from typing import Final
 
-from weft.units import parse_size
+from weft.base.units import parse_size
 
 __all__ = ["DEFAULT_SIZES", "parse_sizes"]
 

@@ -42,7 +42,7 @@ def measure(
 
 
 def summarise(found: dict[str, Any], wrong_at_peer: int) -> dict[str, Any]:
-    """The figures of one size."""
+    """Figures for one size."""
     # A round trip is two transfers, one after the other.
     p50, p99 = np.percentile(np.array(found["trips_ns"]) / 2, (50, 99))
     copy = float(np.median(found["copies_ns"]))

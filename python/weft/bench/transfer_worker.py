@@ -1,4 +1,4 @@
-"""One of the two ranks of `weft bench transfer`: round trips of writes, both checked."""
+"""One of the two ranks in `weft bench transfer`: round trips with writes, both checked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import weft
+from weft.base.progress import Progress
 from weft.bench.group import deliver, worker
-from weft.cli.progress import Progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WARM_UP_ROUNDS: Final = 3
-#: Buffers of each sort, used in turn.
+#: Buffers per sort, used in turn.
 SLOTS: Final = 2
 #: Each round's bytes begin this much further on in the random bytes: they differ everywhere.
 STEP: Final = 61
@@ -46,14 +46,14 @@ def work(directory: Path, task: dict[str, Any]) -> None:
 
 
 class Exchange:
-    """Round trips of one size: rank 0 writes, rank 1 writes as many bytes back."""
+    """Round trips for one size: rank 0 writes, rank 1 writes as many bytes back."""
 
     def __init__(self, communicator: weft.Communicator, size: int, rounds: int) -> None:
         self.communicator, self.size = communicator, size
         self.rounds = rounds + WARM_UP_ROUNDS
         self.rank, self.peer = communicator.rank, 1 - communicator.rank
         length = size + STEP * self.rounds
-        # The bytes of each rank follow from its number.
+        # Each rank's bytes follow from the rank number.
         self.sent_bytes, self.expected_bytes = (
             np.random.default_rng((size, rank)).integers(0, 256, length, dtype=np.uint8)
             for rank in (self.rank, self.peer)
@@ -66,11 +66,11 @@ class Exchange:
         self.parts = self.count_parts()
 
     def count_parts(self) -> int:
-        """Raises of a lane by a write of this size, from one uncounted write each way."""
+        """Lane raises per write of this size, from one uncounted write each way."""
         before = self.written_parts()
         request = self.write(0)
         parts = self.written_parts() - before
-        # Both writes are of one size, over one route.
+        # Both writes have one size and one route.
         self.counter.wait({self.peer: parts})
         request.wait()
         self.counter.credit(self.peer)
@@ -82,10 +82,10 @@ class Exchange:
         return parts
 
     def run(self, progress: Progress) -> dict[str, Any]:
-        """All round trips: nanoseconds of each, of as many local copies, and what was wrong."""
+        """All round trips: nanoseconds for each, for as many local copies, and what was wrong."""
         trips, wrong = [], 0
         for number in range(self.rounds):
-            # The writes that counted the parts were round 0 of the lanes.
+            # The writes that counted the parts were round 0 on the lanes.
             lane_round = number + 1
             self.fill(number)
             self.counter.wait_for_credit(self.peer, lane_round)
@@ -121,20 +121,20 @@ class Exchange:
         self.source.bytes[begin : begin + self.size] = fresh
 
     def write(self, lane_round: int) -> weft.Request:
-        """Start the write of a round."""
+        """Start the write for a round."""
         offset = (lane_round % SLOTS) * self.size
         page = weft.Page(self.source, offset, self.remote, offset, self.size)
         return self.communicator.write(self.peer, self.counter, [page], round=lane_round)
 
     def arrived_whole(self, number: int) -> bool:
-        """True if every byte of the peer's write arrived unchanged."""
+        """True if every byte in the peer's write arrived unchanged."""
         begin = ((number + 1) % SLOTS) * self.size
         arrived = self.destination.bytes[begin : begin + self.size]
         expected = self.expected_bytes[STEP * number :][: self.size]
         return bool(np.array_equal(arrived, expected))
 
     def time_copies(self) -> list[int]:
-        """Nanoseconds of numpy's copy of as many bytes, from buffers used in turn."""
+        """Nanoseconds for numpy copies of as many bytes, from buffers used in turn."""
         source: NDArray[np.uint8] = self.sent_bytes
         targets = np.empty((SLOTS, self.size), dtype=np.uint8)
         times = []

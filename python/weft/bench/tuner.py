@@ -1,4 +1,4 @@
-"""`weft tune`: times of collectives by every algorithm, constants of the links, and the regret."""
+"""`weft tune`: collective times by every algorithm, link constants, and the regret."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from weft._tuning import machine_name
 from weft.bench import tuner_worker
 from weft.bench.group import run_group, run_in_launched_group, task_directory, under_launcher
 from weft.bench.record import timestamp
+from weft.collectives.tuning import machine_name
+from weft.report.tuning import label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,20 +21,20 @@ __all__ = ["Options", "crossovers", "measure", "regrets"]
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a measurement."""
+    """Measurement options."""
 
     ranks: int
-    #: Bytes of the vectors, rising.
+    #: Vector bytes, rising.
     sizes: tuple[int, ...]
     provider: str | None = None
-    #: Time to spend, about; large sizes take at least `batches` calls of each algorithm.
+    #: Time to spend, about; large sizes take at least `batches` calls for each algorithm.
     seconds: float = 50.0
     batches: int = 3
     progress: bool = True
 
 
 def measure(options: Options) -> dict[str, Any] | None:
-    """Measure; what was found, or None on all ranks but 0 of a launcher's group.
+    """Measure; the result, or None on a launcher's ranks other than 0.
 
     The selection is made from a first pass over all sizes, and judged by a second one.
 
@@ -59,11 +60,11 @@ def measure(options: Options) -> dict[str, Any] | None:
 
 
 def regrets(judged: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each collective and size: time of the selected algorithm over that of the fastest.
+    """Regret by collective and size: the selected algorithm's time over the fastest time.
 
     Args:
-        judged: for each collective and size the selected algorithm, and the times of all of them
-            in the second pass: `[[algorithm, chunks, seconds], ...]`.
+        judged: for each collective and size the selected algorithm, and all algorithms' times in
+        the second pass: `[[algorithm, chunks, seconds], ...]`.
     """
     found = []
     for case in judged:
@@ -81,11 +82,6 @@ def regrets(judged: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def label(algorithm: str, chunks: int) -> str:
-    """Name of an algorithm, with the number of chunks if it has one."""
-    return f"{algorithm}, {chunks} chunks" if algorithm in ("tree", "chain") else algorithm
 
 
 def crossovers(times: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""One rank of `weft tune`."""
+"""One rank in `weft tune`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import weft
 from weft import _native
-from weft._tuning import text_of
+from weft.base.progress import Progress
 from weft.bench.group import deliver, worker
-from weft.cli.progress import Progress
+from weft.collectives.tuning import text_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 COLLECTIVES: Final = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all")
 #: Seconds after which a call counts as failed.
 TIMEOUT: Final = 60.0
-#: Shortest batch, and its fewest calls: a rank that begins late finds the data of its first call
-#: there, so that few calls would seem faster than they are.
+#: Shortest batch, and its fewest calls: a rank that begins late finds the first call's data there,
+#: so that few calls would seem faster than they are.
 LEAST_SECONDS: Final = 0.0015
 LEAST_CALLS: Final = 2
-#: Most calls of a batch, and most batches.
+#: Most calls per batch, and most batches.
 MOST_CALLS: Final = 2000
 MOST_BATCHES: Final = 50
-#: Short batches: many of them lie between two disturbances.
+#: Short batches: many fit between two disturbances.
 BATCH_SECONDS: Final = 0.003
 #: From this size on, an algorithm that takes more than `SLOW` times the fastest is not measured
 #: for larger ones.
 PRUNED_FROM: Final = 1 << 20
 SLOW: Final = 2.0
-#: Shares of the measuring time: one, from 1 MiB more.
+#: Shares of the measuring time, by smallest size in bytes.
 LONG: Final = ((16 << 20, 8.0), (1 << 20, 3.0), (0, 1.0))
 
 #: Algorithms within this multiple of the fastest are timed again, later, since a disturbance may
@@ -45,14 +45,14 @@ JUDGED_AGAIN: Final = 6
 #: Shares of the whole time: all sizes; close ones again; all judged; doubtful ones again.
 PHASES: Final = (0.25, 0.4, 0.15, 0.2)
 
-#: Algorithm, and its number of chunks.
+#: Algorithm and chunk count, for example `("ring", 4)`.
 Choice = tuple[str, int]
-#: Bytes of the vector, and seconds by algorithm.
+#: Vector bytes, and seconds by algorithm.
 Slot = tuple[int, dict[Choice, float]]
 
 
 def work(directory: Path, task: dict[str, Any]) -> None:
-    """Measure, and leave the result of rank 0 in the directory."""
+    """Measure, and leave rank 0's result in the directory."""
     with weft.init() as communicator:
         if communicator.world_size < 2:
             raise weft.errors.ConfigurationError("1 rank: expected at least 2; pass --ranks")
@@ -65,7 +65,7 @@ def work(directory: Path, task: dict[str, Any]) -> None:
 class Measurement:
     """Two passes over all collectives, sizes and algorithms, each followed by one over close ones.
 
-    Passes lie apart in time, so that a disturbance of some seconds does not last over both.
+    Passes lie apart in time, so that a disturbance that lasts some seconds does not affect both.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Measurement:
         self.communicator, self.task, self.progress = communicator, task, progress
         self.end = time.monotonic()
         self.every = [size for name in COLLECTIVES for size in self.sizes(name)]
-        #: Weights of the slots to come in this phase.
+        #: Total weight of the slots to come in this phase.
         self.weights_left = 0.0
         progress.total = 2 * len(self.every)
 
     def run(self) -> dict[str, Any]:
-        """The file's entry, and the times that judge its selection."""
+        """Entry for the file, and the times that judge its selection."""
         self.communicator.barrier()
         rates = _native.CollectiveTimer.memory_rates()
         copy_s, add_s = (max(column) for column in zip(*self.gather(rates), strict=True))
@@ -155,7 +155,7 @@ class Measurement:
     ) -> None:
         """Time some algorithms of some slots again, short vectors first; the shorter times count.
 
-        Ends when its time is over, by the clock of rank 0.
+        Ends when its time is over, by rank 0's clock.
         """
         self.phase(share, [size for _, (size, _), _ in slots])
         for collective, (size, times), choices in sorted(slots, key=lambda one: one[1][0]):
@@ -198,7 +198,7 @@ class Measurement:
     def slot(
         self, timer: _native.CollectiveTimer, collective: str, choices: list[Choice], size: int
     ) -> Slot:
-        """One size: the fastest batch of each algorithm, at the slowest rank."""
+        """One size: each algorithm's fastest batch, at the slowest rank."""
         actual = size
         probes: dict[Choice, float] = {}
         for choice in choices:
@@ -243,19 +243,19 @@ class Measurement:
         size: int,
         count: int,
     ) -> float:
-        """Mean seconds of calls that all ranks begin together."""
+        """Mean seconds per call; all ranks begin together."""
         self.communicator.barrier()
         return timer.time(collective, *choice, size, count, TIMEOUT)[1]
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of every rank, by rank."""
+        """Every rank's value, by rank."""
         return [
             json.loads(each) for each in self.communicator.all_gather(json.dumps(value).encode())
         ]
 
 
 def close(times: dict[Choice, float]) -> list[Choice]:
-    """Algorithms whose time is near that of the fastest."""
+    """Algorithms whose time is near the fastest."""
     return [choice for choice in times if times[choice] <= CLOSE * min(times.values())]
 
 
@@ -265,7 +265,7 @@ def weight(size: int) -> float:
 
 
 def curves(collective: str, slots: list[Slot]) -> list[dict[str, Any]]:
-    """Entries of the file for one collective."""
+    """File entries for one collective."""
     choices = dict.fromkeys(choice for _, times in slots for choice in times)
     return [
         {
@@ -283,9 +283,9 @@ def curves(collective: str, slots: list[Slot]) -> list[dict[str, Any]]:
 
 
 def constants(slots: list[Slot], ranks: int) -> dict[str, float]:
-    """Constants of the links from all-gathers by `direct` and `ring`.
+    """Link constants from all-gathers by `direct` and `ring`.
 
-    Direct is one step with a post for each peer, ring as many steps of one post each.
+    Direct is one step with a post for each peer, ring as many steps with one post each.
     """
     others = ranks - 1
     times = [

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from weft.base.errors import WeftError
+from weft.base.output_files import OutputFile, check_outputs
 from weft.cli import bench_device
-from weft.cli.arguments import PROVIDERS, natural, positive
+from weft.cli.arguments import PROVIDERS, natural, positive, ranks
+from weft.cli.stored import Storing, file_name
 from weft.cli.table import format_table
-from weft.errors import WeftError
 
 if TYPE_CHECKING:
     import argparse
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from weft.cli.arguments import Subparsers
 
 RESULTS: Final = Path("benchmarks/results")
-#: Of `weft bench moe` on the CPU.
+#: Defaults for `weft bench moe` on the CPU.
 DEFAULTS: Final = {
     "ranks": 4,
     "tokens": 128,
@@ -44,39 +47,37 @@ def add_moe_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "moe",
         help="MoE dispatch and combine over local ranks",
-        description="Random tokens through dispatch, experts and combine, with every element of"
-        " every result held to the documented error bound. Under a launcher, its ranks are used.",
+        description="Random tokens through dispatch, experts and combine, with every result "
+        "element held to the documented error bound. Under a launcher, its ranks are used.",
     )
     for name, on_gpus, what in (
         ("ranks", "one for each visible GPU", "number of ranks"),
         ("tokens", "128", "tokens per rank and round"),
         ("hidden", "7168", "elements per token"),
-        ("experts", "256", "number of experts of all ranks"),
+        ("experts", "256", "total number of experts"),
         ("top_k", "8", "experts per token"),
         ("rounds", "400", "number of measured rounds"),
     ):
         parser.add_argument(
             f"--{name.replace('_', '-')}",
-            type=positive,
+            type=ranks if name == "ranks" else positive,
             metavar="N",
             help=f"{what} (default {DEFAULTS[name]}; on GPUs {on_gpus})",
         )
-    parser.add_argument("--dtype", default="bfloat16", help="dtype of tokens (default %(default)s)")
+    parser.add_argument("--dtype", default="bfloat16", help="token dtype (default %(default)s)")
     parser.add_argument(
         "--routing",
         default="uniform",
         metavar="uniform|zipf|incast|FILE",
-        help="distribution of experts over tokens; FILE is an .npz or .safetensors file with ids"
+        help="expert distribution over tokens; FILE is an .npz or .safetensors file with ids"
         " [tokens, top_k] and optional weights, or both for each of several layers, which rounds"
         " take in turn (default %(default)s)",
     )
-    parser.add_argument(
-        "--seed", type=natural, default=0, help="random seed of the data (default %(default)s)"
-    )
+    parser.add_argument("--seed", type=natural, default=0, help="random seed (default %(default)s)")
     parser.add_argument(
         "--provider", choices=PROVIDERS, help="provider (default: the best available)"
     )
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="trace file for Perfetto")
+    parser.add_argument("--trace", type=file_name, metavar="FILE", help="trace file for Perfetto")
     add_output(parser, "moe.jsonl", "; gpu_moe.jsonl with a device")
     bench_device.add_options(parser)
     parser.set_defaults(run=run_moe, usage_error=parser.error)
@@ -89,7 +90,7 @@ def add_transfer_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "transfer",
         help="counted writes between two ranks",
-        description="Round trips of writes between two local ranks through the Python API, with"
+        description="Write round trips between two local ranks through the Python API, with"
         " every byte checked, beside numpy's copy of as many bytes.",
     )
     parser.add_argument(
@@ -115,7 +116,7 @@ def add_output(parser: argparse.ArgumentParser, name: str, more: str = "") -> No
     parser.add_argument(
         "--record",
         nargs="?",
-        type=Path,
+        type=file_name,
         const=Path(),
         metavar="FILE",
         help=f"file of JSON lines to append the result to (default {RESULTS / name}{more})",
@@ -128,17 +129,21 @@ def run_moe(arguments: argparse.Namespace) -> int:
         return bench_device.run(arguments)
     bench_device.refuse_options(arguments)
     from weft.bench import moe
-    from weft.bench.group import GroupError, check_provider
+    from weft.bench.group import GroupError, check_provider, under_launcher
     from weft.bench.moe_workload import Workload
 
     given: dict[str, Any] = {
         name: getattr(arguments, name) or default for name, default in DEFAULTS.items()
     }
     fields = ("dtype", "routing", "seed")
+    files = record_files(arguments)
+    if arguments.trace is not None:
+        files.append(OutputFile("--trace", arguments.trace, "Perfetto trace"))
     try:
+        check_outputs(files, [Path(arguments.routing)])
         workload = Workload(**given, **{name: getattr(arguments, name) for name in fields})
-        if arguments.trace is not None and not arguments.trace.parent.is_dir():
-            raise ValueError(f"there is no directory {arguments.trace.parent} for the trace")
+        if not under_launcher():
+            workload.check_memory()
     except ValueError as error:
         arguments.usage_error(str(error))
     options = moe.Options(arguments.provider, arguments.trace, not arguments.json)
@@ -153,8 +158,14 @@ def run_moe(arguments: argparse.Namespace) -> int:
         return 1
     if found is None:
         return 0
-    finish(arguments, found, show_moe)
-    return 1 if found["wrong_rounds"] else 0
+    storing = Storing("weft bench moe")
+    events = found.pop("events", None)
+    if events is not None:
+        found["trace"] = None
+        if storing.attempt("--trace", arguments.trace, partial(moe.write_events, events)):
+            found["trace"] = str(arguments.trace)
+    finish(arguments, found, show_moe, storing)
+    return storing.status(1 if found["wrong_rounds"] else 0)
 
 
 def run_transfer(arguments: argparse.Namespace) -> int:
@@ -167,6 +178,7 @@ def run_transfer(arguments: argparse.Namespace) -> int:
         sizes = parse_sizes(arguments.sizes)
     except ValueError as error:
         arguments.usage_error(f"--sizes: {error}")
+    check_record(arguments)
     try:
         check_provider(arguments.provider)
         found = transfer.measure(sizes, arguments.provider, arguments.rounds, not arguments.json)
@@ -176,11 +188,36 @@ def run_transfer(arguments: argparse.Namespace) -> int:
     except WeftError as error:
         print(f"weft bench transfer: {error}", file=sys.stderr)
         return 1
-    finish(arguments, found, show_transfer)
-    return 1 if any(size["wrong"] for size in found["sizes"]) else 0
+    storing = Storing("weft bench transfer")
+    finish(arguments, found, show_transfer, storing)
+    return storing.status(1 if any(size["wrong"] for size in found["sizes"]) else 0)
 
 
-def finish(arguments: argparse.Namespace, found: dict[str, Any], show: Any) -> None:
+def record_files(arguments: argparse.Namespace) -> list[OutputFile]:
+    """The file for `--record`, if it is given."""
+    if arguments.record is None:
+        return []
+    kind: Final = "JSON lines of results"
+    return [OutputFile("--record", record_path(arguments), kind, makes_folders=True)]
+
+
+def record_path(arguments: argparse.Namespace) -> Path:
+    """The file that `--record` names; an option without a value is an empty path."""
+    named: Path = arguments.record
+    return named if named.name else RESULTS / arguments.record_name
+
+
+def check_record(arguments: argparse.Namespace) -> None:
+    """Reject a `--record` file that cannot be written, or has another kind."""
+    try:
+        check_outputs(record_files(arguments))
+    except ValueError as error:
+        arguments.usage_error(str(error))
+
+
+def finish(
+    arguments: argparse.Namespace, found: dict[str, Any], show: Any, storing: Storing
+) -> None:
     """Show a result, and record it if requested."""
     from weft.bench.record import append_record, origin
 
@@ -192,9 +229,8 @@ def finish(arguments: argparse.Namespace, found: dict[str, Any], show: Any) -> N
             print("Debug build of Weft: its figures are not representative.\n")
         show(found)
     if arguments.record is not None:
-        # An option without a value is an empty path.
-        named = arguments.record.name != ""
-        append_record(arguments.record if named else RESULTS / arguments.record_name, found)
+        path = record_path(arguments)
+        storing.attempt("--record", path, partial(append_record, path, found))
 
 
 def show_moe(found: dict[str, Any]) -> None:
@@ -229,7 +265,7 @@ def show_moe(found: dict[str, Any]) -> None:
         print(
             "\n" + format_table(("layer", "busiest expert / mean", "busiest rank / mean"), layers)
         )
-    if "trace" in found:
+    if found.get("trace") is not None:
         print(f"\nTrace (open it at https://ui.perfetto.dev)  {found['trace']}")
 
 

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from weft.base.output_files import OutputFile, check_outputs
+from weft.cli.stored import Storing
 from weft.cli.table import format_table
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ RECORD: Final = Path("benchmarks/results/gpu_moe.jsonl")
 DEVICES: Final = ("cpu", "cuda", "twin")
 #: Options that only a device has, and what argparse leaves where they are not given.
 OWN: Final = ("cases", "budget", "wire", "layout", "num_sms", "path", "memory")
-#: Those that a list of cases settles.
+#: Options that a case list settles.
 OF_A_WORKLOAD: Final = (
     *("tokens", "hidden", "experts", "top_k", "rounds"),
     *("wire", "layout", "num_sms", "path"),
@@ -26,7 +28,7 @@ OF_A_WORKLOAD: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `weft bench moe` for devices."""
+    """Declare the device options for `weft bench moe`."""
     from weft.cli.arguments import positive
 
     group = parser.add_argument_group("on GPUs of one host")
@@ -40,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cases",
         metavar="NAME,...",
-        help="cases of the benchmark in place of one workload, or `all`, the most important first",
+        help="benchmark cases in place of one workload, or `all`, the most important first",
     )
     group.add_argument(
         "--budget",
@@ -49,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="time limit: cases that exceed it are skipped",
     )
     group.add_argument(
-        "--wire", help="dtype on the wire: that of --dtype, or float8_e4m3fn, cast by the kernel"
+        "--wire", help="dtype on the wire: same as --dtype, or float8_e4m3fn, cast by the kernel"
     )
     group.add_argument("--layout", choices=("contiguous", "indexed", "padded", "dense"))
     group.add_argument("--num-sms", type=positive, metavar="N", help="thread blocks per launch")
@@ -58,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_options(arguments: argparse.Namespace) -> None:
-    """Reject options of devices without `--device`."""
+    """Reject device options without `--device`."""
     for name in OWN:
         if getattr(arguments, name) is not None:
             arguments.usage_error(f"--{name.replace('_', '-')} needs --device cuda or twin")
@@ -67,6 +69,8 @@ def refuse_options(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure; 1 if a result was wrong or a case failed."""
     from weft.bench import moe_device
+    from weft.bench.group import GroupError
+    from weft.bench.record import append_records
 
     if arguments.trace is not None:
         arguments.usage_error("--trace is of counted writes: there are none on a device")
@@ -79,6 +83,13 @@ def run(arguments: argparse.Namespace) -> int:
     record = arguments.record
     if record is not None and not record.name:
         record = RECORD
+    try:
+        if record is not None:
+            kind: Final = "JSON lines of results"
+            file = OutputFile("--record", record, kind, makes_folders=True)
+            check_outputs([file], [Path(arguments.routing)])
+    except ValueError as error:
+        arguments.usage_error(str(error))
     options = moe_device.Options(
         arguments.device,
         ranks=arguments.ranks,
@@ -93,12 +104,18 @@ def run(arguments: argparse.Namespace) -> int:
     except moe_device.DeviceError as error:
         print(f"weft bench moe: {error}", file=sys.stderr)
         return 1
+    except GroupError as error:
+        print(f"weft bench moe: {error}", file=sys.stderr)
+        return error.status
     if arguments.json:
         if records:
             print(json.dumps({"cases": records}))
     else:
         show(records)
-    return int(any(record["status"] in ("wrong", "failed") for record in records))
+    storing = Storing("weft bench moe")
+    if record is not None and not moe_device.is_appended(record):
+        storing.attempt("--record", record, lambda: append_records(record, records))
+    return storing.status(int(any(each["status"] in ("wrong", "failed") for each in records)))
 
 
 def cases_of(arguments: argparse.Namespace) -> list[Case]:

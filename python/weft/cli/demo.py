@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from weft.cli.arguments import PROVIDERS, positive
-from weft.cli.progress import Progress
+from weft.base.errors import WeftError
+from weft.base.output_files import check_folder, check_outputs
+from weft.base.progress import Progress
+from weft.cli.arguments import PROVIDERS, positive, ranks
+from weft.cli.stored import Storing
 from weft.cli.table import format_bars, format_table
-from weft.errors import WeftError
 
 if TYPE_CHECKING:
     import argparse
@@ -42,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--ranks",
-        type=positive,
+        type=ranks,
         default=4,
         metavar="N",
         help="number of processes (default %(default)s)",
@@ -55,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=positive,
         default=10,
         metavar="N",
-        help="number of passes over all held-out images (default %(default)s)",
+        help="passes over all held-out images (default %(default)s)",
     )
     parser.add_argument(
         "--output",
@@ -65,7 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="directory for the trace and the timeline (default ./%(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="JSON output")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,10 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     try:
         # Where the results go is found out before the work, not after it.
-        arguments.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        print(f"weft demo: cannot make {arguments.output}: {error.strerror}", file=sys.stderr)
-        return 1
+        check_folder("--output", arguments.output)
+        check_outputs(experiment.pictures(arguments.output))
+    except ValueError as error:
+        arguments.usage_error(str(error))
     say = (lambda _: None) if arguments.json else print
     split = model.load_split(SEED)
     count = len(split.train_images)
@@ -107,12 +109,20 @@ def run(arguments: argparse.Namespace) -> int:
     except GroupError as error:
         print(f"weft demo: {error}", file=sys.stderr)
         return error.status
-    written = experiment.write_pictures(arguments.output, events, clock_error_ns, "weft demo")
+    storing = Storing("weft demo")
+    written: dict[str, Any] = {"trace": None, "timeline": None}
+    storing.attempt(
+        "--output",
+        arguments.output,
+        lambda: written.update(
+            experiment.write_pictures(arguments.output, events, clock_error_ns, "weft demo")
+        ),
+    )
     if arguments.json:
         print(json.dumps(findings.to_json() | written))
     else:
         show(findings, written)
-    return 0 if findings.agrees else 1
+    return storing.status(0 if findings.agrees else 1)
 
 
 def show(findings: Findings, written: dict[str, Any]) -> None:
@@ -121,11 +131,11 @@ def show(findings: Findings, written: dict[str, Any]) -> None:
     from weft.demo.experiment import TOLERANCE
 
     over = f" over {', '.join(findings.routes)}" if findings.routes else ""
-    ranks = f"{findings.ranks} processes{over}"
+    processes = f"{findings.ranks} processes{over}"
     if findings.provider_details:
         print(f"Routes: {named_routes(findings.routes, findings.provider_details)}\n")
     print(f"Test accuracy on {findings.images} images that training did not see")
-    print(f"  {ranks:24}{findings.accuracy:8.2%}")
+    print(f"  {processes:24}{findings.accuracy:8.2%}")
     print(f"  {'a single process':24}{findings.single_process_accuracy:8.2%}")
     verdict = "within" if findings.agrees else "NOT within"
     print(
@@ -142,5 +152,6 @@ def show(findings: Findings, written: dict[str, Any]) -> None:
     print(f"  written, with headers   {findings.bytes_written:14,}\n")
     print("Latency of each phase over all rounds")
     print(format_table(PHASE_HEADERS, findings.phases) + "\n")
-    print(f"Trace (open it at https://ui.perfetto.dev)  {written['trace']}")
-    print(f"Timeline of the last rounds                 {written['timeline']}")
+    if written["trace"] is not None:
+        print(f"Trace (open it at https://ui.perfetto.dev)  {written['trace']}")
+        print(f"Timeline of the last rounds                 {written['timeline']}")

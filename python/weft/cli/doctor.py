@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def verdict(finding: diagnosis.Finding) -> str:
-    """Verdict of a finding in the table."""
+    """A finding's verdict in the table."""
     if finding.found:
         return "yes"
     return "MISSING" if finding.required else "no"

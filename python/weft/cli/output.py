@@ -1,4 +1,4 @@
-"""Standard output of the command: closed, full, without a reader, or of another encoding."""
+"""The command's standard output: closed, full, without a reader, or with another encoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OutputError", "standard_output"]
 
-#: Characters of tables and bars, for encodings that have none of them.
+#: Replacements for table and bar characters that an encoding lacks.
 ASCII: Final = str.maketrans("µ█▏▎▍▌▋▊▉", "u#       ")
 
 
@@ -23,7 +23,7 @@ class OutputError(Exception):
     """Standard output cannot be written.
 
     Args:
-        cause: the error of the system call; `None` if standard output is closed.
+        cause: the system call's error; `None` if standard output is closed.
     """
 
     def __init__(self, cause: OSError | None) -> None:
@@ -32,16 +32,16 @@ class OutputError(Exception):
 
     @property
     def status(self) -> int:
-        """Exit status of the command: as of a program that SIGPIPE killed, else 1."""
+        """Exit status of the command: the same as after SIGPIPE for a lost reader, else 1."""
         left = isinstance(self.cause, BrokenPipeError)
         return 128 + signal.SIGPIPE if left else 1
 
 
 class RawOutput(io.FileIO):
-    """A descriptor whose failed writes are `OutputError`, unlike those of other files."""
+    """Descriptor whose failed writes raise `OutputError`, unlike other files."""
 
     def write(self, data: Any) -> int:
-        """Write bytes; returns their number."""
+        """Write bytes; returns the number written."""
         try:
             return super().write(data)
         except OSError as error:
@@ -77,7 +77,7 @@ def standard_output() -> Iterator[None]:
 
 
 def checked_output(stream: TextIO) -> TextIO:
-    """A stream to the descriptor of another one, with `RawOutput` and spellings in ASCII.
+    """Stream to another stream's descriptor, with `RawOutput` and spellings in ASCII.
 
     A stream without a descriptor, as tests have, is returned unchanged.
     """
@@ -96,13 +96,13 @@ def checked_output(stream: TextIO) -> TextIO:
 
 
 def report(problem: str) -> None:
-    """Print an error of standard output, if there is a standard error."""
+    """Print a standard output error, if there is a standard error."""
     if sys.stderr is not None:
         print(f"weft: standard output: {problem}", file=sys.stderr)
 
 
 def as_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Characters of an encoding without them: those of `ASCII`, and `?` for others."""
+    """Replacements for characters outside an encoding: from `ASCII`, and `?` for others."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end].translate(ASCII)

@@ -9,11 +9,15 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from weft.base import threads
+from weft.base.errors import WeftError
+from weft.base.output_files import check_folder, write_output
 from weft.cli import qdl_options, qdl_values
-from weft.cli.bench import finish
+from weft.cli.bench import check_record, finish
+from weft.cli.interrupts import Interrupted, ends_soon
 from weft.cli.qdl_view import LiveView
+from weft.cli.stored import Storing
 from weft.cli.table import format_table
-from weft.errors import WeftError
 
 if TYPE_CHECKING:
     import argparse
@@ -25,10 +29,12 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at a node's counts.
 REFRESH_SECONDS: Final = 0.2
+#: Time for a node to answer the queries that have arrived, and to end.
+DRAIN_SECONDS: Final = 4.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Declare `weft qdl` and its parts."""
+    """Declare `weft qdl` and subcommands."""
     parser = subparsers.add_parser(
         "qdl", help="query dispatch: accelerator nodes, MLPerf's LoadGen, audits, a benchmark"
     )
@@ -46,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def reporting(
     name: str, run: Callable[[argparse.Namespace], int]
 ) -> Callable[[argparse.Namespace], int]:
-    """A command whose errors are a line of standard error, and status 1."""
+    """A command whose errors become a line on standard error, and status 1."""
 
     def run_and_report(arguments: argparse.Namespace) -> int:
         try:
@@ -61,7 +67,7 @@ def reporting(
 def run_accelerator(arguments: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
     from weft import _native
-    from weft._environment import check_variables
+    from weft.base.environment import check_variables
     from weft.qdl.placement import here, place
 
     check_variables()
@@ -85,7 +91,7 @@ def run_accelerator(arguments: argparse.Namespace) -> int:
             failures.append(error)
 
     thread = threading.Thread(target=serve, name="weft-node", daemon=True)
-    thread.start()
+    threads.start(thread)
     if arguments.json:
         print(json.dumps({"address": node.address, "name": node.name}), flush=True)
     else:
@@ -95,6 +101,9 @@ def run_accelerator(arguments: argparse.Namespace) -> int:
             thread.join(REFRESH_SECONDS)
             view.show(*node.counts())
     node.stop()
+    if signals:
+        # A model may never return.
+        ends_soon(signals[0], after=DRAIN_SECONDS)
     thread.join()
     if failures:
         raise failures[0]
@@ -115,21 +124,30 @@ def run_accelerator(arguments: argparse.Namespace) -> int:
 def run_frontend(arguments: argparse.Namespace) -> int:
     """Run a test; 1 if it is not valid, or a query had no answer."""
     qdl_values.check_placement(arguments)
+    check_logs(arguments)
     test = qdl_values.test_of(arguments)
     view = LiveView("nodes", enabled=not arguments.json)
     try:
         with view:
             outcome = test.run(lambda counts: view.show(*counts))
-    except KeyboardInterrupt:
-        # LoadGen cannot end a test early, and its threads would run into the interpreter's end.
-        print("weft qdl frontend: interrupted; the logs are incomplete", file=sys.stderr)
+    except Interrupted as error:
+        # LoadGen cannot end a test early, and the threads would still run at interpreter exit.
+        print(f"weft qdl frontend: {error}; the logs are incomplete", file=sys.stderr)
         sys.stderr.flush()
-        os._exit(128 + signal.SIGINT)
+        os._exit(error.status)
     if arguments.json:
         print(json.dumps(outcome.to_json()))
     else:
         show(outcome)
     return 1 if outcome.counts.failed or outcome.valid is False else 0
+
+
+def check_logs(arguments: argparse.Namespace) -> None:
+    """Reject a `--logs` folder that cannot be written."""
+    try:
+        check_folder("--logs", arguments.logs)
+    except ValueError as error:
+        arguments.usage_error(str(error))
 
 
 def show(outcome: Outcome) -> None:
@@ -154,7 +172,7 @@ def show(outcome: Outcome) -> None:
 
 
 def bandwidth_rows(outcome: dict[str, Any]) -> list[tuple[str, float | None]]:
-    """Rates of bytes by the rules' formula, and the link's."""
+    """Byte rates by the rules' formula, and the link rate."""
     names = (("ingress", "ingress"), ("egress", "egress"), ("link", "link"))
     rates = [(label, outcome[f"{name}_bytes_per_second"]) for label, name in names]
     return [(f"{label}, GB/s", None if rate is None else rate / 1e9) for label, rate in rates]
@@ -164,11 +182,14 @@ def run_bench(arguments: argparse.Namespace) -> int:
     """Measure both ways; 1 if a result is not valid."""
     from weft.qdl import bench
 
+    check_record(arguments)
     workload = qdl_values.workload_of(arguments)
     say = (lambda _: None) if arguments.json else (lambda step: print(f"Measuring {step} ..."))
     found = bench.measure(workload, say)
-    finish(arguments, found, show_bench)
-    return 0 if all(found[way]["valid"] for way in ("in_process", "network")) else 1
+    storing = Storing("weft qdl bench")
+    finish(arguments, found, show_bench, storing)
+    valid = all(found[way]["valid"] for way in ("in_process", "network"))
+    return storing.status(0 if valid else 1)
 
 
 def show_bench(found: dict[str, Any]) -> None:
@@ -200,6 +221,7 @@ def run_audit(arguments: argparse.Namespace) -> int:
     from weft.qdl import audits, bench
 
     qdl_values.check_placement(arguments)
+    check_logs(arguments)
     options = qdl_values.forwarded(arguments)
     logs: Path = arguments.logs
     performance, audited = logs / "performance", logs / arguments.audit
@@ -208,7 +230,7 @@ def run_audit(arguments: argparse.Namespace) -> int:
     bench.run_test(options, performance)
     audited.mkdir(parents=True, exist_ok=True)
     config = audits.configuration(arguments.audit)
-    (audited / "audit.config").write_text(config, encoding="utf-8")
+    write_output(audited / "audit.config", config)
     say(f"{arguments.audit} ...")
     bench.run_test(options, audited)
     verdicts = [audits.compare_rates(arguments.audit, performance, audited)]

@@ -1,4 +1,4 @@
-"""Options of `weft qdl`."""
+"""Options for `weft qdl`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from weft.cli.arguments import natural, positive
+from weft.cli.arguments import byte_count, natural, positive
 from weft.cli.bench import add_output
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ POLICIES: Final = ("round-robin", "least-in-flight", "latency-aware")
 
 
 def amount(text: str) -> float:
-    """A finite number of more than 0."""
+    """Finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -33,7 +33,7 @@ def amount(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A finite number of at least 0."""
+    """Finite number, at least 0."""
     return 0.0 if text in {"0", "0.0"} else amount(text)
 
 
@@ -42,12 +42,12 @@ def add_accelerator(parts: Subparsers) -> argparse.ArgumentParser:
     parser = parts.add_parser(
         "accelerator",
         help="accelerator node with a model for tests",
-        description="Node that serves the queries of front ends until Ctrl-C or SIGTERM. Models of"
-        " your own are Python callables: weft.qdl.Accelerator.",
+        description="Node that serves front-end queries until Ctrl-C or SIGTERM. Your own models "
+        "are Python callables: weft.qdl.Accelerator.",
     )
     parser.add_argument(
         "--listen",
-        default="127.0.0.1:0",
+        default="localhost:0",
         metavar="ADDRESS",
         help="host:port; off loopback WEFT_SECRET is needed (default %(default)s: any free port)",
     )
@@ -67,7 +67,7 @@ def add_accelerator(parts: Subparsers) -> argparse.ArgumentParser:
         type=positive,
         default=64,
         metavar="N",
-        help="queries of a batch (default 64)",
+        help="queries per batch (default 64)",
     )
     add_model(parser, (*MODELS, "tokens"))
     parser.add_argument(
@@ -75,7 +75,7 @@ def add_accelerator(parts: Subparsers) -> argparse.ArgumentParser:
         type=positive,
         default=8,
         metavar="N",
-        help="tokens of an answer of the model tokens (default %(default)s)",
+        help="tokens per answer, for the model tokens (default %(default)s)",
     )
     add_connection(parser)
     add_placement(parser)
@@ -84,12 +84,12 @@ def add_accelerator(parts: Subparsers) -> argparse.ArgumentParser:
 
 
 def add_model(parser: argparse.ArgumentParser, models: Sequence[str] = MODELS) -> None:
-    """Declare the model and its sizes."""
+    """Declare model and sizes."""
     parser.add_argument(
         "--model", choices=models, default="noop", help="model (default %(default)s)"
     )
     parser.add_argument(
-        "--bytes", type=positive, required=True, metavar="N", help="bytes of a query"
+        "--bytes", type=byte_count, required=True, metavar="N", help="bytes per query"
     )
     add_answer(parser)
 
@@ -98,26 +98,26 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
     """Declare the answer and the time for it."""
     parser.add_argument(
         "--answer-bytes",
-        type=positive,
+        type=byte_count,
         default=8,
         metavar="N",
-        help="bytes of an answer (default 8)",
+        help="bytes per answer (default 8)",
     )
     parser.add_argument(
         "--work",
         type=seconds,
         default=0.0,
         metavar="SECONDS",
-        help="CPU time of the model for each query (default 0)",
+        help="the model's CPU time for each query (default 0)",
     )
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Declare what both ends of a connection have."""
+    """Declare what both connection ends have."""
     parser.add_argument(
         "--provider",
         choices=PROVIDERS,
-        help="provider (default: the better one of shm and tcp that both ends have)",
+        help="provider (default: shm or tcp, the better one that both ends have)",
     )
     parser.add_argument(
         "--slots",
@@ -126,7 +126,7 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most queries in flight to a node (default %(default)s)",
     )
-    parser.add_argument("--checksum", action="store_true", help="checksum of every payload")
+    parser.add_argument("--checksum", action="store_true", help="a checksum for every payload")
     parser.add_argument(
         "--spin",
         type=seconds,
@@ -144,12 +144,12 @@ def numa(text: str) -> str:
 
 
 def add_placement(parser: argparse.ArgumentParser) -> None:
-    """Declare the placement of threads and memory."""
+    """Declare thread and memory placement."""
     parser.add_argument(
         "--placement",
         type=numa,
         metavar="NODE",
-        help="NUMA node of threads and slots, auto (of the NIC) or none (default auto)",
+        help="NUMA node for threads and slots, auto (the NIC's node) or none (default auto)",
     )
 
 
@@ -157,8 +157,8 @@ def add_frontend(parts: Subparsers) -> argparse.ArgumentParser:
     """Declare `weft qdl frontend`."""
     parser = parts.add_parser(
         "frontend",
-        help="test of LoadGen over accelerator nodes",
-        description="One test of MLPerf's LoadGen, whose queries go to accelerator nodes. The exit"
+        help="LoadGen test over accelerator nodes",
+        description="One MLPerf LoadGen test, whose queries go to accelerator nodes. The exit"
         " status is 1 if the result is not valid or a query had no answer.",
     )
     add_test(parser)
@@ -166,7 +166,7 @@ def add_frontend(parts: Subparsers) -> argparse.ArgumentParser:
         "--mode",
         choices=("performance", "accuracy", "submission"),
         default="performance",
-        help="mode of LoadGen (default %(default)s)",
+        help="LoadGen mode (default %(default)s)",
     )
     parser.add_argument(
         "--audit-config",
@@ -183,7 +183,7 @@ def add_audit(parts: Subparsers) -> argparse.ArgumentParser:
     parser = parts.add_parser(
         "audit",
         help="MLPerf's audits TEST01 and TEST04",
-        description="The runs of an audit, each in a process of its own, and its verdict. The exit"
+        description="An audit's runs, each in a separate process, and its verdict. The exit"
         " status is 1 if it fails.",
     )
     parser.add_argument("audit", choices=("TEST01", "TEST04"), help="audit")
@@ -199,16 +199,16 @@ def add_test(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ADDRESS[@SOURCE][,...]",
-        help="node, with an address for each of its NICs; ADDRESS@SOURCE connects from an address"
-        " of this host, ADDRESS@auto from those of all NICs that reach ADDRESS, of the NUMA node of"
-        " --placement if there are any (repeatable)",
+        help="node, with an address for each of its NICs; ADDRESS@SOURCE connects from an "
+        "address on this host, ADDRESS@auto from all NICs that reach ADDRESS, only those on the "
+        "--placement NUMA node if there are any (repeatable)",
     )
     where.add_argument(
         "--in-process", action="store_true", help="the model in this process, for comparison"
     )
     parser.add_argument("--scenario", choices=SCENARIOS, required=True, help="scenario of LoadGen")
     parser.add_argument(
-        "--bytes", type=positive, required=True, metavar="N", help="bytes of a sample"
+        "--bytes", type=byte_count, required=True, metavar="N", help="bytes per sample"
     )
     parser.add_argument(
         "--samples", type=positive, default=1024, metavar="N", help="samples (default %(default)s)"
@@ -238,17 +238,21 @@ def add_test(parser: argparse.ArgumentParser) -> None:
         "--policy",
         choices=POLICIES,
         default=POLICIES[1],
-        help="choice of nodes (default %(default)s)",
+        help="node selection policy (default %(default)s)",
     )
     parser.add_argument(
         "--max-slot-bytes",
-        type=positive,
+        type=byte_count,
         default=1 << 30,
         metavar="N",
-        help="most memory for the slots of a connection, bytes (default %(default)s)",
+        help="most slot memory per connection, bytes (default %(default)s)",
     )
     parser.add_argument(
-        "--deadline", type=amount, default=60.0, metavar="SECONDS", help="of a query (default 60)"
+        "--deadline",
+        type=amount,
+        default=60.0,
+        metavar="SECONDS",
+        help="query deadline (default 60)",
     )
     parser.add_argument(
         "--kept-answers",
@@ -267,7 +271,7 @@ def add_test(parser: argparse.ArgumentParser) -> None:
 
 
 def add_loadgen(parser: argparse.ArgumentParser) -> None:
-    """Declare settings of LoadGen."""
+    """Declare LoadGen settings."""
     parser.add_argument("--model-name", default="weft", help="model in configuration files")
     parser.add_argument(
         "--user-conf",
@@ -276,9 +280,9 @@ def add_loadgen(parser: argparse.ArgumentParser) -> None:
         help="LoadGen's user.conf; with it LoadGen's own mlperf.conf applies",
     )
     for name, kind, metavar, what in (
-        ("target-qps", amount, "RATE", "queries a second: of Server, else an estimate"),
-        ("target-latency", amount, "SECONDS", "limit of latency of Server"),
-        ("samples-per-query", positive, "N", "samples of a query of MultiStream"),
+        ("target-qps", amount, "RATE", "queries per second: the rate in Server, else an estimate"),
+        ("target-latency", amount, "SECONDS", "latency limit in Server"),
+        ("samples-per-query", positive, "N", "samples per query in MultiStream"),
         ("duration", amount, "SECONDS", "least duration"),
         ("max-duration", amount, "SECONDS", "most duration"),
         ("min-queries", positive, "N", "least queries"),
@@ -288,7 +292,7 @@ def add_loadgen(parser: argparse.ArgumentParser) -> None:
             f"--{name}", type=kind, metavar=metavar, help=f"{what} (default: LoadGen's)"
         )
     parser.add_argument(
-        "--coalesce", action="store_true", help="queries of Server that are due together as one"
+        "--coalesce", action="store_true", help="issue Server queries that are due together as one"
     )
 
 
@@ -297,8 +301,8 @@ def add_bench(parts: Subparsers) -> argparse.ArgumentParser:
     parser = parts.add_parser(
         "bench",
         help="a front end and a node on this machine, beside LoadGen in one process",
-        description="LoadGen with the model in its process, then over a connection to a node on"
-        " this machine, each in a process of its own; their ratio.",
+        description="LoadGen with the model in its process, then over a connection to a node on "
+        "this machine, each in a separate process; prints their ratio.",
     )
     add_model(parser)
     parser.add_argument(
@@ -312,7 +316,7 @@ def add_bench(parts: Subparsers) -> argparse.ArgumentParser:
         type=amount,
         default=3.0,
         metavar="SECONDS",
-        help="least duration of each test (default %(default)s)",
+        help="least duration per test (default %(default)s)",
     )
     parser.add_argument(
         "--target-qps", type=amount, metavar="RATE", help="rate (default: by a short first test)"
@@ -322,17 +326,17 @@ def add_bench(parts: Subparsers) -> argparse.ArgumentParser:
         type=amount,
         default=0.015,
         metavar="SECONDS",
-        help="limit of latency of Server (default %(default)s)",
+        help="latency limit in Server (default %(default)s)",
     )
     parser.add_argument(
-        "--coalesce", action="store_true", help="queries of Server that are due together as one"
+        "--coalesce", action="store_true", help="issue Server queries that are due together as one"
     )
     parser.add_argument(
         "--max-batch",
         type=positive,
         default=64,
         metavar="N",
-        help="queries of a batch (default 64)",
+        help="queries per batch (default 64)",
     )
     add_connection(parser)
     add_output(parser, "qdl.jsonl")

@@ -1,4 +1,4 @@
-"""Values that the options of `weft qdl` describe: a node, a test, a workload."""
+"""Values that `weft qdl` options describe: a node, a test, a workload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def node_spec(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The node of `weft qdl accelerator`, as the native module takes it."""
+    """Node for `weft qdl accelerator`, as the native module takes it."""
     tensor = {"name": "input", "dtype": "uint8", "shape": [arguments.bytes]}
     answer: dict[str, Any] = {
         "name": "output",
@@ -48,13 +48,13 @@ def placement_of(arguments: argparse.Namespace) -> Placement:
 
 
 def check_placement(arguments: argparse.Namespace) -> None:
-    """Reject `--placement` of a test without a network."""
+    """Reject `--placement` for a test without a network."""
     if arguments.in_process and arguments.placement is not None:
         arguments.usage_error("--placement is of a front end: pass --node, or leave it out")
 
 
 def test_of(arguments: argparse.Namespace) -> Test:
-    """The test of `weft qdl frontend`."""
+    """Test for `weft qdl frontend`."""
     from weft.qdl import Test
 
     same = (
@@ -77,7 +77,7 @@ def test_of(arguments: argparse.Namespace) -> Test:
 
 
 def workload_of(arguments: argparse.Namespace) -> Workload:
-    """The workload of `weft qdl bench`."""
+    """Workload for `weft qdl bench`."""
     from weft.qdl.bench import Workload
 
     same = (
@@ -92,7 +92,7 @@ def workload_of(arguments: argparse.Namespace) -> Workload:
 
 
 def forwarded(arguments: argparse.Namespace) -> list[str]:
-    """Options of an audit for `weft qdl frontend`."""
+    """An audit's options for `weft qdl frontend`."""
     ours = {"audit", "json", "logs", "run", "usage_error"}
     options: list[str] = []
     for name, value in vars(arguments).items():

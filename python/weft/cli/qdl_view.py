@@ -1,10 +1,10 @@
-"""Live view of a test or a node: counts and rates in one line of a terminal."""
+"""Live view for a test or a node: counts and rates in one terminal line."""
 
 import time
 from collections.abc import Callable
 from typing import Final, TextIO
 
-from weft.cli.progress import TerminalLine
+from weft.base.progress import TerminalLine
 
 __all__ = ["LiveView"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft import launch
+from weft.cli.arguments import ranks
 from weft.topology import placement
 
 if TYPE_CHECKING:
@@ -33,13 +34,13 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=EPILOG,
     )
     parser.add_argument(
-        "-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks"
+        "-n", "--ranks", type=ranks, required=True, metavar="N", help="number of ranks"
     )
     parser.add_argument(
         "--pretend-hosts",
-        type=int,
+        type=ranks,
         metavar="K",
-        help="number of pretended hosts among which ranks are divided; hosts share no memory",
+        help="pretended hosts, among which ranks are divided; they share no memory",
     )
     parser.add_argument(
         "--network",
@@ -66,7 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="time for the other ranks to end after one failed, or inf (default %(default)s)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="exit status of each rank as a last line of JSON"
+        "--json", action="store_true", help="each rank's exit status as a last line, in JSON"
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     parser.set_defaults(run=run, usage_error=parser.error)
@@ -101,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def network_variable(network: str | None) -> dict[str, str]:
-    """`WEFT_NETWORK` for the ranks: a short form, or the absolute path of a file."""
+    """`WEFT_NETWORK` for the ranks: a short form, or a file's absolute path."""
     if network is None:
         return {}
     file = Path(network)

@@ -1,4 +1,4 @@
-"""`weft sim`: predicted times of collectives, MoE, training and queries on a described network.
+"""`weft sim`: predicted times for collectives, MoE, training and queries on a described network.
 
 Declares the scenarios and their options. `sim_options` has the shared options, `sim_scenarios`
 builds the scenarios as JSON, `sim_run` runs them, `sim_tables` shows the outcomes.
@@ -60,15 +60,15 @@ def add_allreduce_parser(scenarios: Subparsers) -> None:
         help="collective: all-reduce, reduce-scatter, all-gather, broadcast or all-to-all"
         " (default %(default)s)",
     )
-    add_size(parser, "--bytes", "1MiB", "length of the vector")
+    add_size(parser, "--bytes", "1MiB", "vector length")
     parser.add_argument("--ranks", type=count, metavar="N", help="ranks (default: all endpoints)")
     parser.add_argument(
         "--rounds", type=positive, default=1, metavar="N", help="rounds, one after the other"
     )
     parser.add_argument(
-        "--local", type=positive, metavar="N", help="ranks of a node, for hierarchical"
+        "--local", type=positive, metavar="N", help="ranks per node, for hierarchical"
     )
-    parser.add_argument("--chunks", type=positive, metavar="N", help="chunks of a pipeline")
+    parser.add_argument("--chunks", type=positive, metavar="N", help="pipeline chunks")
     add_sweep(parser, ("bytes", "ranks", "seed"))
     add_output(parser)
     parser.set_defaults(run=run_allreduce, usage_error=parser.error)
@@ -82,7 +82,7 @@ def add_moe_parser(scenarios: Subparsers) -> None:
         ("ranks", 16, "ranks"),
         ("tokens", 128, "tokens per rank and round"),
         ("hidden", 7168, "hidden size, in elements"),
-        ("experts", 256, "experts of all ranks"),
+        ("experts", 256, "total experts"),
         ("top-k", 8, "experts per token"),
         ("rounds", 4, "rounds, one after the other"),
         ("nics-per-rank", 1, "NICs per rank"),
@@ -91,7 +91,7 @@ def add_moe_parser(scenarios: Subparsers) -> None:
     for name, default, what in numbers:
         parser.add_argument(
             f"--{name}",
-            type=positive,
+            type=count if name == "ranks" else positive,
             default=default,
             metavar="N",
             help=f"{what} (default %(default)s)",
@@ -100,7 +100,7 @@ def add_moe_parser(scenarios: Subparsers) -> None:
         "--copies",
         choices=("rank", "expert"),
         default="rank",
-        help="copies of a token: one for each rank with any of its experts, or one for each expert"
+        help="token copies: one for each rank with any of its experts, or one for each expert"
         " (default %(default)s)",
     )
     parser.add_argument(
@@ -113,20 +113,20 @@ def add_moe_parser(scenarios: Subparsers) -> None:
     parser.add_argument(
         "--nvlink",
         metavar="RANKS:GB/S[:US]",
-        help="NVLink domain: ranks, bandwidth of each rank in each direction, latency",
+        help="NVLink domain: ranks, bandwidth per rank and direction, latency",
     )
     parser.add_argument(
         "--token-routing",
         default="uniform",
         metavar="uniform|zipf[:EXPONENT]|incast|FILE",
-        help="expert choice of tokens; FILE is a routing trace, .npz or .safetensors, as for `weft"
+        help="expert choice by tokens; FILE is a routing trace, .npz or .safetensors, as for `weft"
         " bench moe` (default %(default)s)",
     )
     parser.add_argument(
         "--dtype", default="float8_e4m3fn", help="token dtype (default %(default)s)"
     )
     parser.add_argument(
-        "--answer-dtype", default="bfloat16", help="dtype of combine rows (default %(default)s)"
+        "--answer-dtype", default="bfloat16", help="combine row dtype (default %(default)s)"
     )
     add_sweep(parser, ("ranks", "tokens", "seed"))
     add_output(parser)
@@ -143,7 +143,7 @@ def add_train_parser(scenarios: Subparsers) -> None:
         "--algorithm",
         default="ring",
         metavar="NAME,...",
-        help="algorithm of the all-reduce; several with commas (default %(default)s)",
+        help="all-reduce algorithm; several with commas (default %(default)s)",
     )
     parser.add_argument("--ranks", type=count, metavar="N", help="ranks (default: all endpoints)")
     parser.add_argument(
@@ -179,14 +179,14 @@ def add_dlrm_parser(scenarios: Subparsers) -> None:
     for name, what in (
         ("batch", "samples per node"),
         ("tables", "embedding tables per node"),
-        ("dimension", "elements of an embedding"),
+        ("dimension", "elements per embedding"),
         ("slices-per-peer", "slices per peer"),
     ):
         parser.add_argument(f"--{name}", type=positive, metavar="N", help=what)
     parser.add_argument(
         "--pooling", type=float, metavar="N", help="embeddings summed per sample and table"
     )
-    parser.add_argument("--inference", action="store_true", help="forward pass alone")
+    parser.add_argument("--inference", action="store_true", help="forward pass only")
     add_sweep(parser, ("ranks", "seed"))
     add_output(parser)
     parser.set_defaults(run=run_dlrm, usage_error=parser.error)
@@ -210,12 +210,12 @@ def add_query_parser(scenarios: Subparsers) -> None:
         help="arrival process; offline is all at the start (default %(default)s)",
     )
     parser.add_argument(
-        "--rate", type=float, metavar="N", help="queries per second of all front ends"
+        "--rate", type=float, metavar="N", help="total queries per second from all front ends"
     )
     add_size(parser, "--bytes", "147KiB", "query size")
     add_size(parser, "--answer-bytes", "4KiB", "response size")
     parser.add_argument(
-        "--service-us", type=float, default=100.0, metavar="US", help="service time of a query"
+        "--service-us", type=float, default=100.0, metavar="US", help="service time per query"
     )
     parser.add_argument(
         "--slots", type=positive, default=64, metavar="N", help="queries in flight per connection"
@@ -224,7 +224,7 @@ def add_query_parser(scenarios: Subparsers) -> None:
         "--policy",
         choices=("round-robin", "least-loaded", "random"),
         default="round-robin",
-        help="choice of the accelerator (default %(default)s)",
+        help="accelerator selection policy (default %(default)s)",
     )
     add_sweep(parser, ("bytes", "seed"))
     add_output(parser)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from weft.cli.arguments import natural
+from weft.cli.arguments import natural, ranks
+from weft.cli.stored import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ ROUTINGS: Final = ("unique", "static", "ecmp", "adaptive")
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Declare the network, its constants, faults and stragglers."""
+    """Declare the network, constants, faults and stragglers."""
     parser.add_argument(
         "--topology", required=True, metavar="SPEC", help="network: short form or JSON file"
     )
@@ -35,14 +35,14 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="value of a constant of the model, such as post_s=1e-6; repeatable",
+        help="value for a model constant, such as post_s=1e-6; repeatable",
     )
     parser.add_argument(
         "--fault",
         action="append",
         default=[],
         metavar="FROM,TO,SHARE",
-        help="link between two nodes with this share of its bandwidth, 0 if failed; repeatable",
+        help="link between two nodes at this bandwidth share, 0 if failed; repeatable",
     )
     parser.add_argument(
         "--straggler",
@@ -61,7 +61,7 @@ def add_size(parser: argparse.ArgumentParser, option: str, default: str, what: s
 
 
 def add_sweep(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
-    """Declare the axes of sweeps."""
+    """Declare the sweep axes."""
     parser.add_argument(
         "--sweep",
         action="append",
@@ -74,12 +74,14 @@ def add_sweep(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Declare the output of results."""
+    """Declare the result output."""
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="Perfetto trace of a single run")
+    parser.add_argument(
+        "--trace", type=file_name, metavar="FILE", help="Perfetto trace of a single run"
+    )
     parser.add_argument(
         "--plot",
-        type=Path,
+        type=file_name,
         metavar="FILE",
         help="picture, .png or .svg: times of a sweep, or the --picture of a single run",
     )
@@ -94,20 +96,17 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 def size(text: str) -> int:
     """Size in bytes, with a unit."""
-    from weft.units import parse_size
+    from weft.base.units import parse_size
 
     return checked(parse_size, text)
 
 
-def count(text: str) -> int:
-    """Number of ranks."""
-    from weft.units import parse_count
-
-    return checked(parse_count, text)
+#: Rank count.
+count: Final = ranks
 
 
 def checked(parse: Callable[[str], int], text: str) -> int:
-    """Result of `parse`, with its error as one of argparse, whose message is shown."""
+    """Runs `parse`; a ValueError becomes an ArgumentTypeError, so argparse prints the message."""
     try:
         return parse(text)
     except ValueError as error:

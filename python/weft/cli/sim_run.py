@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from weft.base.output_files import OutputFile, check_outputs, plot_file, write_output
+from weft.base.progress import Progress
 from weft.cli import sim_scenarios as scenarios
 from weft.cli import sim_tables
-from weft.cli.progress import Progress
+from weft.cli.stored import Storing
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +28,7 @@ __all__ = [
 
 #: Busiest links that a table shows.
 LINKS_SHOWN: Final = 8
-#: Largest numbers of spans of a trace and of links of a heat map.
+#: Most spans in a trace, and most links in a heat map.
 MOST_SPANS: Final = 200_000
 MOST_LINKS: Final = 100_000
 
@@ -71,19 +74,16 @@ def run_grid(
     extra: Sequence[Any],
 ) -> int:
     """Run one scenario, or one for each point of a sweep; print and write the outcomes."""
-    from weft.errors import ConfigurationError, ShapeError, SimulationError, SizeError
-    from weft.sim import plot
+    from weft.base.errors import ConfigurationError, ShapeError, SimulationError, SizeError
+    from weft.report.figure import check_target
     from weft.sim.sweep import STEPS, parse_axes, points, run_points
 
     try:
         axes = [*extra, *parse_axes(arguments.sweep, arguments.swept)]
         grid = points(axes, lambda at: spec_at(arguments, at))
+        check_outputs(outputs(arguments), inputs(arguments, grid[0].spec))
         if arguments.plot is not None:
-            plot.check_target(arguments.plot)
-        if arguments.trace is not None and not arguments.trace.absolute().parent.is_dir():
-            raise ValueError(
-                f"--trace {arguments.trace}: no directory {arguments.trace.parent}; create it first"
-            )
+            check_target(arguments.plot)
         single = len(grid) == 1
         if not single and arguments.trace is not None:
             raise ValueError("--trace: expected a single run; pass no --sweep and one --algorithm")
@@ -103,19 +103,39 @@ def run_grid(
         print(f"weft sim: {error}", file=sys.stderr)
         return 1
     scenario = grid[0].spec["scenario"]
-    written = keep(arguments, scenario, axes, outcomes)
+    storing = Storing("weft sim")
+    written = keep(arguments, scenario, axes, outcomes, storing)
     found = sim_tables.as_json(scenario, grid, outcomes) | written
     if arguments.json:
         print(json.dumps(found))
     else:
-        # Points of a sweep share their network's warnings.
+        # Sweep points share the network's warnings.
         warned = [text for outcome in outcomes for text in outcome.get("warnings", ())]
         for warning in dict.fromkeys(warned):
             print(f"weft sim: warning: {warning}", file=sys.stderr)
         sim_tables.print_tables(scenario, outcomes)
         for what, path in written.items():
             print(f"\n{what.capitalize():8}  {path}")
-    return 0
+    return storing.status()
+
+
+def outputs(arguments: argparse.Namespace) -> list[OutputFile]:
+    """Files that the options name."""
+    files = []
+    if arguments.trace is not None:
+        files.append(OutputFile("--trace", arguments.trace, "Perfetto trace"))
+    if arguments.plot is not None:
+        files.append(plot_file(arguments.plot))
+    return files
+
+
+def inputs(arguments: argparse.Namespace, spec: dict[str, Any]) -> list[Path]:
+    """Paths that the run may read: option values, and the network of a scenario file."""
+    options = ("file", "topology", "model", "token_routing")
+    named = [getattr(arguments, name, None) for name in options]
+    cluster = spec.get("cluster")
+    named.append(cluster.get("topology") if isinstance(cluster, dict) else None)
+    return [Path(each) for each in named if isinstance(each, (str, Path))]
 
 
 def keep(
@@ -123,15 +143,18 @@ def keep(
     scenario: str,
     axes: Sequence[Any],
     outcomes: Sequence[dict[str, Any]],
+    storing: Storing,
 ) -> dict[str, str]:
-    """Write the requested trace and picture; their paths by kind."""
+    """Write the requested trace and picture; returns the stored paths by kind."""
+    from weft.report.figure import save
     from weft.sim import plot
 
     written = {}
     trace = outcomes[0].pop("trace", None)
     if arguments.trace is not None:
-        arguments.trace.write_text(json.dumps(trace), encoding="utf-8")
-        written["trace"] = str(arguments.trace)
+        text = json.dumps(trace)
+        if storing.attempt("--trace", arguments.trace, lambda: write_output(arguments.trace, text)):
+            written["trace"] = str(arguments.trace)
     if arguments.plot is not None:
         if len(outcomes) > 1:
             panels = plot.panels_of(axes, outcomes)
@@ -140,8 +163,8 @@ def keep(
             figure = plot.draw_timeline(trace, scenario, f"weft sim: {scenario}")
         else:
             figure = plot.draw_links(outcomes[0]["links"], title=f"link loads, {scenario}")
-        plot.save(figure, arguments.plot)
-        written["plot"] = str(arguments.plot)
+        if storing.attempt("--plot", arguments.plot, lambda: save(figure, arguments.plot)):
+            written["plot"] = str(arguments.plot)
     for outcome in outcomes:
         del outcome["links"][LINKS_SHOWN:]
     return written

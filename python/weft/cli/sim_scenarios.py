@@ -1,4 +1,4 @@
-"""Scenarios of `weft sim` as JSON values, from the command line or a file."""
+"""Scenarios for `weft sim` as JSON values, from the command line or a file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from weft.base.files import read_text
 from weft.sim.sweep import Axis
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ __all__ = ["algorithms", "allreduce", "dlrm", "from_file", "moe", "query", "trai
 
 #: Largest scenario file in bytes.
 MOST_FILE_BYTES: Final = 1 << 28
-#: Default exponent of zipf routing.
+#: Default zipf routing exponent.
 ZIPF: Final = 1.0
-#: Models of the package: layers with times and gradients, in `weft/sim/models`.
+#: Models in the package: layers with times and gradients, in `weft/sim/models`.
 MODELS: Final = ("resnet50", "bert")
 
 At = dict[str, Any]
@@ -27,7 +28,7 @@ Spec = dict[str, Any]
 
 
 def algorithms(arguments: argparse.Namespace) -> list[Axis]:
-    """Axis of the algorithms."""
+    """Algorithm axis."""
     names = [name.strip() for name in arguments.algorithm.split(",")]
     if not all(names) or len(set(names)) != len(names):
         arguments.usage_error(
@@ -53,7 +54,7 @@ def cluster(arguments: argparse.Namespace, at: At) -> Spec:
 
 
 def constant(text: str) -> tuple[str, float | None]:
-    """Name and value of a constant; None for `none`, a rate without limit."""
+    """Name and value for a constant; None for `none`, a rate without limit."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ValueError(f"--set {text!r}: expected NAME=VALUE")
@@ -81,7 +82,7 @@ def straggler(text: str) -> Spec:
 
 
 def number(option: str, text: str) -> float:
-    """Finite number of an option."""
+    """Finite number for an option."""
     try:
         value = float(text)
     except ValueError:
@@ -92,7 +93,7 @@ def number(option: str, text: str) -> float:
 
 
 def without_none(values: Spec) -> Spec:
-    """Given values alone; the simulator has defaults for the others."""
+    """Only values that were given; the simulator has defaults for the others."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -151,7 +152,7 @@ def nvlink(text: str | None) -> Spec | None:
 
 
 def token_routing(arguments: argparse.Namespace) -> Spec:
-    """Expert choice of tokens: a distribution, or a routing trace from a file."""
+    """Expert choice by tokens: a distribution, or a routing trace from a file."""
     from weft.bench.routing_file import SUFFIXES, read_routing
 
     text = arguments.token_routing
@@ -191,7 +192,7 @@ def train(arguments: argparse.Namespace, at: At) -> Spec:
 
 
 def model(text: str) -> Spec:
-    """Model of the package by its name, or from a JSON file."""
+    """Model from the package by name, or from a JSON file."""
     if text in MODELS:
         file = resources.files("weft.sim").joinpath("models", f"{text}.json")
         found: Spec = json.loads(file.read_text(encoding="utf-8"))
@@ -248,11 +249,12 @@ def from_file(path: Path) -> Spec:
 
 
 def read_json(path: Path, missing: str) -> Spec:
-    """JSON object of a file; `missing` is the error without the file."""
+    """JSON object in a file; `missing` is the error without the file."""
     if str(path) != "-" and not path.is_file():
         raise ValueError(missing)
     try:
-        text = sys.stdin.read(MOST_FILE_BYTES) if str(path) == "-" else read_text(path)
+        is_input = str(path) == "-"
+        text = sys.stdin.read(MOST_FILE_BYTES) if is_input else read_text(path, MOST_FILE_BYTES)
         value = json.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
@@ -265,10 +267,3 @@ def read_json(path: Path, missing: str) -> Spec:
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object")
     return value
-
-
-def read_text(path: Path) -> str:
-    """Text of a file of at most `MOST_FILE_BYTES`."""
-    if path.stat().st_size > MOST_FILE_BYTES:
-        raise ValueError(f"{path}: expected at most {MOST_FILE_BYTES} bytes")
-    return path.read_text(encoding="utf-8")

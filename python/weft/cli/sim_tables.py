@@ -1,11 +1,11 @@
-"""Outcomes of `weft sim`: JSON and tables."""
+"""Outcomes for `weft sim`: JSON and tables."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from weft.base.units import format_bytes, format_seconds
 from weft.cli.table import format_table
-from weft.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_json", "print_tables"]
 
-#: Result columns of a row by scenario: header, and path of the value in `results`.
+#: Result columns by scenario: header, and the value's path in `results`.
 COLUMNS: Final[Mapping[str, Sequence[tuple[str, tuple[str, ...]]]]] = {
     "collective": (("Gb/s", ("algorithm_bandwidth_gbps",)),),
     "moe": (
@@ -36,7 +36,7 @@ COLUMNS: Final[Mapping[str, Sequence[tuple[str, tuple[str, ...]]]]] = {
 def as_json(
     scenario: str, grid: Sequence[Point], outcomes: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """One outcome with its scenario; of a sweep, the totals and all points."""
+    """One outcome with the scenario; for a sweep, the totals and all points."""
     if len(outcomes) == 1:
         return {"scenario": scenario, "spec": grid[0].spec} | outcomes[0]
     return {
@@ -80,7 +80,7 @@ def print_tables(scenario: str, outcomes: Sequence[dict[str, Any]]) -> None:
 
 
 def row(scenario: str, outcome: Mapping[str, Any]) -> list[object]:
-    """Row of one point: axes, time and results."""
+    """Row for one point: axes, time and results."""
     cells: list[object] = [
         format_bytes(value) if name == "bytes" else value for name, value in outcome["at"].items()
     ]

@@ -11,8 +11,8 @@ BAR_WIDTH: Final = 40
 def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Format rows under headers, in columns as wide as they need to be.
 
-    A column of numbers is aligned to the right, with thousands grouped; None is an empty cell. A
-    row has one value for each header, or `ValueError` is raised.
+    A numeric column is right-aligned, with thousands grouped; None is an empty cell. A row has one
+    value for each header, or `ValueError` is raised.
     """
     table = [list(row) for row in rows]
     for row in table:
@@ -70,6 +70,6 @@ def format_bars(values: Iterable[tuple[str, int]]) -> str:
 
 
 def bar(share: float) -> str:
-    """A bar of a share of the full width, to an eighth of a character."""
+    """Bar for a share of the full width, to an eighth of a character."""
     whole, eighths = divmod(round(share * BAR_WIDTH * 8), 8)
     return "█" * whole + ("▏▎▍▌▋▊▉"[eighths - 1] if eighths else "")

@@ -1,9 +1,9 @@
-"""Dispatch and combine, and collectives, between the GPUs of one host, with torch tensors.
+"""Dispatch and combine, and collectives, between GPUs on one host, with torch tensors.
 
-`HierarchicalCollectives` has collectives between GPUs of several hosts.
+`HierarchicalCollectives` has collectives between GPUs on several hosts.
 
-`Collectives` has all-reduce, all-gather and others: see its documentation. All below is about
-`AllToAll`: the same calls as on the CPU, on the tensors of this rank's GPU::
+`Collectives` has all-reduce, all-gather and others: see the class documentation. The rest is about
+`AllToAll`: the same calls as on the CPU, on the tensors on this rank's GPU::
 
     torch.cuda.set_device(local_rank)
     with (
@@ -20,36 +20,42 @@
         torch.cuda.synchronize()
         weft.check()
 
-What is different from the CPU:
+Differences from the CPU:
 
-- Every call puts a kernel on torch's current stream and returns without a wait on the host, so the
-  calls may be captured into a CUDA graph; results are allocated by torch, from the graph's pool
-  too, and belong to the caller.
-- Counts stay on the device: `Received.positions` is the greatest number possible, `expert_counts`
+- Every call puts a kernel on torch's current stream and returns without waiting on the host, so the
+  calls may be captured into a CUDA graph; torch allocates results, also from the graph's pool, and
+  the caller owns them.
+- Counts stay on the device: `Received.positions` is the maximum number possible, `expert_counts`
   and `expert_offsets` are tensors.
-- Errors of the device are recorded there: `weft.check()` raises them, and a `watchdog` polls for
-  them. Outputs of a failed round are NaN: every byte is 0xFF, counts are 0.
-- `torch.compile` traces through all of it: in compiled code the calls are the operators
-  `weft::moe_dispatch`, `weft::moe_combine` and their halves. There are no gradients.
+- The device records errors: `weft.check()` raises them, and a `watchdog` polls for them.
+  Outputs in a failed round are NaN: every byte is 0xFF, counts are 0.
+- [`torch.compile`](https://docs.pytorch.org/docs/stable/torch.compiler.html) traces through it: in
+  compiled code the calls are the operators `weft::moe_dispatch`, `weft::moe_combine` and the halves
+  of both. There are no gradients.
 - `device="twin"` does the same on the CPU with CPU tensors, to try things out and for tests.
 
 Importing this module imports torch; importing `weft` does not.
 """
 
-from weft.cuda.all_to_all import AllToAll
-from weft.cuda.carveout import sm_carveout
-from weft.cuda.collective_transfers import Receive, Send
-from weft.cuda.collectives import Collectives, local_collectives, local_symmetric_empty
-from weft.cuda.combine import Combine
-from weft.cuda.compiled import compile_collectives
-from weft.cuda.dispatch import Dispatch
-from weft.cuda.group import local_group
-from weft.cuda.hierarchical import HierarchicalCollectives
-from weft.cuda.outputs import Outputs
-from weft.cuda.planned import Handle, HostCounts
-from weft.cuda.received import Received
-from weft.cuda.streams import Event
+from weft.collectives.device.collectives import (
+    Collectives,
+    local_collectives,
+    local_symmetric_empty,
+)
+from weft.collectives.device.compiled import compile_collectives
+from weft.collectives.device.transfers import Receive, Send
+from weft.collectives.hosts.hierarchical import HierarchicalCollectives
+from weft.cuda import symmetric as symmetric
+from weft.gpu.carveout import sm_carveout
+from weft.gpu.streams import Event
 from weft.moe import check
+from weft.moe.device.all_to_all import AllToAll
+from weft.moe.device.combine import Combine
+from weft.moe.device.dispatch import Dispatch
+from weft.moe.device.local_group import local_group
+from weft.moe.device.outputs import Outputs
+from weft.moe.device.planned import Handle, HostCounts
+from weft.moe.device.received import Received
 
 __all__ = [
     "AllToAll",

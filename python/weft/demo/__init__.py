@@ -1,1 +1,1 @@
-"""The demonstration: a small mixture-of-experts classifier, its experts spread over processes."""
+"""Demonstration: a small mixture-of-experts classifier with experts spread over processes."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from weft.base.output_files import OutputFile
 from weft.bench.group import run_group, task_directory
 from weft.bench.phases import PHASES, PhaseTimes, summarise
 from weft.demo.model import CLASSES, HIDDEN, Model, Split
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["TOLERANCE", "Config", "Findings", "run_over_ranks", "write_pictures"]
+__all__ = ["TOLERANCE", "Config", "Findings", "pictures", "run_over_ranks", "write_pictures"]
 
-#: The largest difference of logits between one process and several.
+#: Largest difference between the logits from one process and from several.
 TOLERANCE: Final = 1e-5
 #: The picture shows this many rounds; the trace has all that were traced.
 DRAWN_ROUNDS: Final = 3
@@ -32,42 +33,42 @@ DRAWN_ROUNDS: Final = 3
 
 @dataclass(frozen=True)
 class Config:
-    """Options of the demonstration."""
+    """Demonstration options."""
 
     ranks: int = 4
     provider: str | None = None
     #: Images per rank and round: few, as in decoding.
     batch: int = 4
-    #: Number of passes over all held-out images.
+    #: Passes over all held-out images.
     passes: int = 10
     progress: bool = True
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Results of the demonstration."""
+    """Demonstration results."""
 
     ranks: int
     routes: list[str]
-    #: As `Communicator.provider_details` of rank 0.
+    #: `Communicator.provider_details` on rank 0.
     provider_details: dict[str, dict[str, str]]
     images: int
     rounds: int
     accuracy: float
     single_process_accuracy: float
     largest_logit_difference: float
-    #: Of all rounds: images sent to each expert.
+    #: Over all rounds: images sent to each expert.
     expert_load: list[int]
-    #: Bytes of tokens and replies sent, without headers; and with a copy per expert.
+    #: Token and reply bytes sent, without headers; and with a copy per expert.
     bytes_moved: int
     naive_bytes: int
-    #: All bytes written, with headers and metadata of tokens.
+    #: All bytes written, with headers and token metadata.
     bytes_written: int
     phases: list[PhaseTimes]
 
     @property
     def agrees(self) -> bool:
-        """True if the ranks computed the results of a single process."""
+        """True if the ranks computed the same results as a single process."""
         return (
             self.largest_logit_difference <= TOLERANCE
             and self.accuracy == self.single_process_accuracy
@@ -85,7 +86,7 @@ def run_over_ranks(
     """Classify the held-out images with the experts spread over processes.
 
     Returns:
-        What was found, the events of the last rounds, and the error of their clocks.
+        The findings, the last rounds' events, and their clock error.
 
     Raises:
         GroupError: if a rank failed.
@@ -97,7 +98,7 @@ def run_over_ranks(
     reference = model.classify(split.test_images)
     logits = assemble(results, config, len(reference))
     correct = [predicted == split.test_digits for predicted in logits.argmax(axis=2)]
-    # A token and its reply are both rows of HIDDEN float32.
+    # A token and a reply are both rows with HIDDEN float32 elements.
     row_bytes = 2 * HIDDEN * np.dtype(np.float32).itemsize
     traces = [RankTrace.from_json(result["trace"]) for result in results]
     findings = Findings(
@@ -119,7 +120,7 @@ def run_over_ranks(
 
 
 def assemble(results: list[dict[str, Any]], config: Config, images: int) -> NDArray[np.float32]:
-    """The logits of all ranks in the order of the images, `[passes, images, classes]`."""
+    """All ranks' logits in image order, `[passes, images, classes]`."""
     owner = np.arange(images) // config.batch % config.ranks
     by_rank = [
         np.frombuffer(b64decode(result["logits"]), dtype="<f4").reshape(
@@ -133,12 +134,20 @@ def assemble(results: list[dict[str, Any]], config: Config, images: int) -> NDAr
     return assembled
 
 
+def pictures(output: Path) -> list[OutputFile]:
+    """Files that `write_pictures` writes: the trace and the timeline."""
+    return [
+        OutputFile("--output", output / "trace.json", "Perfetto trace", makes_folders=True),
+        OutputFile("--output", output / "timeline.png", ".png", makes_folders=True),
+    ]
+
+
 def write_pictures(
     output: Path, ranks: list[RankEvents], clock_error_ns: int, title: str
 ) -> dict[str, Any]:
     """Write the trace and the timeline; where they are, and how many writes the trace has."""
     output.mkdir(parents=True, exist_ok=True)
-    trace, timeline = output / "trace.json", output / "timeline.png"
+    trace, timeline = (file.path for file in pictures(output))
     write_trace(trace, ranks, clock_error_ns=clock_error_ns)
     aligned = on_one_clock(ranks)
     begin = min(

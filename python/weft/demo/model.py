@@ -1,9 +1,9 @@
-"""A small mixture-of-experts classifier in numpy, and its training.
+"""A small mixture-of-experts classifier in numpy, and code that trains it.
 
-A linear router picks the `TOP_K` best of `EXPERTS` experts for each image, weighted by the softmax
-over those; an expert is a layer of `WIDTH` rectified units between two linear maps; a linear head
-turns the weighted sum into logits. A second loss keeps the experts evenly loaded (Fedus, Zoph and
-Shazeer, "Switch Transformers", 2021).
+A linear router picks the best `TOP_K` among `EXPERTS` experts for each image, weighted by the
+softmax over those; an expert is a layer with `WIDTH` rectified units between two linear maps; a
+linear head turns the weighted sum into logits. A second loss keeps the experts evenly loaded
+(Fedus, Zoph and Shazeer, "Switch Transformers", 2021, https://arxiv.org/abs/2101.03961).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Split(NamedTuple):
-    """Images, `[n, HIDDEN]` float32 in 0 to 1, and their digits, for training and held out."""
+    """Images, `[n, HIDDEN]` float32 in 0 to 1, with digits, for training and held out."""
 
     train_images: Floats
     train_digits: NDArray[np.int64]
@@ -55,24 +55,24 @@ class Model(NamedTuple):
     head_bias: Floats  # [CLASSES]
 
     def route(self, images: Floats) -> tuple[NDArray[np.int64], Floats]:
-        """The experts of each image and their weights, both `[n, TOP_K]`."""
+        """Each image's experts and weights, both `[n, TOP_K]`."""
         scores = images @ self.router
         ids = np.argsort(-scores, axis=1, kind="stable")[:, :TOP_K]
         return ids, softmax(np.take_along_axis(scores, ids, axis=1))
 
     def expert(self, number: int, images: Floats) -> Floats:
-        """Output of one expert for images, `[n, HIDDEN]`."""
+        """One expert's output for images, `[n, HIDDEN]`."""
         inside = np.maximum(images @ self.inner[number] + self.inner_bias[number], 0)
         result: Floats = inside @ self.outer[number] + self.outer_bias[number]
         return result
 
     def logits(self, mixed: Floats) -> Floats:
-        """The logits of weighted sums of expert outputs, `[n, CLASSES]`."""
+        """Logits from weighted expert outputs, `[n, CLASSES]`."""
         result: Floats = mixed @ self.head + self.head_bias
         return result
 
     def classify(self, images: Floats) -> Floats:
-        """The logits of images, all in this process."""
+        """Logits for images, all in this process."""
         ids, weights = self.route(images)
         mixed = np.zeros_like(images)
         for number in range(EXPERTS):
@@ -82,7 +82,7 @@ class Model(NamedTuple):
 
 
 def load_split(seed: int) -> Split:
-    """The handwritten digits of scikit-learn, a quarter of them held out."""
+    """Handwritten digits from scikit-learn, a quarter held out."""
     from sklearn.datasets import load_digits
 
     images, digits = load_digits(return_X_y=True)
@@ -140,7 +140,7 @@ def initial(random: np.random.Generator) -> Model:
 
 
 def gradients(model: Model, images: Floats, digits: NDArray[np.int64]) -> Model:
-    """The slopes of the loss: mean cross-entropy plus `BALANCE` times the balancing loss.
+    """Loss gradients: mean cross-entropy plus `BALANCE` times the balancing loss.
 
     Every expert runs on every image, with a weight of zero where it was not picked: for so small a
     model that is faster than gathering.
@@ -179,13 +179,13 @@ def gradients(model: Model, images: Floats, digits: NDArray[np.int64]) -> Model:
 
 
 def softmax(scores: Floats) -> Floats:
-    """The softmax of each row."""
+    """Softmax over each row."""
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     result: Floats = powers / powers.sum(axis=1, keepdims=True)
     return result
 
 
 def through_softmax(shares: Floats, slopes: Floats) -> Floats:
-    """The slopes by the scores, from those by their softmax."""
+    """Gradient by the scores, from the gradient by the softmax."""
     result: Floats = shares * (slopes - (shares * slopes).sum(axis=1, keepdims=True))
     return result

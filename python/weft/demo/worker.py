@@ -1,4 +1,4 @@
-"""One rank of the demonstration: routes its share of the images, runs its experts on what comes."""
+"""One rank in the demonstration: routes a share of the images, runs its experts on what arrives."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import weft
+from weft.base.progress import Progress
 from weft.bench.group import deliver, worker
 from weft.bench.phases import PhaseClock
-from weft.cli.progress import Progress
 from weft.demo.model import EXPERTS, HIDDEN, TOP_K, Model
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MODEL: Final = "model.npz"
-#: Number of rounds at the end whose records are all traced.
+#: Rounds at the end whose records are all traced.
 TRACED_ROUNDS: Final = 50
 TRACE_LIMIT: Final = 1_000_000
 
@@ -31,7 +31,7 @@ def save_model(directory: Path, model: Model, images: NDArray[np.float32]) -> No
 
 
 def work(directory: Path, task: dict[str, Any]) -> None:
-    """Classify the images `passes` times, in rounds of `batch` images per rank."""
+    """Classify the images `passes` times, in rounds with `batch` images per rank."""
     with np.load(directory / MODEL) as file:
         model = Model(*(file[f"arr_{index}"] for index in range(len(Model._fields))))
         images = file["images"]
@@ -87,7 +87,7 @@ def classify(
     trace.phases.extend(experts[-TRACED_ROUNDS:])
     return {
         "rounds": rounds,
-        # Of all passes, one after the other; in each, this rank's images in their order.
+        # All passes, one after the other; in each, this rank's images in order.
         "logits": b64encode(np.concatenate(logits).astype("<f4").tobytes()).decode(),
         "rows_sent": rows_sent,
         "naive_rows": naive_rows,
@@ -103,7 +103,7 @@ def classify(
 def run_experts(
     model: Model, all_to_all: weft.moe.AllToAll, received: weft.moe.Received
 ) -> NDArray[np.float32]:
-    """The outputs of this rank's experts, a row for each position."""
+    """Outputs from this rank's experts, a row for each position."""
     outputs = np.empty((received.positions, HIDDEN), dtype=np.float32)
     for local, expert in enumerate(all_to_all.local_experts):
         begin, count = received.expert_offsets[local], received.expert_counts[local]

@@ -1,4 +1,4 @@
-"""Diagnosis of this machine: what Weft can use, what is missing, and the consequences.
+"""Diagnosis for this machine: what Weft can use, what is missing, and the consequences.
 
 Works without torch or any other library: optional parts are searched for by name.
 """

@@ -1,14 +1,13 @@
-"""CUDA: its driver, its devices and how they reach each other, and its compiler."""
+"""CUDA: driver, devices and how they reach each other, compiler."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from weft import _native
+from weft.base.nvrtc import nvrtc_folders
 from weft.diagnosis.finding import Finding
 from weft.diagnosis.libraries import plural
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     Pair: TypeAlias = tuple[CudaDevice, CudaDevice]
 
-__all__ = ["findings", "nvrtc_folders", "report"]
+__all__ = ["findings", "report"]
 
 #: Compute capability that the kernels are compiled for.
 KERNELS_NEED: Final = (9, 0)
@@ -31,16 +30,8 @@ def report() -> CudaReport:
     return _native.cuda_report(nvrtc_folders())
 
 
-def nvrtc_folders() -> list[str]:
-    """Folders of NVIDIA's Python packages, which may have NVRTC."""
-    package = importlib.util.find_spec("nvidia")
-    places = (package.submodule_search_locations or ()) if package else ()
-    found = (folder for place in places for folder in sorted(Path(place).glob("*/lib")))
-    return [str(folder) for folder in found if any(folder.glob("libnvrtc.so.*"))]
-
-
 def findings(found: CudaReport) -> list[Finding]:
-    """Findings of a report; those on devices only if there are any."""
+    """Findings in a report; device findings only if there are devices."""
     devices = found["devices"]
     looks = (whole, together, shareable) if devices else ()
     return [driver(found), *(look(devices) for look in looks), nvml(found), nvrtc(found)]
@@ -62,7 +53,7 @@ def driver(found: CudaReport) -> Finding:
 
 
 def whole(devices: list[CudaDevice]) -> Finding:
-    """Finding on MIG: devices that are whole GPUs, or slices of one."""
+    """Finding on MIG: devices that are whole GPUs, or slices."""
     name = "whole GPUs"
     if cut := [gpu for gpu in devices if gpu["mig_slice"] or gpu["mig_mode"]]:
         follows = (
@@ -99,7 +90,7 @@ def together(devices: list[CudaDevice]) -> Finding:
 
 
 def shareable(devices: list[CudaDevice]) -> Finding:
-    """Finding on sharing of device memory by file descriptor."""
+    """Finding on device memory sharing by file descriptor."""
     name = "shared GPU memory"
     if unable := [gpu for gpu in devices if not gpu["file_descriptors"]]:
         follows = 'IPC handles share it: memory="ipc"'
@@ -129,13 +120,13 @@ def nvrtc(found: CudaReport) -> Finding:
 
 
 def mutual(pair: Pair, reached: Callable[[CudaDevice], list[int]]) -> bool:
-    """True if each of two devices reaches the other."""
+    """True if two devices reach each other."""
     one, other = pair
     return other["ordinal"] in reached(one) and one["ordinal"] in reached(other)
 
 
 def share(some: list[Pair], pairs: list[Pair]) -> str:
-    """Number of pairs out of all, in words."""
+    """Number of pairs among all, in words."""
     every = len(some) == len(pairs)
     return "every pair" if every else f"{len(some)} of {plural(len(pairs), 'pair')}"
 
@@ -152,5 +143,5 @@ def numbers(devices: list[CudaDevice]) -> str:
 
 
 def version(parts: tuple[int, int]) -> str:
-    """A version of CUDA's."""
+    """A CUDA version."""
     return f"{parts[0]}.{parts[1]}"

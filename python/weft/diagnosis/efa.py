@@ -1,4 +1,4 @@
-"""EFA, Amazon's network adapter: what this host has of it, what it lacks, and the remedies."""
+"""EFA, Amazon's network adapter: what this host has, what it lacks, and the remedies."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = ["Device", "Host", "findings", "look"]
 
 AMAZON: Final = "0x1d0f"
 EFA_PRODUCTS: Final = "0xefa"
-#: Kernel modules by which a NIC reaches the memory of NVIDIA's GPUs without dma-buf.
+#: Kernel modules through which a NIC reaches NVIDIA GPU memory without dma-buf.
 PEER_MEMORY: Final = ("nvidia_peermem", "efa_nv_peermem", "nv_peer_mem")
 
 
 @dataclass(frozen=True)
 class Host:
-    """EFA devices, drivers and limits of a host."""
+    """A host's EFA devices, drivers and limits."""
 
     #: EFA interfaces on the PCI bus.
     interfaces: int
-    #: Version of the kernel module, empty if it names none; `None` if it is not loaded.
+    #: Kernel module version, empty if it names none; `None` if it is not loaded.
     module: str | None
     devices: tuple[Device, ...]
     libfabric: OfiReport
@@ -46,9 +46,9 @@ class Host:
     #: True if NVIDIA's kernel driver is loaded; `open_nvidia` if it is the open one, with dma-buf.
     nvidia: bool
     open_nvidia: bool
-    #: Those of `PEER_MEMORY` that are loaded.
+    #: Modules in `PEER_MEMORY` that are loaded.
     peer_memory: tuple[str, ...]
-    #: Huge pages of 2 MiB that are reserved.
+    #: Reserved 2 MiB huge pages.
     huge_pages: int
 
 
@@ -134,7 +134,7 @@ def library(host: Host) -> Finding:
 
 
 def locked_memory(host: Host) -> Finding:
-    """Memory that may be locked: all regions of a rank, and libfabric's own buffers."""
+    """Memory that may be locked: all regions on a rank, and libfabric's own buffers."""
     name = "EFA locked memory"
     if host.locked_bytes is None:
         return Finding(name, True, "unlimited", "any memory can be registered")
@@ -143,7 +143,7 @@ def locked_memory(host: Host) -> Finding:
 
 
 def gpu_memory(host: Host) -> Finding:
-    """Finding on access of the NICs to GPU memory."""
+    """Finding on NIC access to GPU memory."""
     name = "EFA GPU memory"
     if not host.nvidia:
         return Finding(name, False, "no NVIDIA driver", "regions are in the CPU's memory only")
@@ -159,7 +159,7 @@ def gpu_memory(host: Host) -> Finding:
 
 
 def huge_pages(host: Host) -> Finding:
-    """Huge pages, in which libfabric's provider efa puts its buffers."""
+    """Huge pages, in which libfabric's provider efa puts the buffers."""
     name, count = "EFA huge pages", host.huge_pages
     if not count:
         follows = "libfabric takes small pages: `sysctl -w vm.nr_hugepages=1024` reserves 2 GiB"

@@ -1,4 +1,4 @@
-"""Finding: a part of the machine that Weft uses, present or missing."""
+"""Finding: a machine part that Weft uses, present or missing."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ __all__ = ["Finding"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Finding: a part of the machine that Weft uses, present or missing."""
+    """Finding: a machine part that Weft uses, present or missing."""
 
     name: str
     found: bool
-    #: Description of the part found, or the reason for its absence.
+    #: Description if the part was found, or the reason why not.
     detail: str
-    #: Use of the part, or the consequence of its absence.
+    #: Use that Weft makes of the part, or the consequence without it.
     follows: str
     #: True if Weft requires it.
     required: bool = False

@@ -25,7 +25,7 @@ LOOKS: Final = (gdrcopy,)
 
 
 def load(*names: str) -> ctypes.CDLL | None:
-    """The first of these libraries that is installed."""
+    """The first installed library among these."""
     for name in names:
         try:
             return ctypes.CDLL(name)
@@ -35,5 +35,5 @@ def load(*names: str) -> ctypes.CDLL | None:
 
 
 def plural(count: int, noun: str) -> str:
-    """A count of things."""
+    """A count with a noun, for example "2 ports"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 import weft
 from weft import _native
+from weft.base import addresses
+from weft.base.errors import ProviderError
 from weft.diagnosis.finding import Finding
-from weft.errors import ProviderError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +76,7 @@ def memfd() -> Finding:
 
 
 def futex() -> Finding:
-    """Waiting in the kernel for a word of memory."""
+    """Waiting in the kernel for a memory word."""
     call = FUTEX_CALL.get(platform.machine())
     if call is None:
         detail = f"unknown on {platform.machine()}"
@@ -90,7 +91,7 @@ def futex() -> Finding:
 
 
 def unix_sockets() -> Finding:
-    """Unix sockets with abstract names, which pass descriptors of regions between ranks."""
+    """Unix sockets with abstract names, which pass region descriptors between ranks."""
     name = f"\0weft-doctor-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
@@ -103,16 +104,18 @@ def unix_sockets() -> Finding:
 
 def loopback() -> Finding:
     """TCP within the host, which the rendezvous uses."""
-    with socket.socket() as listener, socket.socket() as caller:
+    address = addresses.loopback()
+    family = addresses.family(address)
+    with socket.socket(family) as listener, socket.socket(family) as caller:
         try:
-            listener.bind(("127.0.0.1", 0))
+            listener.bind((address, 0))
             listener.listen()
             caller.settimeout(2)
             caller.connect(listener.getsockname())
         except OSError as error:
             follows = "ranks cannot find each other: bring the interface lo up"
             return Finding("loopback", False, str(error), follows, required=True)
-    return Finding("loopback", True, "TCP over 127.0.0.1", "ranks of a host find each other", True)
+    return Finding("loopback", True, f"TCP over {address}", "ranks of a host find each other", True)
 
 
 def dev_shm() -> Finding:
@@ -127,7 +130,7 @@ def dev_shm() -> Finding:
 
 
 def locked_memory() -> Finding:
-    """Finding on the limit of pinned memory, which registration with a NIC needs."""
+    """Finding on the pinned memory limit; registration with a NIC pins memory."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
         return Finding("RLIMIT_MEMLOCK", True, "unlimited", "NICs can register any memory")
@@ -136,7 +139,7 @@ def locked_memory() -> Finding:
 
 
 def open_files() -> Finding:
-    """Finding on the limit of open descriptors, one for each socket and region."""
+    """Finding on the open descriptor limit; each socket and region has one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     detail = f"{soft:,} (at most {hard:,})"
     follows = "bounds the sockets and regions of a rank"
@@ -157,7 +160,7 @@ def provider(name: str, reaches: str, how: str, is_default: bool) -> Finding:
     return Finding(f"provider {name}", True, f"{reaches}: {how}", follows)
 
 
-#: A look for each provider that a group of processes can use.
+#: A check for each provider that a process group can use.
 PROVIDERS: Final[tuple[Callable[[], Finding], ...]] = tuple(
     functools.partial(provider, name, reaches, how, is_default)
     for name, reaches, how, is_default, names in _native.providers()
@@ -180,7 +183,7 @@ LOOKS: Final[tuple[Callable[[], Finding], ...]] = (
 
 
 def cgroup_cores() -> float | None:
-    """The control group's share of the processors, in processors; None if it has no limit."""
+    """The control group's processor share, in processors; None if it has no limit."""
     match (cgroup_value("cpu.max") or "max").split():
         case [quota, period] if quota != "max":
             return int(quota) / int(period)
@@ -195,7 +198,7 @@ def cgroup_memory() -> int | None:
 
 
 def cgroup_value(name: str) -> str | None:
-    """A file of this process's control group (version 2), or None."""
+    """A file from this process's control group (version 2), or None."""
     try:
         entries = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         unified = next(entry for entry in entries if entry.startswith("0::"))

@@ -1,4 +1,4 @@
-"""libfabric: the library, what it offers by each of its providers, and what each offer demands."""
+"""libfabric: the library, what it offers through each provider, and what each offer demands."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 __all__ = ["EFA_NEEDS", "findings", "library", "report", "version"]
 
-#: Providers of libfabric that Weft can use, the one it prefers first.
+#: libfabric providers that Weft can use, in order of preference.
 PROVIDERS: Final = ("efa", "efa-direct", "tcp;ofi_rxm", "tcp", "shm", "verbs;ofi_rxm")
 #: The oldest libfabric whose provider efa Weft uses.
 EFA_NEEDS: Final = (1, 21)
-#: Sources of a libfabric with a provider.
+#: Sources for a libfabric with a provider.
 SOURCES: Final = {
     "efa": "install EFA's software (docs/efa.md), or name its library: WEFT_LIBFABRIC",
     "verbs": "install a libfabric that is built with verbs, or name one: WEFT_LIBFABRIC",
 }
 MOST_NAMES: Final = 8
-#: Limit of parts in bytes that stands for none.
+#: Part limit in bytes that stands for none.
 NO_LIMIT: Final = 2**63
 
 
@@ -48,7 +48,7 @@ def library(found: OfiReport) -> Finding:
 
 
 def provider(name: str, found: OfiReport) -> Finding:
-    """One provider of libfabric."""
+    """One libfabric provider."""
     title = f"libfabric {name}"
     offers = found["providers"][name]["offers"]
     if offers:
@@ -72,14 +72,14 @@ def provider(name: str, found: OfiReport) -> Finding:
 
 
 def domains(offers: list[OfiOffer]) -> str:
-    """Names of the NICs."""
+    """NIC names."""
     names = [offer["domain"] for offer in offers]
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def demands(offers: list[OfiOffer]) -> str:
-    """Requirements of domains that Weft meets by itself; and GPU memory."""
+    """Domain requirements that Weft meets by itself; and GPU memory."""
     asked = [
         ("registered sources", any(offer["registers_sources"] for offer in offers)),
         ("a receive for each arrival", any(offer["consumes_receives"] for offer in offers)),
@@ -96,5 +96,5 @@ def quoted(name: str) -> str:
 
 
 def version(parts: tuple[int, int]) -> str:
-    """A version of libfabric."""
+    """A libfabric version."""
     return f"{parts[0]}.{parts[1]}"

@@ -1,4 +1,4 @@
-"""RDMA devices of a host, and what the kernel lets this process do with them."""
+"""A host's RDMA devices, and what the kernel lets this process do with them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Device:
     """An RDMA device."""
 
     name: str
-    #: Its file below /dev/infiniband; empty if the kernel names none.
+    #: Device file below /dev/infiniband; empty if the kernel names none.
     file: str
-    #: Error of opening the file; `None` if it can be opened.
+    #: Error when the file was opened; `None` if it can be opened.
     error: str | None = None
 
 
 def device(infiniband: Path, root: Path) -> Device:
-    """An RDMA device, and whether its file can be opened."""
+    """An RDMA device, and whether this process can open the device file."""
     name = uverbs(infiniband, root)
     if name is None:
         return Device(infiniband.name, "", "no uverbs file: the kernel module ib_uverbs is missing")
@@ -43,9 +43,9 @@ def device(infiniband: Path, root: Path) -> Device:
 
 
 def uverbs(infiniband: Path, root: Path) -> str | None:
-    """Name of the file of an RDMA device, if the kernel has one.
+    """File name for an RDMA device, if the kernel has one.
 
-    Software RDMA has no parent device, or shares that of its network interface.
+    Software RDMA has no parent device, or shares the parent of its network interface.
     """
     for each in sorted((root / "sys/class/infiniband_verbs").glob("uverbs*")):
         if read(each / "ibdev") == infiniband.name:
@@ -55,12 +55,12 @@ def uverbs(infiniband: Path, root: Path) -> str | None:
 
 
 def driver_of(infiniband: Path) -> str:
-    """Name of the driver of an RDMA device."""
+    """Driver name for an RDMA device."""
     return (infiniband / "device/driver").resolve().name
 
 
 def loaded(root: Path, modules: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of these kernel modules that are loaded."""
+    """Kernel modules in this list that are loaded."""
     return tuple(name for name in modules if (root / "sys/module" / name).is_dir())
 
 

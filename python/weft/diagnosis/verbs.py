@@ -1,13 +1,14 @@
-"""InfiniBand and RoCE NICs: libibverbs, their ports, and what each lacks for the provider verbs."""
+"""InfiniBand and RoCE NICs: libibverbs, ports, and what each lacks for the provider verbs."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from weft import _native
+from weft.base.environment import text
+from weft.base.errors import ConfigurationError
 from weft.diagnosis import rdma
 from weft.diagnosis.finding import Finding
 
@@ -16,32 +17,32 @@ if TYPE_CHECKING:
 
 __all__ = ["Host", "Nic", "Slot", "findings", "look", "report"]
 
-#: Vendor of ConnectX and BlueField, and the PCI class of network controllers.
+#: Vendor id for ConnectX and BlueField, and the PCI class for network controllers.
 MELLANOX: Final = "0x15b3"
 NETWORK: Final = "0x02"
-#: The driver whose devices have rows of their own.
+#: Driver whose devices have separate rows.
 EFA: Final = "efa"
-#: Kernel modules by which a NIC reaches the memory of NVIDIA's GPUs without dma-buf.
+#: Kernel modules through which a NIC reaches NVIDIA GPU memory without dma-buf.
 PEER_MEMORY: Final = ("nvidia_peermem", "nv_peer_mem")
-#: Largest packet of RoCE, and the MTU of an interface that carries it.
+#: Largest RoCE packet, and the interface MTU that carries it.
 LARGEST_MTU: Final = 4096
 JUMBO: Final = 9000
-#: Variable of on-demand paging, and its default.
+#: Variable for on-demand paging, and the default.
 PAGING: Final = "WEFT_VERBS_ON_DEMAND_PAGING"
 AUTO: Final = "auto"
-#: Share of data in the bits on a PCIe lane, by GT/s up to these.
+#: Data share in the bits on a PCIe lane, up to each GT/s.
 ENCODINGS: Final = ((5.0, 8 / 10), (32.0, 128 / 130), (float("inf"), 242 / 256))
 
 
 @dataclass(frozen=True)
 class Slot:
-    """PCIe link of a NIC: lanes and GT/s. `None`: not reported."""
+    """A NIC's PCIe link: lanes and GT/s. `None`: not reported."""
 
     width: int | None
     max_width: int | None
     speed: float | None
     max_speed: float | None
-    #: True for a virtual function, which has no link of its own.
+    #: True for a virtual function, which has no link.
     is_virtual: bool = False
 
     def gigabits(self) -> float | None:
@@ -65,14 +66,14 @@ class Nic:
 
 @dataclass(frozen=True)
 class Host:
-    """RDMA devices other than EFA's, drivers and limits of a host."""
+    """RDMA devices other than EFA's, drivers and limits on a host."""
 
     #: True if the kernel serves verbs to processes.
     has_uverbs: bool
     nics: tuple[Nic, ...]
-    #: PCI addresses of ConnectX NICs without an RDMA device.
+    #: PCI addresses for ConnectX NICs without an RDMA device.
     unbound: tuple[str, ...]
-    #: Devices of the driver efa, which this provider cannot use.
+    #: Devices with the driver efa, which this provider cannot use.
     efa: tuple[str, ...]
     verbs: VerbsReport
     #: Bytes that may be locked; `None`: any number.
@@ -80,9 +81,9 @@ class Host:
     #: True if NVIDIA's kernel driver is loaded; `open_nvidia` if it is the open one, with dma-buf.
     nvidia: bool
     open_nvidia: bool
-    #: Those of `PEER_MEMORY` that are loaded.
+    #: Modules in `PEER_MEMORY` that are loaded.
     peer_memory: tuple[str, ...]
-    #: Value of `PAGING`: `never`, `auto`, `always`; the row of the provider rejects others.
+    #: `PAGING` value: `never`, `auto`, `always`; the provider row rejects others.
     paging: str = AUTO
 
     def ports(self) -> list[VerbsPort]:
@@ -97,6 +98,14 @@ class Host:
 def report() -> VerbsReport:
     """Findings on libibverbs. Loads the library; opens each device for a moment."""
     return _native.verbs_report()
+
+
+def paging() -> str:
+    """`PAGING` value; the provider row reports an invalid one."""
+    try:
+        return text(PAGING) or AUTO
+    except ConfigurationError:
+        return AUTO
 
 
 def look(verbs: VerbsReport, root: Path = Path("/")) -> Host:
@@ -115,7 +124,7 @@ def look(verbs: VerbsReport, root: Path = Path("/")) -> Host:
         nvidia=bool(rdma.loaded(root, ("nvidia",))),
         open_nvidia=rdma.has_open_nvidia(root),
         peer_memory=rdma.loaded(root, PEER_MEMORY),
-        paging=os.environ.get(PAGING) or AUTO,
+        paging=paging(),
     )
 
 
@@ -153,7 +162,7 @@ def library(host: Host) -> Finding:
 
 
 def module(host: Host) -> Finding:
-    """Kernel modules: ib_uverbs, and the driver of each NIC."""
+    """Kernel modules: ib_uverbs, and a driver for each NIC."""
     name = "RDMA modules"
     if host.unbound:
         detail = f"no RDMA device of {', '.join(host.unbound)}"
@@ -209,12 +218,12 @@ def port(found: VerbsPort) -> Finding:
 
 
 def rate(found: VerbsPort) -> str:
-    """Data rate of a port's link; empty if it is not known."""
+    """Data rate on a port's link; empty if it is not known."""
     return "" if found["gigabits"] is None else f"{found['gigabits']:g} Gb/s"
 
 
 def unlisted_nics(host: Host) -> list[Nic]:
-    """NICs of the kernel that libibverbs does not list; none without the library."""
+    """Kernel NICs that libibverbs does not list; none without the library."""
     if host.verbs["library"] is None:
         return []
     listed = {port["device"] for port in host.verbs["ports"]}
@@ -222,7 +231,7 @@ def unlisted_nics(host: Host) -> list[Nic]:
 
 
 def unlisted(nic: Nic) -> Finding:
-    """A NIC of the kernel that libibverbs does not list."""
+    """A kernel NIC that libibverbs does not list."""
     if nic.device.error is None:
         follows = "install its driver for libibverbs (Debian: ibverbs-providers)"
     else:
@@ -231,7 +240,7 @@ def unlisted(nic: Nic) -> Finding:
 
 
 def slot(device: str, found: Slot | None, numa_node: int | None, host: Host) -> Finding:
-    """PCIe link of a NIC, compared with its own and its ports' maximum, and its NUMA node."""
+    """A NIC's PCIe link, compared with the slot and port maximum, and the NUMA node."""
     name = f"RDMA {device} PCIe"
     if found is None:
         return Finding(name, False, "not a PCI device", "RDMA in software, for tests")
@@ -259,7 +268,7 @@ def slot(device: str, found: Slot | None, numa_node: int | None, host: Host) -> 
 
 
 def locked_memory(host: Host) -> Finding:
-    """Memory that may be locked: all regions of a rank."""
+    """Memory that may be locked: all regions on a rank."""
     name = "RDMA locked memory"
     if host.locked_bytes is None:
         return Finding(name, True, "unlimited", "any memory can be registered")
@@ -314,7 +323,7 @@ def on_demand_paging(host: Host) -> Finding:
 
 
 def gpu_memory(host: Host) -> Finding:
-    """Finding on access of the NICs to GPU memory."""
+    """Finding on NIC access to GPU memory."""
     name = "RDMA GPU memory"
     if not host.nvidia:
         return Finding(name, False, "no NVIDIA driver", "regions are in the CPU's memory only")
@@ -334,7 +343,7 @@ def gpu_memory(host: Host) -> Finding:
 
 
 def nic(infiniband: Path, root: Path) -> Nic:
-    """An RDMA device, its slot and its NUMA node."""
+    """An RDMA device with slot and NUMA node."""
     pci = infiniband / "device"
     node = number(pci / "numa_node")
     return Nic(
@@ -345,7 +354,7 @@ def nic(infiniband: Path, root: Path) -> Nic:
 
 
 def slot_of(pci: Path) -> Slot:
-    """PCIe link of a PCI device."""
+    """A PCI device's PCIe link."""
 
     def lanes(name: str) -> int | None:
         count = number(pci / name)
@@ -368,7 +377,7 @@ def is_unbound(pci: Path) -> bool:
 
 
 def number(file: Path) -> float | None:
-    """Number at the start of a small file; `None` without one ("Unknown")."""
+    """Number at the start in a small file; `None` without one ("Unknown")."""
     first, *_ = (rdma.read(file) or "").split() or [""]
     try:
         return float(first)

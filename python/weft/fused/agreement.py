@@ -1,9 +1,9 @@
-"""Agreement of the ranks of a process group by its store: a verdict that is equal on all ranks.
+"""Agreement in a process group through the group's store: a verdict that is equal on all ranks.
 
-Ranks need not take part: those that come wait for the others a limited time. The first rank that
-has a verdict writes it, and all others read that one, so a rank that is late has it too.
+Ranks need not take part: the ranks that come wait a limited time for the others. The first rank
+that has a verdict writes it, and all others read that one, so a late rank has it too.
 
-Ranks agree on values as a whole, and on each place of a compiled graph.
+Ranks agree on a set of values, and on each place in a compiled graph.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PAUSES: Final = (0.001, 0.05)
 
 
 class Place(NamedTuple):
-    """A place of a rank's graph for a fused operator.
+    """A place for a fused operator in a rank's graph.
 
     Attributes:
-        position: of its collective among all collectives of the group in the graph.
-        turn: number of collectives of all groups before the fused operator.
+        position: the collective's number among all collectives that the group has in the graph.
+        turn: number of collectives, in all groups, before the fused operator.
         text: operator, shape and dtype.
-        reason: of the rank's refusal; `None` if it accepts the place.
-        detail: of the rank, which may differ; distinguishes graphs.
+        reason: why the rank refuses; `None` if it accepts the place.
+        detail: what may differ between ranks; distinguishes graphs.
     """
 
     position: int
@@ -42,13 +42,13 @@ class Place(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Result of a comparison, the same on all ranks that asked.
+    """Comparison result, the same on all ranks that asked.
 
     Attributes:
-        reason: of a disagreement on all places; `None` if all ranks have come with the same values.
+        reason: why all places are refused; `None` if all ranks have come with the same values.
         is_late: some ranks had not come in time.
-        refusals: reasons of disagreements on one place, by position.
-        digest: of the places of all ranks, if they have come.
+        refusals: reasons why ranks disagree on one place, by position.
+        digest: digest over all ranks' places, if they have come.
     """
 
     reason: str | None
@@ -66,15 +66,16 @@ def agree(
     places: Sequence[Place],
     timeout: float,
 ) -> Verdict:
-    """Compare values and places of all ranks.
+    """Compare values and places on all ranks.
 
     Args:
-        store: a `torch.distributed.Store` of the group.
+        store: the group's `torch.distributed.Store`.
         rank: this rank.
         ranks: number of ranks.
-        key: of this comparison; used once in the life of the store.
-        values: to compare, by name; names are equal on all ranks.
-        places: to compare where values are equal, in the order in which the rank would run them.
+        key: names this comparison; used only once in a store.
+        values: values to compare, by name; names are equal on all ranks.
+        places: places to compare where values are equal, in the order in which the rank would run
+            them.
         timeout: seconds to wait for the other ranks.
     """
     prefix = f"weft.fused/{key}"
@@ -117,7 +118,7 @@ def _difference(found: list[dict[str, str]]) -> str | None:
 
 
 def _refusals(every: list[list[Place]]) -> dict[int, str]:
-    """Reasons against places, by position, from the places of all ranks."""
+    """Reasons against places, by position, from all ranks' places."""
     found = [{place.position: place for place in its} for its in every]
     refusals = {}
     for position in sorted({each for its in found for each in its}):
@@ -133,7 +134,7 @@ def _refusals(every: list[list[Place]]) -> dict[int, str]:
 
 
 def _refusal(places: list[Place | None]) -> str | None:
-    """Reason against a place, from that of each rank."""
+    """Reason against a place, from each rank's view of it."""
     missing = [rank for rank, place in enumerate(places) if place is None]
     if missing:
         return f"{_ranks(missing)} {'has' if len(missing) == 1 else 'have'} no such place"

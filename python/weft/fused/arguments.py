@@ -1,4 +1,4 @@
-"""Operators that exchange packets: checks of their arguments, their spaces, launches."""
+"""Operators that exchange packets: argument checks, spaces, launches."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 import torch
 import triton
 
-from weft.cuda import symmetric
-from weft.errors import ConfigurationError, ShapeError
+from weft.base.errors import ConfigurationError, ShapeError
 from weft.fused import spaces
 from weft.fused.kernels.packets import MAX_PROGRAMS
 from weft.fused.kernels.rms_norm import MAX_ROWS
+from weft.gpu import symmetric
 
 if TYPE_CHECKING:
-    from weft.communicator import Communicator
     from weft.fused.spaces import Space
+    from weft.group.communicator import Communicator
 
 __all__ = [
     "DTYPES",
@@ -29,12 +29,12 @@ __all__ = [
     "world_size",
 ]
 
-#: Of inputs and outputs.
+#: Input and output dtypes.
 DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
-#: Bytes that a rank sends to all peers in the time of one more exchange: 2 us at 360 GB/s.
+#: Bytes that a rank sends to all peers during one more exchange: 2 us at 360 GB/s.
 _EXCHANGE_BYTES: Final = 720_000
 _PACKET: Final = 8
-#: A half of an inbox is a multiple of this many packets.
+#: An inbox half holds a multiple of this many packets.
 _UNIT: Final = 16
 
 
@@ -103,9 +103,9 @@ def _check_device(operator: str, name: str, tensor: torch.Tensor) -> None:
 def is_two_shot(
     operator: str, algorithm: str | None, packets: int, communicator: Communicator | None
 ) -> bool:
-    """True if sums go by way of their owner: by `algorithm`, or if that is faster.
+    """True if sums go through their owner: by `algorithm`, or if that is faster.
 
-    `packets`: of one rank's part.
+    `packets`: packets in one rank's part.
     """
     if algorithm not in (None, "one_shot", "two_shot"):
         raise ConfigurationError(
@@ -126,14 +126,14 @@ def packet_space(
     packets: int,
     squares: int = 0,
 ) -> Space:
-    """The space of an operator whose ranks send `packets` each, entered for a call.
+    """The space for an operator whose ranks send `packets` each, entered for a call.
 
     Args:
         operator: name.
-        device: of the call's tensors.
-        communicator: that of the ranks; by default the only one that is open.
-        packets: of one rank's part.
-        squares: packets in memory of this device, behind the words of programs.
+        device: device with the call's tensors.
+        communicator: group that shares the space; by default the only one that is open.
+        packets: packets in one rank's part.
+        squares: packets in this device's memory, after the programs' words.
     """
     ranks = world_size(communicator)
     half = -(-(ranks + 1) * packets // _UNIT) * _UNIT
@@ -152,16 +152,16 @@ def packet_space(
 def flag_space(
     operator: str, device: torch.device, communicator: Communicator | None, rows: int, words: int
 ) -> Space:
-    """The space of an operator whose ranks send rows and flags, entered for a call.
+    """The space for an operator whose ranks send rows and flags, entered for a call.
 
-    Its inboxes have plain data, so they are not those of packets.
+    These inboxes have plain data, so packets have separate ones.
 
     Args:
         operator: name.
-        device: of the call's tensors.
-        communicator: that of the ranks; by default the only one that is open.
+        device: device with the call's tensors.
+        communicator: group that shares the space; by default the only one that is open.
         rows: number of rows.
-        words: 32-bit words of a row.
+        words: 32-bit words in a row.
     """
     ranks = world_size(communicator)
     half = -(-(ranks + 1) * rows * words // _UNIT) * _UNIT
@@ -178,26 +178,26 @@ def flag_space(
 
 
 def world_size(communicator: Communicator | None) -> int:
-    """Number of ranks of a communicator, by default the only one that is open."""
+    """A communicator's size, by default the only open one's."""
     group = symmetric.only_open() if communicator is None else communicator
     return int(group.world_size)
 
 
 def half_by_16(space: Space) -> int:
-    """Packets of a half of the inbox, by 16."""
+    """Packets in an inbox half, divided by 16."""
     packets: int = space.data.numel() // _PACKET
     return packets // (2 * _UNIT)
 
 
 def group_of(block: int, num_warps: int, ranks: int) -> int:
-    """Ranks whose packets are loaded together: by the registers of a thread.
+    """Ranks whose packets are loaded together, as a thread's registers allow.
 
     Args:
-        block: packets of a rank in a program's block.
-        num_warps: of a program.
+        block: a rank's packets in a program's block.
+        num_warps: warps in a program.
         ranks: number of ranks.
     """
     each = max(1, block // (32 * num_warps))
-    # Of more than 4 ranks, the addresses of the inboxes take registers too.
+    # With more than 4 ranks, the inbox addresses take registers too.
     most = 32 if ranks <= 4 else 24
     return max(1, min(ranks, most // each))

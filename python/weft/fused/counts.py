@@ -1,4 +1,7 @@
-"""Counts of what the compiler pass and the operators of torch decided; `report` returns them."""
+"""Counters for decisions by the compiler pass and torch operators; `report` returns them.
+
+For example, `report().refusals` shows why a GEMM was not fused.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ logger = logging.getLogger("weft.fused")
 
 @dataclass(frozen=True)
 class Report:
-    """Counts since the start of the process, or since `reset_report`.
+    """Counts since the process started, or since `reset_report`.
 
     Attributes:
-        matches: by operator: places in compiled graphs with a product or embedding bags beside a
+        matches: by operator: places in compiled graphs with a GEMM or embedding bags beside a
             collective.
-        substitutions: by operator: those of `matches` that became a fused operator.
-        refusals: by operator and reason: the other ones.
-        fused_calls: by operator: calls of the operators of torch that ran a fused kernel.
-        unfused_calls: by operator and reason: calls that ran the operators of torch instead.
+        substitutions: by operator: `matches` that became a fused operator.
+        refusals: by operator and reason: the other matches.
+        fused_calls: by operator: torch operator calls that ran a fused kernel.
+        unfused_calls: by operator and reason: calls that ran torch's operators instead.
 
-    Graphs that Inductor loads from its cache are in no count but those of calls.
+    Graphs that Inductor loads from the cache only count as calls.
     """
 
     matches: Counter[str] = field(default_factory=Counter)
@@ -43,9 +46,9 @@ def add(kind: str, operator: str, reason: str | None = None, place: str = "") ->
     """Count an event, and log it: compilation at level INFO, calls once for each reason at DEBUG.
 
     Args:
-        kind: name of a field of `Report`.
+        kind: name of a `Report` field.
         operator: name.
-        reason: of refusals and unfused calls.
+        reason: for refusals and unfused calls.
         place: shapes and group, for the log.
     """
     counter: Counter[object] = getattr(_COUNTS, kind)

@@ -1,6 +1,7 @@
-"""Rules of where a fused operator is expected to be faster than a product and a collective.
+"""Rules for when a fused operator is expected to be faster than a GEMM and a collective.
 
-A class of shapes that `weft.fused.tuning` has measured is decided by its times, others by `RULES`.
+Times decide for a shape class that `weft.fused.tuning` has measured; otherwise `RULES` do. For
+example, `doubt` returns "no gain: 1 rank" in a group with one rank.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class Rule(NamedTuple):
     """Shapes for which a gain is expected.
 
     Attributes:
-        min_rows: of x on each rank.
-        min_bytes: of the tensor that the collective moves.
-        min_inner: of the product: a short one is over before its collective has begun.
-        few_rows: enough for a long product; `None`: min_rows are needed for it, too.
-        min_work: multiply-adds of a long product, on each rank.
+        min_rows: x's rows on each rank.
+        min_bytes: tensor size that the collective moves.
+        min_inner: inner size; a short GEMM ends before the collective has begun.
+        few_rows: enough for a long GEMM; `None`: it needs min_rows, too.
+        min_work: multiply-adds in a long GEMM, on each rank.
     """
 
     min_rows: int
@@ -38,10 +39,10 @@ class Rule(NamedTuple):
     min_work: float = 0.0
 
 
-#: By operator. Rows are between those of shapes in docs/fused.md that lost on two H200 and those of
-#: which none lost more than 4 %. `few_rows` are those of the shapes of which some lost, and
-#: `min_work` is between the work of these and of the others. Other limits are estimates. Of
-#: embedding bags none lost.
+#: By operator. The row limits are between the shapes in docs/results/fused.md that lost on two H200
+#: and the shapes that lost at most 4 %. `few_rows` is taken from shapes where some lost, and
+#: `min_work` is between their work and the others'. Other limits are estimates. No embedding bags
+#: lost.
 RULES: Final = {
     "gemv_all_reduce": Rule(1, 1, 512),
     "matmul_all_reduce": Rule(2048, 1 << 20, 512, 1024, 60e9),
@@ -51,26 +52,26 @@ RULES: Final = {
     "all_to_all_matmul": Rule(2048, 1 << 20, 512, 1024, 100e9),
     "sequence_parallel": Rule(2048, 1 << 20, 512),
     "embedding_all_to_all": Rule(1, 1, 1),
-    # Of float8: as those above, with an inner size of as many bytes.
+    # For float8: same rules, with an inner size of as many bytes.
     "scaled_matmul_all_reduce": Rule(2048, 1 << 20, 1024),
     "scaled_matmul_reduce_scatter": Rule(2048, 1 << 20, 1024),
     "scaled_matmul_all_to_all": Rule(2048, 1 << 20, 1024),
     "all_gather_scaled_matmul": Rule(1024, 1 << 20, 1024),
     "all_to_all_scaled_matmul": Rule(2048, 1 << 20, 1024),
 }
-#: By name alone: graphs that were made sequence-parallel took 0.96 and 1.02 of the time without.
+#: Only by name: graphs that were made sequence-parallel took 0.96 and 1.02 of the time without.
 BY_NAME: Final = frozenset(("sequence_parallel",))
-#: By name or `force`: few shapes of float8 are measured.
+#: By name or `force`: few float8 shapes are measured.
 ON_REQUEST: Final = frozenset(name for name in RULES if "scaled" in name)
 
 
 def kernel_of(operator: str, shape: Shape, is_straight: bool) -> str:
-    """The operator whose kernel runs a call: `matmul_all_reduce` has two, by the number of rows.
+    """The operator whose kernel runs a call: `matmul_all_reduce` has two, by row count.
 
     Args:
-        operator: of the call.
-        shape: of the product on each rank.
-        is_straight: the weight is contiguous, rather than its transpose.
+        operator: the call's operator.
+        shape: GEMM shape on each rank.
+        is_straight: the weight is contiguous, rather than the transpose.
     """
     is_short = shape.rows <= MAX_GEMV_ROWS and not (shape.columns % 8 or shape.inner % 8)
     if operator == "matmul_all_reduce" and is_short and is_straight:
@@ -89,12 +90,12 @@ def doubt(
     """Reason to expect no gain from fusion; `None` if a gain is expected.
 
     Args:
-        operator: that of the kernel, as `kernel_of` returns it.
-        shape: of the product on each rank.
-        dtype: of x.
-        ranks: of the group.
-        device: of x.
-        table: of measured choices, which go before the rules.
+        operator: kernel name, as `kernel_of` returns it.
+        shape: GEMM shape on each rank.
+        dtype: x's dtype.
+        ranks: group size.
+        device: x's device.
+        table: measured choices, which go before the rules.
     """
     if ranks < 2:
         return "no gain: 1 rank"
@@ -113,7 +114,7 @@ def doubt(
         return f"no gain: {shape.rows} rows of {work:.2g} multiply-adds; {least}, or more work"
     moved, size = shape.columns, dtype.itemsize
     if operator.endswith("_matmul"):
-        # The collective is before the product.
+        # The collective is before the GEMM.
         moved, size = shape.inner, 1 if is_scaled else size
     count = shape.rows * moved * size
     if count < rule.min_bytes:

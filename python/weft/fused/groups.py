@@ -1,7 +1,7 @@
-"""Process groups of torch.distributed by name, with the communicator of each.
+"""Process groups in torch.distributed by name, each with a communicator.
 
-A communicator is made by the first fused call of its group, on all ranks together, and closed with
-the group.
+A group's first fused call makes its communicator, on all ranks together; it is closed with the
+group. For example, `communicator_of(group.group_name)` for a tensor-parallel group.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.distributed import distributed_c10d as c10d
 
 from weft import _native
-from weft.communicator import Communicator
-from weft.errors import WeftError
+from weft.base.errors import WeftError
 from weft.fused.agreement import Verdict, agree
 from weft.fused.tables import learn, table_of
+from weft.group.communicator import Communicator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "communicator_of", "group_of"]
 
-#: Seconds to wait for ranks that did not come to the last comparison.
+#: Seconds to wait for ranks that missed the last comparison.
 _LATE_TIMEOUT: Final = 1.0
 
 
@@ -36,8 +36,8 @@ class Group:
 
     Attributes:
         name: as in functional collectives.
-        rank, ranks: of this process, and number of processes.
-        refusals: reason by tables of embedding bags, once the ranks have exchanged theirs.
+        rank, ranks: this process's rank, and the group size.
+        refusals: reason by embedding tables, once the ranks have exchanged theirs.
     """
 
     def __init__(self, name: str, group: Any) -> None:
@@ -45,7 +45,7 @@ class Group:
         self.refusals: dict[object, str | None] = {}
         self._group = weakref.ref(group)
         self._store: Any = c10d._get_process_group_store(group)
-        # A store may have served a former group of this name.
+        # A store may have served an earlier group with this name.
         life = self._store.add(f"weft.fused/{name}/lives/{self.rank}", 1)
         self._prefix = f"{name}/{life}"
         self._number = 0
@@ -63,13 +63,13 @@ class Group:
         *,
         is_rewrite: bool = False,
     ) -> Verdict:
-        """Agreement of the ranks on a compiled graph; ranks compare graphs in the same order.
+        """Verdict on a compiled graph; all ranks compare graphs in the same order.
 
         Args:
-            values: to compare, by name.
-            places: of the graph, in the order in which this rank would run them.
-            timeout: seconds to wait for the other ranks; at most 1 after they did not come.
-            is_rewrite: the comparison is of a rewrite, before that of the same graph.
+            values: values to compare, by name.
+            places: places in the graph, in the order in which this rank would run them.
+            timeout: seconds to wait for the other ranks; at most 1 after they missed one.
+            is_rewrite: the comparison concerns a rewrite, before the same graph's comparison.
         """
         if not is_rewrite:
             self._number += 1
@@ -78,12 +78,12 @@ class Group:
         return self._agree(f"{kind}/{number}", own, places, timeout)
 
     def runs(self, site: str, timeout: float) -> str | None:
-        """Agreement of the ranks to run a compiled graph fused; asked at its first call.
+        """Agreement to run a compiled graph fused, made at the first call.
 
-        One rank may have loaded a graph that another one has compiled without the fused operator.
+        One rank may have loaded a graph that another has compiled without the fused operator.
 
         Args:
-            site: GRAPH/POSITION, of which the graph counts.
+            site: GRAPH/POSITION; only the graph part counts.
             timeout: seconds to wait for the other ranks.
         """
         graph = site.partition("/")[0]
@@ -94,7 +94,7 @@ class Group:
     def _agree(
         self, key: str, values: Mapping[str, str], places: Sequence[Place], timeout: float
     ) -> Verdict:
-        # Without the pass, a rank comes to no comparison at all.
+        # Without the pass, a rank never compares.
         limit = min(timeout, _LATE_TIMEOUT) if self._is_late else timeout
         whole = f"{self._prefix}/{key}"
         verdict = agree(self._store, self.rank, self.ranks, whole, values, places, limit)
@@ -103,7 +103,7 @@ class Group:
 
     @property
     def communicator(self) -> Communicator:
-        """That of the ranks, with their numbers; the first use is a collective call."""
+        """A communicator with the group's ranks and numbers; the first use is a collective call."""
         return self._make()
 
     @property
@@ -113,7 +113,7 @@ class Group:
 
     @property
     def table(self) -> Table:
-        """Measured choices: those of rank 0; the first use is a collective call."""
+        """Measured choices on rank 0; the first use is a collective call."""
         return table_of(self._make())
 
     def learn(self, table: Table) -> None:
@@ -132,15 +132,15 @@ class Group:
             return self._made
 
 
-#: By name and by the address of the object, which another group of the same name may replace.
+#: By name and object address, since another group with the same name may replace one.
 _GROUPS: Final[dict[str, tuple[weakref.ref[Any], Group]]] = {}
 
 
 def group_of(name: str) -> Group:
-    """The group of a name of functional collectives; no communication.
+    """The group with this name in functional collectives; no communication.
 
     Raises:
-        RuntimeError: if there is no such group, as torch raises it.
+        RuntimeError: from torch, if there is no such group.
     """
     resolved = c10d._resolve_process_group(name)
     found = _GROUPS.get(name)
@@ -151,21 +151,21 @@ def group_of(name: str) -> Group:
 
 
 def communicator_of(name: str) -> Communicator:
-    """The communicator of the group of a name, for the functions of `weft.fused`.
+    """A named group's communicator, for the functions in `weft.fused`.
 
-    The first call for a group is made by all its ranks, as `weft.Communicator.from_group`. It is
-    closed when the group is destroyed and no longer referenced.
+    All ranks in a group make its first call, as with `weft.Communicator.from_group`. The
+    communicator is closed when the group is destroyed and no longer referenced.
 
     Args:
-        name: `group.group_name` of a `torch.distributed.ProcessGroup` of any backend.
+        name: `group.group_name` from a `torch.distributed.ProcessGroup` with any backend.
 
     Raises:
-        ConfigurationError, RendezvousError, ListenError: as of `from_group`.
+        ConfigurationError, RendezvousError, ListenError: as in `from_group`.
     """
     return group_of(name).communicator
 
 
 def _close(made: Communicator) -> None:
-    # Peers may have closed theirs before.
+    # Peers may have closed theirs earlier.
     with contextlib.suppress(WeftError):
         made.close()

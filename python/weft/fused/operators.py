@@ -1,12 +1,14 @@
-"""Fused operators as operators of torch, `torch.ops.weft_fused`, which compilers trace through.
+"""Fused operators as torch operators, `torch.ops.weft_fused`, which compilers trace through.
 
 `gemv_all_reduce`, `matmul_all_reduce`, `matmul_reduce_scatter`, `matmul_all_to_all`,
-`all_gather_matmul` and `all_to_all_matmul` take x [rows, inner], a weight [columns, inner] as of
-`torch.nn.functional.linear`, and the name of a process group. Where a fused kernel does not apply,
-a product and a functional collective of the group give the same result. Gradients are those of the
-sum of all ranks' losses, as of torch's functional collectives.
+`all_gather_matmul` and `all_to_all_matmul` take x [rows, inner], a weight [columns, inner] as in
+`torch.nn.functional.linear`, and a process group name. Where a fused kernel does not apply, a GEMM
+and the group's functional collective give the same result. Gradients are for the sum over all
+ranks' losses, as in torch's functional collectives.
 
-`site` names a compiled graph; the first call has the ranks agree to run it fused.
+`site` names a compiled graph; at the first call, the ranks agree to run it fused. Operators are
+registered with `torch.library` (see https://docs.pytorch.org/docs/stable/library.html), for example
+`torch.ops.weft_fused.matmul_all_reduce(x, weight, group_name)`.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from weft.errors import ConfigurationError, NoRouteError, ShapeError
+from weft.base.errors import ConfigurationError, NoRouteError, ShapeError
 from weft.fused import counts, gains
-from weft.fused.gemm import Tiling
-from weft.fused.gemm_receive import all_gather_gemm, all_to_all_gemm
-from weft.fused.gemm_send import gemm_all_reduce, gemm_all_to_all, gemm_reduce_scatter
-from weft.fused.gemv import GemvTiling, gemv_all_reduce
+from weft.fused.gemm.gemm import Tiling
+from weft.fused.gemm.gemv import GemvTiling, gemv_all_reduce
+from weft.fused.gemm.receive import all_gather_gemm, all_to_all_gemm
+from weft.fused.gemm.send import gemm_all_reduce, gemm_all_to_all, gemm_reduce_scatter
 from weft.fused.groups import group_of
 from weft.fused.tables import COMPOSED, UNFUSED, Shape
 
@@ -42,7 +44,7 @@ __all__ = [
     "unfused",
 ]
 
-#: Operators live as long as it.
+#: Operators live as long as this library.
 _LIBRARY: Final = torch.library.Library("weft_fused", "FRAGMENT")
 _COLLECTIVES: Final = torch.ops._c10d_functional
 #: Functions with the kernels, by operator.
@@ -54,17 +56,17 @@ KERNELS: Final[dict[str, Callable[..., Any]]] = {
     "all_gather_matmul": all_gather_gemm,
     "all_to_all_matmul": all_to_all_gemm,
 }
-#: Those whose rows are divided among ranks.
+#: Operators whose rows are divided among ranks.
 _DIVIDED: Final = frozenset(("matmul_reduce_scatter", "matmul_all_to_all", "all_to_all_matmul"))
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
-#: Seconds to wait for the other ranks at the first call of a compiled graph.
+#: Seconds to wait for the other ranks at a compiled graph's first call.
 SITE_TIMEOUT: Final = [60.0]
 
 
 def refusal(
     operator: str, rows: int, columns: int, inner: int, dtype: torch.dtype, ranks: int, device: str
 ) -> str | None:
-    """Reason why the kernel of an operator does not apply, from what is equal on all ranks."""
+    """Reason why an operator's kernel does not apply, from what is equal on all ranks."""
     if dtype not in DTYPES:
         return f"dtype {str(dtype).removeprefix('torch.')}"
     if device == "cpu" and not interprets():
@@ -93,7 +95,7 @@ def interprets() -> bool:
 def _fused(
     operator: str, x: torch.Tensor, weight: torch.Tensor, name: str, site: str, **options: object
 ) -> Any:
-    """Result of the fused kernel, or composed; `None` if the operators of torch have to run."""
+    """Fused or composed result; `None` if torch's operators must run."""
     group, result = group_of(name), None
     shape = Shape(x.shape[0], *weight.shape)
     reason = refusal(operator, *shape, x.dtype, group.ranks, x.device.type)
@@ -139,7 +141,7 @@ def run(
     tiling: Mapping[str, Any] | None,
     **options: object,
 ) -> tuple[Any, str | None]:
-    """Result of a fused kernel, or the reason of its refusal, which is the same on all ranks."""
+    """Fused kernel result, or the refusal reason, which is the same on all ranks."""
     kernel = KERNELS[operator]
     is_straight = weight.is_contiguous()
     if not (is_straight or (weight.t().is_contiguous() and operator != "gemv_all_reduce")):
@@ -147,7 +149,7 @@ def run(
     try:
         if tiling is not None:
             options["tiling"] = _tiling_of(operator, tiling)
-        # Operators of torch have their own way without the kernel.
+        # Torch operators have another way to run without the kernel.
         options.setdefault("fused", True)
         # Addresses differ between ranks, and a refusal may not.
         given = _aligned(x.contiguous()), _aligned(weight)
@@ -158,12 +160,12 @@ def run(
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy if its address is no multiple of 16 bytes; strides are kept."""
+    """The tensor, or a copy if its address is not a multiple of 16 bytes; strides are kept."""
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def _tiling_of(operator: str, fields: Mapping[str, Any]) -> Any:
-    """Tiling of an operator's kernel, from its fields."""
+    """Tiling for an operator's kernel, from fields."""
     made = GemvTiling if operator == "gemv_all_reduce" else Tiling
     try:
         return made(**fields)
@@ -221,17 +223,17 @@ def unfused(
     x: torch.Tensor,
     weight: torch.Tensor,
     name: str,
-    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _matmul,
+    matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _matmul,
 ) -> torch.Tensor:
-    """Result of an operator by a product and a collective of the group of this name."""
+    """An operator's result by a GEMM and a collective in the named group."""
     if operator in ("gemv_all_reduce", "matmul_all_reduce"):
-        return _reduced(product(x, weight), name)
+        return _reduced(matmul(x, weight), name)
     if operator == "matmul_reduce_scatter":
-        return _scattered(product(x, weight), name)
+        return _scattered(matmul(x, weight), name)
     if operator == "matmul_all_to_all":
-        return _exchanged(product(x, weight), name)
+        return _exchanged(matmul(x, weight), name)
     received = _gathered(x, name) if operator == "all_gather_matmul" else _exchanged(x, name)
-    return product(received, weight)
+    return matmul(received, weight)
 
 
 def _implementation(operator: str) -> Callable[..., torch.Tensor]:
@@ -309,11 +311,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _reduced_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
     whole = _reduced(grad, ctx.group_name)
-    return *_of_product(ctx, whole, x, weight), None, None
+    return *_matmul_gradients(ctx, whole, x, weight), None, None
 
 
-def _of_product(ctx: Any, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Any:
-    """Gradients of x and of the weight, from that of the product."""
+def _matmul_gradients(ctx: Any, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    """Gradients for x and the weight, from the result's gradient."""
     of_x = grad @ weight if ctx.needs_input_grad[0] else None
     return of_x, grad.t() @ x if ctx.needs_input_grad[1] else None
 
@@ -333,7 +335,7 @@ def _sent_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         of_x = torch.ops.weft_fused.all_to_all_matmul(grad, weight.t(), ctx.group_name)
         return of_x, None, None, None
     whole = _exchanged(grad, ctx.group_name)
-    return *_of_product(ctx, whole, x, weight), None, None
+    return *_matmul_gradients(ctx, whole, x, weight), None, None
 
 
 def _gathered_backward(
@@ -399,7 +401,7 @@ def _define_own_rows() -> Any:
     return torch.ops.weft_fused.own_rows.default
 
 
-#: Copy of this rank's rows of x [rows, ...]. A graph with it is equal on all ranks.
+#: Copies this rank's rows from x [rows, ...]. A graph with it is equal on all ranks.
 OWN_ROWS: Final = _define_own_rows()
 _SIMPLE: Final = {
     "gemv_all_reduce": (_fake_same, _reduced_backward),

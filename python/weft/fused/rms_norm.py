@@ -1,4 +1,8 @@
-"""Sum of rows over the ranks, with a residual and RMS norm."""
+"""All-reduce with a residual and RMS norm.
+
+RMS norm: Zhang and Sennrich, https://arxiv.org/abs/1910.07467. For example, 64 rows with hidden
+size 8192 after a row-parallel linear layer in Llama.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,25 @@ import torch
 import triton.language as tl
 from triton import cdiv, next_power_of_2
 
-from weft.errors import ConfigurationError, ShapeError
+from weft.base.errors import ConfigurationError, ShapeError
 from weft.fused import arguments
 from weft.fused.kernels.packets import MAX_PROGRAMS
-from weft.fused.kernels.rms_norm import MAX_ROWS, flags_kernel, packets_kernel
+from weft.fused.kernels.rms_norm import (
+    MAX_ROWS,
+    FlagModes,
+    Flags,
+    FlagSizes,
+    PacketModes,
+    Packets,
+    PacketSizes,
+    Tensors,
+    flags_kernel,
+    packets_kernel,
+)
 from weft.fused.spaces import launch, programs_of
 
 if TYPE_CHECKING:
-    from weft.communicator import Communicator
+    from weft.group.communicator import Communicator
 
 __all__ = ["RmsNormTiling", "all_reduce_rms_norm", "default_norm_tiling"]
 
@@ -25,28 +40,28 @@ _KERNEL_DTYPES: Final = {
     torch.float16: tl.float16,
     torch.float32: tl.float32,
 }
-#: Words of a row at most: a program has them in registers.
+#: Maximum words in a row: a program keeps them in registers.
 _MAX_WORDS: Final = 16384
-#: Fewest words of a part of a row.
+#: Minimum words in a row part.
 _LEAST_BLOCK: Final = 512
-#: Bytes that a rank sends in the time of an exchange of packets: 2 us at 360 GB/s.
+#: Bytes that a rank sends while packets are exchanged: 2 us at 360 GB/s.
 _EXCHANGE_BYTES: Final = 720_000
-#: The same for the time by which an exchange with flags is longer: a release and an acquire.
+#: The same for the extra time that an exchange with flags takes: a release and an acquire.
 _FLAG_BYTES: Final = 360_000
 _ALGORITHMS: Final = ("one_shot", "two_shot")
 _PROTOCOLS: Final = ("packets", "flags")
 
 
 class RmsNormTiling(NamedTuple):
-    """Constants of the kernels.
+    """RMS-norm kernel constants.
 
     Attributes:
-        protocol: "packets" (of a word and the epoch; twice the bytes) or "flags" (plain stores, and
-            a flag for the rows of a program).
-        block: 32-bit words of a row in a program, a power of 2: with "flags" at least those of a
-            row, with "packets" fewer divide a row among several programs.
-        num_warps: of a program, a power of 2; at most `block / 32`.
-        programs: of the grid. With a divided row all are resident together.
+        protocol: "packets" (a word and the epoch; twice the bytes) or "flags" (plain stores, and a
+            flag for each program's rows).
+        block: 32-bit row words in a program, a power of 2: with "flags" at least a whole row, with
+            "packets" fewer divide a row among several programs.
+        num_warps: warps in a program, a power of 2; at most `block / 32`.
+        programs: grid size. With a divided row all are resident together.
     """
 
     protocol: str
@@ -58,13 +73,13 @@ class RmsNormTiling(NamedTuple):
 def default_norm_tiling(
     rows: int, words: int, ranks: int, programs: int, algorithm: str | None = None
 ) -> tuple[RmsNormTiling, str]:
-    """The tiling and algorithm of a shape: those of the least time by a model, not measured.
+    """Tiling and algorithm with the least time by a model, which is not measured.
 
     Args:
         rows: number of rows.
-        words: 32-bit words of a row.
+        words: 32-bit words in a row.
         ranks: number of ranks.
-        programs: number of multiprocessors.
+        programs: number of SMs.
         algorithm: "one_shot" or "two_shot"; None: either.
     """
     size = rows * words * 4
@@ -79,7 +94,7 @@ def default_norm_tiling(
     protocol, chosen = min(wanted, key=lambda each: times[each])
     block = max(128, next_power_of_2(words))
     if protocol == "packets":
-        # The smallest parts of which each program has one.
+        # The smallest parts for which each program has one.
         least = min(block, _LEAST_BLOCK)
         while least < block and rows * cdiv(words, least) > programs:
             least *= 2
@@ -102,27 +117,27 @@ def all_reduce_rms_norm(
     algorithm: str | None = None,
     tiling: RmsNormTiling | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum of x over the ranks, plus a residual; the RMS norm of that, and it itself.
+    """Sum of x over the ranks, plus a residual; returns the RMS norm, and the sum.
 
-    The sum y is in float32, in rank order, rounded to the dtype of x; r = y + residual is rounded
-    again. Normed rows are `round(round(r * rsqrt(mean(r * r) + eps)) * norm_weight)`, with the mean
-    and both products in float32, as Llama's RMS norm. All ranks get the same bits.
+    The sum y is in float32, in rank order, rounded to x's dtype; r = y + residual is rounded again.
+    Normed rows are `round(round(r * rsqrt(mean(r * r) + eps)) * norm_weight)`, with the mean and
+    both multiplications in float32, as in Llama's RMS norm. All ranks get the same bits.
 
     Args:
-        x: [rows, hidden], contiguous: partial sums of this rank; bfloat16, float16 or float32.
-            0 to 1024 rows, meant for up to 512. `hidden` is a multiple of 8 and at most 32768, of
-            float32 at most 16384.
-        residual: [rows, hidden], dtype of x, equal on all ranks.
-        norm_weight: [hidden], dtype of x, equal on all ranks.
-        eps: added to the mean of squares.
-        out: [rows, hidden], dtype of x: the normed rows. It may be x.
-        communicator: that of the ranks; by default the only one that is open.
+        x: [rows, hidden], contiguous: this rank's partial sums; bfloat16, float16 or float32. 0 to
+            1024 rows, meant for up to 512. `hidden` is a multiple of 8 and at most 32768, or 16384
+            for float32.
+        residual: [rows, hidden], x's dtype, equal on all ranks.
+        norm_weight: [hidden], x's dtype, equal on all ranks.
+        eps: added to the mean square.
+        out: [rows, hidden], x's dtype: the normed rows. It may be x.
+        communicator: group to sum over; by default the only one that is open.
         algorithm: "one_shot" (rows to all ranks), "two_shot" (to an owner, which sends the sum to
             all), or None: the faster one by size and ranks.
-        tiling: constants of the kernel, equal on all ranks.
+        tiling: kernel constants, equal on all ranks.
 
     Returns:
-        Normed rows, and the rows before; both [rows, hidden], dtype of x.
+        Normed rows, and the rows before the norm; both [rows, hidden], in x's dtype.
 
     Raises:
         ShapeError, ConfigurationError: an argument is invalid.
@@ -150,18 +165,18 @@ def all_reduce_rms_norm(
         _check_tiling(tiling, words)
         chosen = algorithm or "one_shot"
     if rows:
-        tensors = tuple(_words(each) for each in (x, residual, norm_weight, output, summed))
+        tensors = Tensors(*map(_words, (x, residual, norm_weight, output, summed)))
         _launch(tensors, rows, words, eps, communicator, _KERNEL_DTYPES[x.dtype], tiling, chosen)
     return output, summed
 
 
 def _registers(block: int, num_warps: int, ranks: int) -> int | None:
-    """Limit of registers of a thread with which two programs are resident together, if enough."""
+    """Register limit for a thread with which two programs are resident together, if enough."""
     return 64 if block <= 256 * num_warps and ranks <= 4 else None
 
 
 def _launch(
-    tensors: tuple[torch.Tensor, ...],
+    tensors: Tensors,
     rows: int,
     words: int,
     eps: float,
@@ -170,34 +185,33 @@ def _launch(
     tiling: RmsNormTiling,
     algorithm: str,
 ) -> None:
-    device, block, threads = tensors[0].device, tiling.block, 32 * tiling.num_warps
-    programs = tiling.programs
-    constants: dict[str, object] = {
-        "dtype": dtype,
-        "two_shot": algorithm == "two_shot",
-        "block": block,
-        "num_warps": tiling.num_warps,
-    }
+    device, block, threads = tensors.x.device, tiling.block, 32 * tiling.num_warps
+    programs, two_shot = tiling.programs, algorithm == "two_shot"
     if tiling.protocol == "flags":
         space = arguments.flag_space(f"{_OPERATOR} flags", device, communicator, rows, words)
-        inboxes = space.data.view(tensors[0].dtype)
+        inboxes = space.data.view(tensors.x.dtype)
         unit = cdiv(rows, programs)
         launch(
             flags_kernel,
             min(programs, cdiv(rows, unit)),
             device,
-            *(*tensors, inboxes, space.words, space.state, space.context, rows, unit),
-            *(words // 4, inboxes.numel() // 32, eps),
-            ranks=space.ranks,
+            tensors,
+            Flags(inboxes, space.words, space.state, space.context),
+            FlagSizes(rows, unit, words // 4, inboxes.numel() // 32),
+            eps,
+            FlagModes(dtype, two_shot, space.ranks, block),
+            num_warps=tiling.num_warps,
             maxnreg=_registers(block, tiling.num_warps, space.ranks),
-            **constants,
+            **space.agreed(
+                _arguments(rows, words, eps, dtype, algorithm, f"units of {unit}")
+            )._asdict(),
         )
         return
     parts = cdiv(words, block)
     divided = parts > 1
     if divided:
-        # Each program waits for the squares of others: they are resident together, and run one
-        # after another on a CPU.
+        # Each program waits for squares from others: they are resident together, and run one after
+        # another on a CPU.
         programs = 1 if device.type == "cpu" else min(programs, programs_of(device))
     programs = min(programs, rows * parts)
     space = arguments.packet_space(
@@ -208,15 +222,33 @@ def _launch(
         packets_kernel,
         programs,
         device,
-        *(*tensors, space.data.view(torch.int64), squares, space.state, space.context),
-        *(rows, words // 4, arguments.half_by_16(space), eps),
-        ranks=space.ranks,
-        group=arguments.group_of(block, tiling.num_warps, space.ranks),
-        divided=divided,
-        single=programs == rows * parts,
-        chunk=max(threads, next_power_of_2(parts)),
-        **constants,
+        tensors,
+        Packets(space.data.view(torch.int64), squares, space.state, space.context),
+        PacketSizes(rows, words // 4, arguments.half_by_16(space)),
+        eps,
+        PacketModes(
+            dtype=dtype,
+            two_shot=two_shot,
+            ranks=space.ranks,
+            group=arguments.group_of(block, tiling.num_warps, space.ranks),
+            block=block,
+            divided=divided,
+            single=programs == rows * parts,
+            chunk=max(threads, next_power_of_2(parts)),
+        ),
+        num_warps=tiling.num_warps,
+        **space.agreed(
+            _arguments(rows, words, eps, dtype, algorithm, f"tiles of {block}")
+        )._asdict(),
     )
+
+
+def _arguments(
+    rows: int, words: int, eps: float, dtype: tl.dtype, algorithm: str, parts: str
+) -> str:
+    hidden = words * 32 // dtype.primitive_bitwidth
+    call = f"rows={rows}, hidden={hidden}, dtype={dtype}, eps={eps}, {algorithm}, {parts}"
+    return f"weft.fused.{_OPERATOR}({call})"
 
 
 def _check_option(name: str, value: str | None, options: tuple[str | None, ...]) -> None:
@@ -245,5 +277,5 @@ def _check_tiling(tiling: RmsNormTiling, words: int) -> None:
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of 16 bits as int32 words of two elements."""
+    """A 16-bit tensor as int32 words with two elements each."""
     return tensor if tensor.dtype == torch.float32 else tensor.view(torch.int32)

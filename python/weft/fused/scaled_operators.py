@@ -1,10 +1,10 @@
-"""Products of float8 beside collectives as operators of torch, as `torch._scaled_mm`.
+"""Float8 GEMMs beside collectives as torch operators, in the style of `torch._scaled_mm`.
 
-`scaled_matmul_all_reduce`, `scaled_matmul_reduce_scatter`, `scaled_matmul_all_to_all`,
-`all_gather_scaled_matmul` and `all_to_all_scaled_matmul` of `torch.ops.weft_fused` take x
-[rows, inner] and a weight [columns, inner] of float8, their scales as of `weft.fused.gemm`, and the
-name of a process group. Where a fused kernel does not apply, `torch._scaled_mm` and a functional
-collective of the group give the same result. There are no gradients.
+The operators `scaled_matmul_all_reduce`, `scaled_matmul_reduce_scatter`,
+`scaled_matmul_all_to_all`, `all_gather_scaled_matmul` and `all_to_all_scaled_matmul` in
+`torch.ops.weft_fused` take a float8 x [rows, inner] and weight [columns, inner], scales as in
+`weft.fused.gemm`, and a process group name. Where a fused kernel does not apply, `torch._scaled_mm`
+and the group's functional collective give the same result. There are no gradients.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from weft.errors import ShapeError
+from weft.base.errors import ShapeError
 from weft.fused import counts, operators
+from weft.fused.gemm.scales import scaled_matmul
 from weft.fused.groups import group_of
-from weft.fused.scales import scaled_product
 from weft.fused.tables import Shape
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["PLAIN", "SCALED_OPERATORS"]
 
 _LIBRARY: Final = torch.library.Library("weft_fused", "FRAGMENT")
-#: Operator of the same collective without scales, by name.
+#: Operator for the same collective without scales, by name.
 PLAIN: Final = {
     "scaled_matmul_all_reduce": "matmul_all_reduce",
     "scaled_matmul_reduce_scatter": "matmul_reduce_scatter",
@@ -59,7 +59,7 @@ def _run(
     site: str,
     **options: bool,
 ) -> tuple[Any, torch.Tensor | None]:
-    """Result of the fused kernel, or that of torch and the rows that it has received."""
+    """The fused kernel's result, or torch's result and the rows that it has received."""
     group = group_of(group_name)
     _check(name, x, weight, group.ranks)
     sizes = Shape(x.shape[0], *weight.shape)
@@ -87,13 +87,13 @@ def _run(
     counts.add("unfused_calls", name, reason)
     received: list[torch.Tensor] = []
 
-    def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def matmul(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         received.append(rows.view(x.dtype))
-        return scaled_product(received[0], weight.contiguous(), scale_x, scale_weight, dtype, fast)
+        return scaled_matmul(received[0], weight.contiguous(), scale_x, scale_weight, dtype, fast)
 
-    # Bytes, since not all backends have collectives of float8.
+    # As bytes, since not all backends have float8 collectives.
     rows = x.contiguous().view(torch.uint8)
-    return operators.unfused(PLAIN[name], rows, weight, group_name, product), received[0]
+    return operators.unfused(PLAIN[name], rows, weight, group_name, matmul), received[0]
 
 
 def _implementation(name: str) -> Callable[..., torch.Tensor]:
@@ -168,8 +168,8 @@ def _fake_gathered(
     _check("all_gather_scaled_matmul", x, weight, ranks)
     rows = x.shape[0] * ranks
     kept = rows if return_gathered else 0
-    product = x.new_empty((rows, weight.shape[0]), dtype=out_dtype)
-    return product, x.new_empty((kept, x.shape[1]))
+    result = x.new_empty((rows, weight.shape[0]), dtype=out_dtype)
+    return result, x.new_empty((kept, x.shape[1]))
 
 
 def _define(name: str) -> Any:

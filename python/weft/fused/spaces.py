@@ -1,47 +1,56 @@
-"""Spaces: symmetric memory and state of a fused operator, one for each communicator and device.
+"""Spaces: a fused operator's symmetric memory and state, for each communicator and device.
 
-A space is made by the first call of an operator, on all ranks together, and by the first call that
+An operator's first call makes the space, on all ranks together, and so does the first call that
 needs more than it has. Former spaces are kept for the graphs that use them.
 """
 
 from __future__ import annotations
 
 import weakref
+import zlib
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from weft._symmetric import symmetric_empty
-from weft._timeout import seconds
-from weft.cuda import symmetric
-from weft.cuda.launcher import _is_capturing
-from weft.cuda.order import ChannelOrder
-from weft.errors import ConfigurationError
+from weft import _native
+from weft.base.errors import ConfigurationError, ConfigurationMismatchError
+from weft.base.timeout import seconds
+from weft.fused.kernels.agreement import TABLE_WORDS
 from weft.fused.kernels.rounds import STATE_WORDS
+from weft.gpu import symmetric
+from weft.gpu.lazy import symmetric_empty
+from weft.gpu.order import ChannelOrder
+from weft.gpu.streams import is_capturing
 from weft.triton.contexts import context
 
 if TYPE_CHECKING:
-    from weft.communicator import Communicator
+    from weft.group.communicator import Communicator
 
-__all__ = ["Space", "drop", "launch", "programs_of", "set_timeout", "space", "timeout"]
+__all__ = ["Agreed", "Space", "drop", "launch", "programs_of", "set_timeout", "space", "timeout"]
 
-#: Bytes to whose multiples the data of a space are aligned: a line of the L2.
+#: Alignment for a space's data in bytes: an L2 line.
 _LINE: Final = 128
-#: Programs of a kernel on the CPU, where they run one after another.
+#: Bytes for the digests from all ranks.
+_AGREEMENT: Final = 8 * TABLE_WORDS
+#: Cache of digests by arguments.
+_DIGESTS: Final[dict[str, int]] = {}
+_MOST_DIGESTS: Final = 1 << 16
+#: Programs in a kernel on the CPU, where they run one after another.
 _TWIN_PROGRAMS: Final = 3
 
 
 class Space:
-    """Memory of an operator.
+    """Memory for an operator.
 
     Attributes:
         words: int32, symmetric, zero at first: flags that peers raise.
+        agreement: int64, symmetric, zero at first: argument digests from all ranks.
         data: uint8, symmetric, aligned to 128 bytes: inboxes.
-        context: of `words` and `data`, for the functions of `weft.triton`.
-        state: int32 in memory of this device, zero at first; the first `STATE_WORDS` are those of
-            `weft.fused.kernels.rounds`.
-        rank, ranks: of the communicator.
+        context: for `words` and `data`, used by the functions in `weft.triton`.
+        state: int32 in this device's memory, zero at first; `weft.fused.kernels.rounds` uses the
+            first `STATE_WORDS`.
+        rank, ranks: this rank, and the communicator's size.
     """
 
     def __init__(
@@ -49,11 +58,13 @@ class Space:
     ) -> None:
         head = -(-sizes.words * 4 // _LINE) * _LINE
         name: object = "twin" if device.type == "cpu" else device
-        # Tensors of inference mode could not be written outside of it.
+        # Tensors made in inference mode could not be written outside it.
         with torch.inference_mode(False):
-            block = symmetric_empty(head + sizes.data, torch.uint8, device=name, communicator=group)
+            total = head + _AGREEMENT + sizes.data
+            block = symmetric_empty(total, torch.uint8, device=name, communicator=group)
             self.words = block[: sizes.words * 4].view(torch.int32)
-            self.data = block[head:]
+            self.agreement = block[head : head + _AGREEMENT].view(torch.int64)
+            self.data = block[head + _AGREEMENT :]
         self.sizes = sizes
         self.context = context(block, timeout=_TIMEOUT[0])
         self.state = torch.zeros(sizes.state, dtype=torch.int32, device=device)
@@ -61,16 +72,53 @@ class Space:
         self._owner = symmetric.owner(block)
         self._order = order
 
-    def enter(self) -> None:
-        """Begin a call: raise what the device recorded, order this stream behind the last call's.
+    def check(self) -> None:
+        """Raise what the device recorded.
 
         Raises:
-            WaitTimeoutError, PeerLostError: of earlier calls.
+            ConfigurationMismatchError, WaitTimeoutError, PeerLostError: an earlier call failed.
+        """
+        self._owner.check()
+
+    def enter(self) -> None:
+        """Begin a call: raise what the device recorded, order this stream after the last call's.
+
+        Raises:
+            ConfigurationMismatchError, WaitTimeoutError, PeerLostError: an earlier call failed.
         """
         self._owner.check()
         device = self.words.device
         if device.type == "cuda":
             self._order.follow(torch.cuda.current_stream(device))
+
+    def agreed(self, arguments: str) -> Agreed:
+        """Kernel arguments to compare a call's arguments on all ranks.
+
+        Args:
+            arguments: operator, and everything that ranks must agree on, in words for the error.
+        """
+        if self.ranks == 1:
+            return Agreed(None, 0)
+        digest = _DIGESTS.get(arguments)
+        if digest is None:
+            # Positive, so that it is int32 in each launch.
+            digest = zlib.crc32(arguments.encode()) & 0x7FFFFFFF
+            if len(_DIGESTS) < _MOST_DIGESTS:
+                _DIGESTS[arguments] = digest
+            _native.describe_arguments(digest, arguments)
+        return Agreed(self.agreement, digest)
+
+
+class Agreed(NamedTuple):
+    """Kernel arguments for `weft.fused.kernels.agreement`.
+
+    Attributes:
+        agreement: digests from all ranks; None on one rank, where nothing is compared.
+        digest: this rank's digest.
+    """
+
+    agreement: torch.Tensor | None
+    digest: int
 
 
 class _Sizes(NamedTuple):
@@ -82,9 +130,9 @@ class _Sizes(NamedTuple):
         return all(own >= its for own, its in zip(self, other, strict=True))
 
 
-#: Limit of waits of kernels in seconds, for spaces made from now on.
+#: Time limit in seconds for waits in kernels, for spaces made from now on.
 _TIMEOUT: Final = [30.0]
-#: By communicator and device: kernels of all operators come in one order, since two that wait for
+#: By communicator and device: kernels from all operators are serialized, since two that wait for
 #: peers may not fit on a GPU at once.
 _ORDERS: Final[weakref.WeakKeyDictionary[Communicator, dict[torch.device, ChannelOrder]]] = (
     weakref.WeakKeyDictionary()
@@ -99,9 +147,10 @@ _FORMER: Final[weakref.WeakKeyDictionary[Communicator, list[tuple[str, Space]]]]
 
 
 def set_timeout(timeout: float) -> None:
-    """Set the limit of waits for peers in fused kernels, of operators first called after this.
+    """Set the time limit for waits in fused kernels, for operators first called after this.
 
-    The limit of a domain is the longest that any of its users has set, so that it falls for none.
+    For example, `set_timeout(300)` lets a slow rank compile. A domain uses the longest limit that
+    any user has set, so a later call never shortens it.
 
     Args:
         timeout: in seconds (default 30); equal on all ranks.
@@ -110,7 +159,7 @@ def set_timeout(timeout: float) -> None:
 
 
 def timeout() -> float:
-    """Limit of waits of kernels in seconds, for what is made from now on."""
+    """Time limit in seconds for waits in kernels that are made from now on."""
     return _TIMEOUT[0]
 
 
@@ -123,19 +172,19 @@ def space(
     data: int,
     state: int = STATE_WORDS,
 ) -> Space:
-    """The space of an operator, which all ranks make together if it is missing or too small.
+    """An operator's space, which all ranks make together if it is missing or too small.
 
     Args:
         operator: name.
-        device: of the call's tensors: a GPU, or the CPU as the twin.
-        communicator: that of the ranks; by default the only one that is open.
+        device: the call's tensors: a GPU, or the CPU as the twin.
+        communicator: group that shares the space; by default the only one that is open.
         words: minimum number of flags, equal on all ranks.
-        data: minimum number of bytes of data, equal on all ranks.
-        state: number of int32 of state.
+        data: minimum data size in bytes, equal on all ranks.
+        state: number of int32 in the state.
 
     Raises:
-        ConfigurationError: if the space has to be made while a CUDA graph is captured, or there is
-            not one open communicator and none is given.
+        ConfigurationError: if the space must be made while a CUDA graph is captured, or no
+            communicator is given and not exactly one is open.
         ConfigurationMismatchError: if ranks need different sizes.
         NoRouteError: if ranks are on several hosts.
     """
@@ -153,22 +202,29 @@ def space(
     if found is not None:
         _FORMER.setdefault(group, []).append((operator, found))
         needed = _Sizes(*(max(pair) for pair in zip(found.sizes, needed, strict=True)))
-    # So that few sizes are made as shapes grow.
+    # Powers of two, so that few sizes are made as shapes grow.
     data = 1 << max(needed.data - 1, 0).bit_length()
     words = 1 << max(needed.words - 1, 0).bit_length()
     orders = _ORDERS.setdefault(group, {})
-    order = orders.setdefault(device, ChannelOrder(_is_capturing))
-    made = Space(group, device, _Sizes(words, data, needed.state), order)
+    order = orders.setdefault(device, ChannelOrder(is_capturing))
+    try:
+        made = Space(group, device, _Sizes(words, data, needed.state), order)
+    except ConfigurationMismatchError as error:
+        mismatch = ConfigurationMismatchError(
+            f"weft.fused.{operator}: {error}; pass equal shapes, dtypes and options"
+        )
+        mismatch.rank = error.rank
+        raise mismatch from None
     spaces[operator, device] = made
     return made
 
 
 def drop(operator: str, communicator: Communicator) -> None:
-    """Let go of the spaces of an operator; its kernels have ended on all ranks, and its graphs.
+    """Drop an operator's spaces; kernels and graphs have ended on all ranks.
 
     Args:
-        operator: name; a later call makes its space anew.
-        communicator: that of the ranks.
+        operator: name; a later call makes a new space.
+        communicator: group that shares the spaces.
     """
     spaces = _SPACES.get(communicator, {})
     for key in [key for key in spaces if key[0] == operator]:
@@ -180,7 +236,7 @@ def drop(operator: str, communicator: Communicator) -> None:
 def launch(
     kernel: Any, programs: int, device: torch.device, *values: object, **constants: object
 ) -> None:
-    """Launch a kernel on the current stream of a device."""
+    """Launch a kernel on a device's current stream."""
     if device.type == "cuda":
         with torch.cuda.device(device):
             kernel[(programs,)](*values, **constants)
@@ -190,7 +246,7 @@ def launch(
 
 @cache
 def programs_of(device: torch.device) -> int:
-    """Number of programs of one for each multiprocessor of a GPU; few on the CPU."""
+    """Number of programs, one for each SM on a GPU; a few on the CPU."""
     if device.type == "cpu":
         return _TWIN_PROGRAMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

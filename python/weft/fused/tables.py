@@ -1,7 +1,8 @@
-"""Table of measured choices by class of shapes: a tiling, or the unfused operators.
+"""Table of measured choices by shape class: a tiling, or the unfused operators.
 
-The file is `fused-tuning.json` in `WEFT_CACHE_DIR`. A class is an operator, the number of rows
-rounded up to a power of two, columns, inner size, dtype, number of ranks and name of the device.
+The file is `fused-tuning.json` in `WEFT_CACHE_DIR`. A class is an operator, row count rounded up to
+a power of two, columns, inner size, dtype, rank count and device name. For example, calls with 1000
+and 1024 rows share a class.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from weft._cache import cache_directory
+from weft.base import cache as _cache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from weft.communicator import Communicator
+    from weft.group.communicator import Communicator
 
 __all__ = [
     "COMPOSED",
@@ -41,19 +42,22 @@ __all__ = [
     "write",
 ]
 
-#: Name of the choice to run the operators of torch.
+#: Choice: run torch's operators.
 UNFUSED: Final = "unfused"
-#: Name of the choice of a product of torch and a collective of Weft: `fused=False` of functions.
+#: Choice: torch's GEMM and Weft's collective, as with `fused=False`.
 COMPOSED: Final = "composed"
-#: That of the kernel with its default tiling.
+#: Choice: the kernel with the default tiling.
 DEFAULT: Final = "default"
+#: File names in the cache.
+_NAME: Final = "fused-tuning.json"
+_SALT: Final = "fused-compile.salt"
 _FORMAT: Final = "weft-fused-tuning-1"
 #: Seconds to wait for the ranks that agree on a table.
 _AGREE_TIMEOUT: Final = 60.0
 
 
 class Shape(NamedTuple):
-    """Shapes of a call: rows of x on this rank, columns and inner size of the weight."""
+    """A call's shapes: rows of x on this rank, weight columns and inner size."""
 
     rows: int
     columns: int
@@ -61,7 +65,7 @@ class Shape(NamedTuple):
 
     @property
     def rounded(self) -> Shape:
-        """That of its class."""
+        """The class representative."""
         return self._replace(rows=1 << max(self.rows - 1, 0).bit_length())
 
 
@@ -70,22 +74,22 @@ class Table:
     """Choices by class.
 
     Attributes:
-        entries: by key: "choice", a name among those measured; "tiling", its fields (`None` for
-            the default tiling and for "unfused"); and "microseconds" by name.
+        entries: by key: "choice", a name among those measured; "tiling", the fields (`None` for the
+            default tiling and for "unfused"); and "microseconds" by name.
     """
 
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod
     def key(operator: str, shape: Shape, dtype: torch.dtype, ranks: int, device: str) -> str:
-        """Key of a class."""
+        """Key for a class."""
         name = str(dtype).removeprefix("torch.")
         return "/".join((operator, *map(str, shape.rounded), name, str(ranks), device))
 
     def choice(
         self, operator: str, shape: Shape, dtype: torch.dtype, ranks: int, device: torch.device
     ) -> tuple[str, Mapping[str, Any] | None] | None:
-        """Name and tiling chosen for a call; `None` if its class was not measured."""
+        """Name and tiling chosen for a call; `None` if the class was not measured."""
         if not self.entries:
             return None
         found = self.entries.get(self.key(operator, shape, dtype, ranks, device_name(device)))
@@ -94,7 +98,7 @@ class Table:
     def times(
         self, operator: str, shape: Shape, dtype: torch.dtype, ranks: int, device: torch.device
     ) -> Mapping[str, float]:
-        """Microseconds of each candidate of a call's class, by name; empty if not measured."""
+        """Microseconds by candidate name for a call's class; empty if not measured."""
         found = self.entries.get(self.key(operator, shape, dtype, ranks, device_name(device)), {})
         times: Mapping[str, float] = found.get("microseconds", {})
         return times
@@ -106,10 +110,11 @@ class Table:
 
     @classmethod
     def parse(cls, text: str) -> Table:
-        """Table of a JSON text; empty if it is damaged or of another format."""
+        """Table from a JSON text; empty if it is damaged or in another format."""
         try:
             whole = json.loads(text)
-        except ValueError:
+        # RecursionError: brackets nested deeper than in any entry.
+        except (ValueError, RecursionError):
             return cls()
         if not isinstance(whole, dict) or whole.get("format") != _FORMAT:
             return cls()
@@ -119,7 +124,7 @@ class Table:
         return cls({key: its for key, its in entries.items() if _is_entry(its)})
 
     def digest(self) -> str:
-        """Digest of the choices, without their times."""
+        """Digest over the choices, without times."""
         chosen = {key: [its["choice"], its.get("tiling")] for key, its in self.entries.items()}
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -134,24 +139,22 @@ def _is_entry(found: object) -> bool:
 
 
 def tuning_file() -> Path:
-    """Path of the file: `fused-tuning.json` in Weft's cache directory."""
-    return cache_directory() / "fused-tuning.json"
+    """File path: `fused-tuning.json` in Weft's cache."""
+    return _cache.place(_NAME)
 
 
 def own_table() -> Table:
-    """Table of this process's file; empty without one."""
-    try:
-        return Table.parse(tuning_file().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return Table()
+    """Table in this user's file; empty without one."""
+    found = _cache.read(_NAME)
+    return Table.parse(found[1]) if found else Table()
 
 
-#: By communicator: the table that its ranks share.
+#: By communicator: the table that the ranks share.
 _SHARED: Final[weakref.WeakKeyDictionary[Communicator, Table]] = weakref.WeakKeyDictionary()
 
 
 def table_of(communicator: Communicator) -> Table:
-    """Choices of rank 0's file, for all ranks; the first use is a collective call."""
+    """Choices in rank 0's file, for all ranks; the first use is a collective call."""
     found = _SHARED.get(communicator)
     if found is None:
         own = own_table().text() if communicator.rank == 0 else ""
@@ -161,45 +164,30 @@ def table_of(communicator: Communicator) -> Table:
 
 
 def learn(communicator: Communicator, table: Table) -> None:
-    """Replace the choices of a communicator; all ranks pass the same."""
+    """Replace a communicator's choices; all ranks pass the same."""
     _SHARED[communicator] = table
 
 
 @cache
 def device_name(device: torch.device) -> str:
-    """Name of a GPU; of the CPU its architecture, behind "twin"."""
+    """GPU name; on the CPU, "twin" and the architecture."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"twin {platform.machine()}"
 
 
 def write(key: str, entry: dict[str, Any]) -> None:
-    """Set an entry of this process's file."""
-    file = tuning_file()
+    """Set an entry in this user's file."""
     table = Table(own_table().entries | {key: entry})
-    _replace(file, table.text())
+    _cache.write(_NAME, table.text().encode())
 
 
 def salt() -> str:
-    """Text in the keys of Inductor's caches, of the file `fused-compile.salt`."""
-    try:
-        return _salt_file().read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):
-        return ""
+    """Text in Inductor's cache keys, from the file `fused-compile.salt`."""
+    found = _cache.read(_SALT)
+    return found[1] if found else ""
 
 
 def renew_salt() -> None:
-    """Have processes compile graphs again that this one has compiled."""
-    _replace(_salt_file(), os.urandom(8).hex())
-
-
-def _salt_file() -> Path:
-    return cache_directory() / "fused-compile.salt"
-
-
-def _replace(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # A reader finds the old file or the new one.
-    fresh = file.with_name(f"{file.name}.{os.getpid()}")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(file)
+    """Make processes recompile graphs that this one has compiled."""
+    _cache.write(_SALT, os.urandom(8).hex().encode())

@@ -1,4 +1,4 @@
-"""Autotuning of fused operators: times of tilings and of the unfused operators, agreed by ranks."""
+"""Autotuner for fused operators: the ranks time tilings and the unfused operators together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d as c10d
 from triton.runtime.errors import OutOfResources
 
-from weft.errors import ConfigurationError
+from weft.base.errors import ConfigurationError
 from weft.fused import operators
 from weft.fused.gains import kernel_of
 from weft.fused.groups import group_of
@@ -42,12 +42,12 @@ __all__ = [
     "tuning_file",
 ]
 
-#: Calls before the timed ones; on a GPU, calls in a graph; times, of which the median counts.
+#: Calls before the timed ones; on a GPU, calls in a graph; times, whose median counts.
 _WARM: Final = 3
 _CALLS: Final = 10
 _TIMES: Final = 11
 
-#: Tilings that `tune` tries by default, by their fields: of `gemv_all_reduce`, and of the others.
+#: Tilings that `tune` tries by default, by fields: for `gemv_all_reduce`, and for the others.
 CANDIDATES: Final[dict[bool, tuple[Mapping[str, Any] | None, ...]]] = {
     True: (
         None,
@@ -73,31 +73,31 @@ def tune(
     *,
     timer: Callable[[Callable[[], object]], float] | None = None,
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """Time an operator with each tiling, without fusion and composed, and keep the fastest.
+    """Time an operator with each tiling, unfused and composed, and keep the fastest.
 
-    Unfused it is a product and a collective of the group, composed a product and one of
-    `weft.cuda.Collectives`, as `fused=False` of the functions; `gemv_all_reduce` is not composed.
+    Unfused means a GEMM and the group's collective; composed means a GEMM and a collective from
+    `weft.cuda.Collectives`, as with `fused=False`. `gemv_all_reduce` is not composed.
 
-    All ranks of the group call it with the same shapes, dtypes and candidates. A candidate's time
-    is that of the slowest rank; one that the kernel refuses is left out. Later calls of the group
-    for the class use the choice, and rank 0 writes it to the file. Call `weft.fused.enable` again
-    for later compilations to use it.
+    All ranks in the group call it with the same shapes, dtypes and candidates. A candidate's time
+    is the slowest rank's time; a candidate that the kernel refuses is left out. Later calls in the
+    group use the choice for the class, and rank 0 writes it to the file. Call `weft.fused.enable`
+    again for later compilations to use it.
 
     Args:
-        operator: name, as of `torch.ops.weft_fused`; `matmul_all_reduce` of few rows counts as
+        operator: name in `torch.ops.weft_fused`; `matmul_all_reduce` with few rows counts as
             `gemv_all_reduce`, whose kernel it runs.
-        x: [rows, inner] of a call.
+        x: [rows, inner], as in a call.
         weight: [columns, inner].
-        group_name: name of the process group.
-        candidates: tilings by their fields, `None` for the default one; by default `CANDIDATES`.
-        timer: returns microseconds of a function; by default the median of several calls, on a GPU
-            of calls in a replayed graph.
+        group_name: process group name.
+        candidates: tilings by fields, `None` for the default one; by default `CANDIDATES`.
+        timer: returns a function's time in microseconds; by default the median over several calls,
+            on a GPU in a replayed graph.
 
     Returns:
-        Name of the choice ("unfused", "composed", "default" or the tiling's fields) and the tiling.
+        Choice ("unfused", "composed", "default" or the tiling's fields) and tiling.
 
     Raises:
-        ConfigurationError: of an unknown operator.
+        ConfigurationError: if the operator is unknown.
     """
     if operator not in operators.KERNELS:
         known = ", ".join(operators.KERNELS)
@@ -120,7 +120,7 @@ def tune(
                 lambda tiling=tiling: operators.run(operator, place, x, weight, tiling)  # type: ignore[misc]
             )
     times = _slowest(own, group_name, place.ranks)
-    # The first of equal ones, with unfused before all others.
+    # The first among equals, with unfused before all others.
     best = min(times, key=lambda name: times[name])
     entry = {"choice": best, "tiling": named.get(best), "microseconds": times}
     key = Table.key(operator, shape, x.dtype, place.ranks, device_name(x.device))
@@ -146,14 +146,14 @@ def _takes(
 
 
 def _name_of(tiling: Mapping[str, Any] | None) -> str:
-    """Name of a tiling: its fields."""
+    """Tiling name: the fields."""
     if not tiling:
         return DEFAULT
     return ",".join(f"{name}={value}" for name, value in sorted(tiling.items()))
 
 
 class _Timer:
-    """Median time of a call in microseconds."""
+    """Median call time in microseconds."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_on_gpu = device.type == "cuda"
@@ -165,7 +165,7 @@ class _Timer:
         return sorted(once() for _ in range(_TIMES))[_TIMES // 2]
 
     def _replay(self, function: Callable[[], object]) -> Callable[[], float]:
-        """Time of a call in a graph of several, without that of the host."""
+        """Call time in a graph with several calls, without host time."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -191,7 +191,7 @@ def _elapsed(function: Callable[[], object]) -> float:
 
 
 def _slowest(own: dict[str, float], group_name: str, ranks: int) -> dict[str, float]:
-    """The longest time among ranks of each candidate that all have timed."""
+    """The slowest rank's time for each candidate that all ranks have timed."""
     group: Any = c10d._resolve_process_group(group_name)
     every: list[Any] = [None] * ranks
     distributed.all_gather_object(every, own, group=group)

@@ -1,6 +1,6 @@
 """Starts a command as N local ranks, watches them, and leaves none behind.
 
-Every rank leads a process group of its own, which is killed when the rank has ended. Should the
+Every rank leads a separate process group, which is killed when the rank has ended. Should the
 launcher itself be killed, the kernel kills the ranks (PR_SET_PDEATHSIG), and a guardian process
 kills whatever else is in their groups. Only a process that leaves its rank's group escapes.
 """

@@ -1,4 +1,4 @@
-"""The loop that serves the ranks' output, their ends, and the signals they are to get."""
+"""Launcher loop: serves the ranks' output and exits, and the signals for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import time
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
+from weft.launch.config import GRACE_SECONDS
 from weft.launch.environment import environments
+from weft.launch.limits import descriptors_for
 from weft.launch.outcome import LaunchError, Outcome, RankExit
 from weft.launch.output import LinePrefixer
 from weft.launch.processes import Guardian, die_with_parent, kill_group, signals_as_bytes
@@ -23,27 +25,31 @@ if TYPE_CHECKING:
 
     from weft.launch.config import LaunchConfig
 
-# How long output is still read after all ranks have ended: their groups are dead by then, so only
-# a process that left its group can hold a pipe open.
+# How long output is still read after all ranks have ended: their groups are dead by then, so only a
+# process that left its group can hold a pipe open.
 DRAIN_SECONDS: Final = 1.0
-#: Longest wait of one call: a selector refuses much longer ones.
+#: Longest wait per call: a selector refuses much longer ones.
 LONGEST_WAIT_SECONDS: Final = 3600.0
-FORWARDED: Final = (signal.SIGINT, signal.SIGTERM)
+#: Signals that end a program: the ranks get the first and the grace, and the second ends the grace.
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Signals that programs handle for other purposes: a checkpoint, a stack dump.
+PASSED: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 
 
 def launch(config: LaunchConfig) -> Outcome:
     """Start the ranks and wait until all have ended.
 
-    Call it from the main thread: it handles SIGINT and SIGTERM while it runs, and the kernel ties
-    the ranks' lives to the calling thread's. Raises `LaunchError` if the command
-    cannot be started.
+    Call it from the main thread: it handles signals and passes them on while it starts ranks and
+    while they run, and the kernel ties the ranks' lives to the calling thread's. Raises
+    `LaunchError` if the command cannot be started.
     """
     with Launcher(config) as launcher:
+        launcher.start_all()
         return launcher.wait()
 
 
 class Launcher:
-    """The ranks of one launch, from the first's start to the last's end."""
+    """All ranks in one launch, from the first start to the last exit."""
 
     def __init__(self, config: LaunchConfig) -> None:
         self.config = config
@@ -51,7 +57,9 @@ class Launcher:
         self.pipes: set[IO[bytes]] = set()
         self.ended: list[RankExit] = []
         self.first_failure: RankExit | None = None
-        self.signalled = False
+        self.signal: int | None = None
+        self.started = 0
+        self.failed_at = 0.0
         self.deadline: float | None = None
         self.selector = selectors.DefaultSelector()
         self.cleanup = contextlib.ExitStack()
@@ -59,17 +67,35 @@ class Launcher:
     def __enter__(self) -> Launcher:
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self.selector.close)
-            signals = cleanup.enter_context(signals_as_bytes(FORWARDED))
+            signals = cleanup.enter_context(signals_as_bytes((*ENDING, *PASSED)))
             self.watch(signals, lambda: self.forward(os.read(signals, 64)))
+            self.descriptors = cleanup.enter_context(descriptors_for(self.config))
             self.guardian = cleanup.enter_context(Guardian())
             cleanup.callback(self.kill_all)
-            for rank, environment in enumerate(environments(self.config)):
-                self.start(rank, environment)
             self.cleanup = cleanup.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.cleanup.close()
+
+    def start_all(self) -> None:
+        """Start the ranks, and serve output, exits and signals meanwhile.
+
+        No more are started after a signal that ends them, nor long after one has failed.
+        """
+        for rank, environment in enumerate(environments(self.config)):
+            self.serve(time.monotonic())
+            if self.signal is not None or self.failed_long_ago():
+                return
+            self.start(rank, environment)
+            self.started += 1
+
+    def failed_long_ago(self) -> bool:
+        """True once the grace has ended, and no rank was late only because it was short."""
+        now = time.monotonic()
+        return self.deadline is not None and now >= max(
+            self.deadline, self.failed_at + GRACE_SECONDS
+        )
 
     def wait(self) -> Outcome:
         """Serve output, exits and signals until every rank has ended."""
@@ -81,7 +107,8 @@ class Launcher:
         drained = time.monotonic() + DRAIN_SECONDS
         while self.pipes and time.monotonic() < drained:
             self.serve(drained)
-        return Outcome(sorted(self.ended, key=lambda ended: ended.rank), self.first_failure)
+        ranks = sorted(self.ended, key=lambda ended: ended.rank)
+        return Outcome(ranks, self.first_failure, self.signal, self.config.ranks - self.started)
 
     def start(self, rank: int, environment: dict[str, str]) -> None:
         """Start one rank, in a process group that it leads."""
@@ -94,10 +121,10 @@ class Launcher:
                 stderr=pipe,
                 env=environment,
                 process_group=0,
-                preexec_fn=die_with_parent(),
+                preexec_fn=die_with_parent(self.descriptors),
             )
         except OSError as error:
-            raise LaunchError(self.config.command[0], error) from error
+            raise LaunchError(f"cannot start {self.config.command[0]}", error) from error
         self.guardian.guard(process.pid)
         started = Rank(rank, process, os.pidfd_open(process.pid), time.monotonic())
         self.running[rank] = started
@@ -138,8 +165,10 @@ class Launcher:
     def end(self, rank: Rank) -> None:
         """A rank has ended: if it is the first that failed, the others' grace begins."""
         ended = self.reap(rank)
-        if ended is self.first_failure and self.running:
-            self.say(str(ended))
+        if ended is self.first_failure and (self.running or self.started < self.config.ranks):
+            self.failed_at = time.monotonic()
+            if self.signal is None or self.config.ended_by is None:
+                self.say(str(ended))
             self.begin_grace()
 
     def reap(self, rank: Rank) -> RankExit:
@@ -164,15 +193,24 @@ class Launcher:
         return ended
 
     def forward(self, signals: bytes) -> None:
-        """Pass signals on to all ranks; the second one is the last."""
+        """Pass signals on to all ranks; the second one that ends them is the last."""
         for number in signals:
-            if self.signalled:
+            if number not in ENDING:
+                self.signal_all(number)
+                if number == signal.SIGTSTP:
+                    # Stopped like the ranks; SIGCONT continues all.
+                    os.kill(os.getpid(), signal.SIGSTOP)
+            elif self.signal is not None:
                 self.deadline = time.monotonic()
             else:
-                self.signalled = True
-                for rank in self.running.values():
-                    kill_group(rank.process.pid, number)
+                self.signal = number
+                self.signal_all(self.config.ended_by or number)
                 self.begin_grace()
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to each running rank's process group."""
+        for rank in self.running.values():
+            kill_group(rank.process.pid, number)
 
     def begin_grace(self) -> None:
         """From now on the ranks still running have the grace to end."""

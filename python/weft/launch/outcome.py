@@ -1,4 +1,4 @@
-"""Outcome of a launch: exits of its ranks."""
+"""Launch outcome: exits by rank."""
 
 import signal
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ __all__ = ["LaunchError", "Outcome", "RankExit"]
 
 
 class LaunchError(Exception):
-    """The command cannot be started."""
+    """The command cannot be started, or the ranks could not find each other."""
 
-    def __init__(self, command: str, cause: OSError) -> None:
-        super().__init__(f"cannot start {command}: {cause.strerror}")
+    def __init__(self, problem: str, cause: OSError) -> None:
+        super().__init__(f"{problem}: {cause.strerror}")
         #: The exit status a shell would report.
         self.status = 127 if isinstance(cause, FileNotFoundError) else 126
 
 
 @dataclass(frozen=True)
 class RankExit:
-    """Exit of one rank."""
+    """Exit by one rank."""
 
     rank: int
     pid: int
@@ -41,12 +41,18 @@ class RankExit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Exits of all ranks."""
+    """Exits by all ranks."""
 
     ranks: Sequence[RankExit]
     first_failure: RankExit | None
+    #: The first signal that came to end the launch.
+    signal: int | None = None
+    #: Ranks that were not started, since the launch had ended.
+    not_started: int = 0
 
     @property
     def status(self) -> int:
-        """The first failing rank's status; 0 if none failed."""
-        return self.first_failure.status if self.first_failure else 0
+        """The first failing rank's status; 0 if none failed, unless a signal kept ranks away."""
+        if self.first_failure is not None:
+            return self.first_failure.status
+        return 128 + self.signal if self.signal is not None and self.not_started else 0

@@ -1,8 +1,8 @@
-"""Output of several processes in one stream."""
+"""Output from several processes in one stream."""
 
 from typing import BinaryIO, Final
 
-# A line longer than this is written in pieces, so that no rank's output is kept without bound.
+# A longer line is written in chunks, so that no rank's output is kept without bound.
 LONGEST_LINE: Final = 1 << 16
 
 

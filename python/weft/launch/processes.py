@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -52,12 +53,17 @@ class Guardian:
             self.process.stdin.write(line.encode())
 
 
-def die_with_parent() -> Callable[[], None]:
-    """Function for a child to run before exec: the kernel kills it when its parent dies."""
+def die_with_parent(descriptors: tuple[int, int] | None = None) -> Callable[[], None]:
+    """Function for a child to run before exec: the kernel kills it when its parent dies.
+
+    `descriptors` are the child's descriptor limits, if they differ from the parent's.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
 
     def before_exec() -> None:
+        if descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
         if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
         if os.getppid() != parent:
@@ -74,9 +80,18 @@ def kill_group(group: int, number: int = signal.SIGKILL) -> None:
 
 @contextlib.contextmanager
 def signals_as_bytes(numbers: Sequence[signal.Signals]) -> Iterator[int]:
-    """A descriptor that yields a byte for each of these signals, while the context lasts."""
+    """A descriptor that yields a byte for each of these signals, while the context lasts.
+
+    Signals that the process ignores stay ignored, for example SIGHUP under nohup, except SIGINT and
+    SIGTERM.
+    """
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    previous = [(number, signal.signal(number, lambda *_: None)) for number in numbers]
+    always = (signal.SIGINT, signal.SIGTERM)
+    previous = [
+        (number, signal.signal(number, lambda *_: None))
+        for number in numbers
+        if number in always or signal.getsignal(number) is not signal.SIG_IGN
+    ]
     previous_wakeup = signal.set_wakeup_fd(writer)
     try:
         yield reader

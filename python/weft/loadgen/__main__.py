@@ -2,7 +2,7 @@
 
 import sys
 
-from weft.errors import ConfigurationError
+from weft.base.errors import ConfigurationError
 from weft.loadgen.build import built
 
 try:

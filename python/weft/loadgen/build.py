@@ -1,26 +1,27 @@
-"""Build of LoadGen and its shim from LoadGen's source distribution, cached by its inputs.
+"""Builds LoadGen and the shim from the source distribution, cached by input hashes.
 
-The package on PyPI contains LoadGen as a module of Python alone: there, each query would pass
-through Python. Its source distribution has everything for a library of C++.
+The package mlcommons-loadgen on PyPI contains LoadGen only as a Python module: there, each query
+would pass through Python. The source distribution has everything for a C++ library.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import tarfile
 from pathlib import Path
 from typing import Final
 
-from weft import _compile
-from weft.errors import ConfigurationError
+from weft.base import compile as _compile
+from weft.base import environment
+from weft.base.errors import ConfigurationError
+from weft.base.files import read_bytes
 
 __all__ = ["VERSION", "built"]
 
 #: Version of the package `mlcommons-loadgen`.
 VERSION: Final = "6.0.17"
-#: Its pin, by the hash of its source distribution.
+#: Version pin, by source distribution hash.
 REQUIREMENTS: Final = Path(__file__).parent / "requirements.txt"
 SOURCES: Final = Path(__file__).parent / "shim"
 FLAGS: Final = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"]
@@ -64,9 +65,9 @@ def built() -> Path:
 
 
 def distribution(scratch: Path) -> Path:
-    """Path of the source distribution, whose hash is the pinned one."""
-    if named := os.environ.get("WEFT_LOADGEN_SOURCE", ""):
-        return checked(Path(named))
+    """Path to the source distribution, whose hash is the pinned one."""
+    if named := environment.path("WEFT_LOADGEN_SOURCE"):
+        return checked(named)
     _compile.run(
         [
             *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
@@ -82,10 +83,17 @@ def distribution(scratch: Path) -> Path:
 
 
 def checked(archive: Path) -> Path:
-    """The path of a source distribution, if it has the pinned hash."""
-    if not archive.is_file():
+    """Path to a source distribution, if it has the pinned hash."""
+    if not archive.exists():
         raise ConfigurationError(f"WEFT_LOADGEN_SOURCE={archive}: no such file")
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    try:
+        content = read_bytes(archive)
+    except OSError as error:
+        raise ConfigurationError(
+            f"WEFT_LOADGEN_SOURCE={archive}: expected the source distribution of mlcommons-loadgen "
+            f"{VERSION}: {error}"
+        ) from None
+    found = hashlib.sha256(content).hexdigest()
     if found not in REQUIREMENTS.read_text():
         raise ConfigurationError(
             f"WEFT_LOADGEN_SOURCE={archive}: expected the source distribution of mlcommons-loadgen "

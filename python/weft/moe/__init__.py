@@ -1,4 +1,4 @@
-"""Mixture-of-experts dispatch and combine: tokens to the ranks of their experts, results back.
+"""Mixture-of-experts dispatch and combine: sends tokens to their experts' ranks, and results back.
 
 Every rank makes the same calls in the same order::
 
@@ -10,8 +10,8 @@ Every rank makes the same calls in the same order::
             outputs = run_experts(received)
             combined = all_to_all.combine(received, outputs)
 
-A token goes once to each rank that owns any of its experts; with `combine="reduce"` the weighted
-sum over a rank's experts is formed there, in float32, rounded once, and only that comes back.
+A token goes once to each rank that owns any of its experts; with `combine="reduce"` that rank forms
+the weighted sum over its experts in float32, rounds it once, and returns only the sum.
 
 Tokens may be 8-bit floats with a scale for each block of elements::
 
@@ -23,12 +23,13 @@ Tokens may be 8-bit floats with a scale for each block of elements::
 With `gradients=True` rounds of torch tensors are differentiable.
 
 With `device="cuda"` tokens, ids and weights are torch tensors on a GPU, and kernels do the work
-without waits on the host: see `weft.cuda`.
+without waits on the host: see `weft.cuda`. docs/coming-from-deepep.md compares the calls with
+[DeepEP](https://github.com/deepseek-ai/DeepEP).
 """
 
-from weft._placement import Placement, balance
+from weft.gpu.errors import check
 from weft.moe.all_to_all import AllToAll, DeviceOptions
-from weft.moe.device_errors import check
+from weft.moe.placement import Placement, balance
 from weft.moe.rounds import Combine, Dispatch, Received
 
 __all__ = [

@@ -1,37 +1,37 @@
-"""Differentiable rounds: the module of gradients, and checks of what such rounds take."""
+"""Differentiable rounds: imports `gradient`, and checks arguments."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from weft._array import is_torch
-from weft.errors import ConfigurationError, ShapeError
+from weft.base.array import is_torch
+from weft.base.errors import ConfigurationError, ShapeError
 
 __all__ = ["detached", "gradient_module", "refuse_out", "tensor"]
 
 
 def gradient_module() -> Any:
-    """The module of gradients, which imports torch.
+    """The `gradient` module, which imports torch.
 
     Raises:
         ConfigurationError: if there is no torch.
     """
     try:
-        from weft import _gradient
+        from weft.moe import gradient
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ConfigurationError(
             "gradients=True needs PyTorch: pip install 'weft[torch]'"
         ) from error
-    return _gradient
+    return gradient
 
 
 def tensor(outputs: Any) -> Any:
-    """The outputs of a differentiable round.
+    """A differentiable round's outputs.
 
     Raises:
-        ShapeError: if they are no tensor of torch, and so have no gradient.
+        ShapeError: if `outputs` is no torch tensor, and so has no gradient.
     """
     if not is_torch(outputs):
         raise ShapeError(
@@ -42,7 +42,7 @@ def tensor(outputs: Any) -> Any:
 
 
 def detached(value: Any) -> Any:
-    """A tensor without its history; anything else as it is."""
+    """A tensor without history; anything else as it is."""
     return value.detach() if is_torch(value) else value
 
 

@@ -1,36 +1,55 @@
-"""Rounds of an all-to-all in CPU memory: dispatched, received, combined."""
+"""Rounds in a CPU all-to-all: dispatched, received, combined."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
-from weft._array import empty_like, view
-from weft._timeout import seconds
-from weft.errors import ClosedError, ShapeError, StageError
-from weft.float8 import scale_count
+from weft.base.arguments import expect_number, shown
+from weft.base.array import empty_like, view
+from weft.base.errors import ClosedError, OutOfRangeError, ShapeError, StageError
+from weft.base.float8 import scale_count
+from weft.base.timeout import seconds
 from weft.moe.differentiable import gradient_module, refuse_out
 
 if TYPE_CHECKING:
+    import weakref
+
     from numpy.typing import NDArray
 
-    from weft import _gradient as gradient
     from weft import _native
-    from weft.moe.all_to_all import AllToAll
+    from weft.base.array import Array
+    from weft.moe import gradient
 
 __all__ = ["Combine", "Dispatch", "Received"]
+
+
+class Owner(Protocol):
+    """All-to-all that owns a round in CPU memory."""
+
+    #: Native all-to-all; on a device, another class.
+    _native: Any
+    _received: weakref.WeakSet[Received]
+    _closed: bool
+    dtype: str
+    output_dtype: str
+    layout: str
+    hidden: int
+    scales: tuple[str, int] | None
+
+    def _out(self, out: object, sent: int) -> Array: ...
 
 
 class Dispatch:
     """A round whose dispatch is in flight."""
 
-    #: Of a differentiable round.
+    #: Set in a differentiable round.
     _source: gradient.Source | None = None
 
     def __init__(
         self,
-        all_to_all: AllToAll,
+        all_to_all: Owner,
         number: int,
         tokens: int,
         like: object,
@@ -47,7 +66,7 @@ class Dispatch:
         Raises:
             WaitTimeoutError: names who is missing; the call may be repeated.
             CapacityError: on every rank alike; the round is over.
-            PeerLostError: and the others of `GroupPoisonedError`.
+            PeerLostError: or another `GroupPoisonedError`.
         """
         native = self._all_to_all._native.dispatch_recv(self.round, seconds(timeout))
         received = Received(self._all_to_all, self, native, self._like)
@@ -57,29 +76,29 @@ class Dispatch:
 
 
 class Received:
-    """Tokens for this rank's experts. Views of Weft's memory: valid until released.
+    """Tokens for this rank's experts. Views on Weft's memory: valid until released.
 
     Attributes:
-        expert_counts: `[local experts]` int64, tokens of each.
+        expert_counts: `[local experts]` int64: token counts.
         expert_offsets: `[local experts + 1]` int64: local expert e has the positions from
-            `expert_offsets[e]` on; its padding follows its tokens.
-        rows: `[positions]` int64: the row of `tokens` at each position; -1 for padding. In the
-            contiguous layout positions are rows, and this is the slot that each was copied from.
-        weights: `[positions]` float32, the router's; 0 for padding. A tensor of torch, as are
-            `tokens`, and both the caller's own, in a differentiable round.
-        expert_load: `[experts]` int64: tokens of every expert of the group in this round.
+            `expert_offsets[e]` on; padding follows the tokens.
+        rows: `[positions]` int64: the row in `tokens` at each position; -1 for padding. In the
+            contiguous layout positions are rows, and this is the slot from which each was copied.
+        weights: `[positions]` float32: router weights; 0 for padding. In a differentiable round
+            `weights` and `tokens` are torch tensors that the caller owns.
+        expert_load: `[experts]` int64: token count for every expert in the group in this round.
     """
 
-    #: Of a differentiable round.
+    #: Set in a differentiable round.
     _source: gradient.Source | None = None
 
     def __init__(
-        self, all_to_all: AllToAll, dispatch: Dispatch, native: _native.Received, like: object
+        self, all_to_all: Owner, dispatch: Dispatch, native: _native.Received, like: object
     ) -> None:
         self._all_to_all = all_to_all
         self._like = like
         self._released = False
-        #: True if its outputs were sent back.
+        #: True if the outputs were sent back.
         self._sent: object = False
         self.round = dispatch.round
         self.sent = dispatch.sent
@@ -101,10 +120,10 @@ class Received:
 
     @property
     def tokens(self) -> Any:
-        """The tokens that were received, in `dtype`.
+        """Received tokens, in `dtype`.
 
-        In the contiguous layout `[positions, hidden]`, each expert's rows together; in the indexed
-        layout `[slots, hidden]`, all slots, of which `rows` names those in use.
+        In the contiguous layout `[positions, hidden]`, grouped by expert; in the indexed layout
+        `[slots, hidden]`, all slots, of which `rows` names the used ones.
 
         Raises:
             StageError: if the round was released.
@@ -115,42 +134,46 @@ class Received:
 
     @property
     def scales(self) -> Any:
-        """The scales of `tokens`, row by row: `[rows, ceil(hidden / block)]`; 0 for padding.
+        """Scales for `tokens`, row by row: `[rows, ceil(hidden / block)]`; 0 for padding.
 
         `None` if tokens have none.
 
         Raises:
-            StageError, ClosedError: as `tokens`.
+            StageError, ClosedError: as in `tokens`.
         """
         self._alive()
         return self._scales
 
     def of_expert(self, expert: int) -> Any:
-        """The tokens of local expert `expert`: a view (contiguous layout) or a copy (indexed)."""
+        """Tokens for local expert `expert`: a view (contiguous layout) or a copy (indexed)."""
         return self.tokens[self._rows_of(expert)]
 
     def scales_of_expert(self, expert: int) -> Any:
-        """The scales of the tokens of local expert `expert`: as `of_expert`."""
+        """Scales for local expert `expert`: as in `of_expert`."""
         if self.scales is None:
             raise ShapeError(f"tokens of dtype {self._all_to_all.dtype} have no scales")
         return self.scales[self._rows_of(expert)]
 
     def copies_sent(self) -> tuple[int, int]:
-        """Rows that this rank sent in the dispatch, and those that a copy per expert would be."""
-        return self._all_to_all._native.copies_sent(self.round)
+        """Rows that this rank sent in the dispatch, and rows if each expert had got a copy."""
+        sent: tuple[int, int] = self._all_to_all._native.copies_sent(self.round)
+        return sent
 
     def release(self) -> None:
-        """Release the channel; the arrays may not be read any more. Once is enough."""
+        """Release the channel; do not read the arrays afterwards. Once is enough."""
         if not self._released:
             self._alive()
             self._all_to_all._native.release(self.round)
             self._released, self._tokens, self._scales = True, None, None
 
     def _own_tokens(self) -> Any:
-        """Received rows of torch, in memory that stays."""
+        """Received rows as torch tensors, in memory that stays."""
         return self._tokens.clone()
 
     def _rows_of(self, expert: int) -> slice | NDArray[np.int64]:
+        expert, count = expect_number(expert, "expert"), len(self.expert_counts)
+        if not 0 <= expert < count:
+            raise OutOfRangeError(f"expert {shown(expert)}: expected a local one, 0 to {count - 1}")
         begin = int(self.expert_offsets[expert])
         positions = slice(begin, begin + int(self.expert_counts[expert]))
         return self.rows[positions] if self._all_to_all.layout == "indexed" else positions
@@ -168,7 +191,7 @@ class Received:
         try:
             self.release()
         except Exception:
-            # The exception of the block is the cause; this one its consequence.
+            # The block's exception is the cause; this one is a consequence.
             if kind is None:
                 raise
 
@@ -176,7 +199,7 @@ class Received:
 class Combine:
     """A round whose replies are in flight."""
 
-    def __init__(self, all_to_all: AllToAll, received: Received, outputs: object) -> None:
+    def __init__(self, all_to_all: Owner, received: Received, outputs: object) -> None:
         self._all_to_all = all_to_all
         self._received = received
         #: For the backward pass.
@@ -186,15 +209,15 @@ class Combine:
         """Wait for all replies and sum them.
 
         Args:
-            out: `[tokens, hidden]` of `output_dtype` to write to; a new array if not given.
+            out: `[tokens, hidden]` in `output_dtype` to write to; a new array if not given.
             timeout: seconds.
 
         Returns:
-            `[tokens, hidden]` of `output_dtype`, in the order of the tokens sent; of the kind of
-            array that was dispatched. A token without experts gives zeros.
+            `[tokens, hidden]` in `output_dtype`, in the order in which tokens were sent; same array
+            type as dispatched. A token without experts gives zeros.
 
         Raises:
-            WaitTimeoutError, PeerLostError: as `Dispatch.recv`.
+            WaitTimeoutError, PeerLostError: as in `Dispatch.recv`.
         """
         if self._received._source is None:
             return self._recv(out, timeout)

@@ -1,9 +1,9 @@
-"""Query dispatch for MLPerf Inference's Network division: accelerator nodes, and tests of LoadGen.
+"""Query dispatch for MLPerf Inference's Network division: accelerator nodes, and LoadGen tests.
 
 - `Accelerator`: an accelerator node whose model is a Python callable on batches
-- `ask`: queries to accelerator nodes, and their answers, without LoadGen
-- `onnx.OnnxModel`: a model of ONNX Runtime for it
-- `Test`: a test of LoadGen over accelerator nodes, or in this process
+- `ask`: queries to accelerator nodes, and answers, without LoadGen
+- `onnx.OnnxModel`: an ONNX Runtime model for it
+- `Test`: a LoadGen test over accelerator nodes, or in this process
 - `audits`: MLPerf's audits TEST01 and TEST04
 """
 

@@ -1,4 +1,4 @@
-"""Accelerator node: serves queries of front ends with a Python callable on batches."""
+"""Accelerator node: serves front-end queries with a Python callable on batches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from weft import _native
-from weft._environment import check_variables
-from weft.errors import ConfigurationError
+from weft.base import threads
+from weft.base.arguments import (
+    expect,
+    expect_flag,
+    expect_list,
+    expect_range,
+    expect_text,
+    shown,
+)
+from weft.base.environment import check_variables
+from weft.base.errors import ConfigurationError
+from weft.base.timeout import seconds
 from weft.qdl.device import DeviceModel, Lane
 from weft.qdl.placement import Placement, bus_id, here, place, try_cores
 from weft.qdl.tensors import Tensor, UpTo, check_number, check_queries, check_shape
@@ -28,53 +38,55 @@ if TYPE_CHECKING:
 __all__ = ["Accelerator", "Tensor", "UpTo"]
 
 
+#: Largest number that the native module takes; it has lower limits.
+MOST = 2**32 - 1
+
 Buffers = list[tuple[bytes, list[int]]]
 
 
 class Accelerator:
-    """An accelerator node. It serves in a thread of its own, from `start` to `stop`.
+    """An accelerator node. It serves in a separate thread, from `start` to `stop`.
 
     `model` is called with one argument for each input, once a batch: an array `[batch, *shape]`, or
-    a list of one array for each query if a dimension of the input varies. Arrays are read-only. It
-    returns the same for each output, alone if there is one. The queries of a batch whose call
-    raises fail at their front end; the exception goes to `sys.unraisablehook`.
+    a list with one array for each query if an input dimension varies. Arrays are read-only. It
+    returns the same for each output, without a list if there is only one. If the call raises, the
+    queries in the batch fail at the front end; the exception goes to `sys.unraisablehook`.
 
     With `device`, arguments are torch tensors there, valid until the batch is answered: a model
-    that keeps some copies them. Outputs are torch tensors there or on the CPU, or arrays; they are
-    copied in the dtypes of `outputs`, so that a model may write its own tensors again. Two threads
-    of the node call the model in turn, one call at a time. On a GPU calls run under a stream of
-    torch's pool, which waits for the stream that was current when the node was made; a model that
-    uses other streams orders them. CUDA graphs are captured before `start`. Batches are copied on
-    two further streams between slots, which are page-locked, and buffers for two batches of the
-    greatest size: inputs of the next batch and outputs of the last one are copied while a batch
-    computes.
+    that keeps any must copy it. Outputs are torch tensors there or on the CPU, or arrays; they are
+    copied in the `outputs` dtypes, so that a model may write its own tensors again. Two node
+    threads call the model in turn, one call at a time. On a GPU calls run on a stream from torch's
+    pool, which waits for the stream that was current when the node was made; a model that uses
+    other streams orders them. CUDA graphs are captured before `start`. Batches are copied on two
+    further streams between slots, which are page-locked, and buffers for two largest batches: the
+    next batch's inputs and the last one's outputs are copied while a batch computes.
 
     Args:
-        model: function of a batch.
-        inputs: tensors of a query.
-        outputs: tensors of an answer.
+        model: function that takes a batch.
+        inputs: query tensors.
+        outputs: answer tensors.
         address: `host:port` to listen at; port 0 is any free port. An address that other hosts
             reach needs a secret (`WEFT_SECRET`).
-        name: name of the node, unique among those of a front end; by default its address.
+        name: node name, unique among a front end's nodes; by default the address.
         provider: shm, verbs, ofi or tcp; by default the better of shm and tcp that reaches a
             front end.
-        slots: most queries in flight of a front end.
-        max_batch: most queries of a batch.
+        slots: most queries in flight per front end.
+        max_batch: most queries per batch.
         window: seconds for which a batch waits for more queries.
         front_ends: most front ends at a time.
         spin: seconds without work in which the node polls without a pause.
-        checksum: verify every payload by a checksum.
-        device: device of the model's tensors, as torch names it: a CUDA device or `cpu`; by
-            default arguments are arrays of numpy. Tensors may be bfloat16 then.
-        placement: NUMA node of threads and slots; "auto": that of the device, or of the NIC with
-            `address`, on machines of several, where a model on the CPU keeps its cores; `None`:
-            anywhere.
+        checksum: verify every payload by checksum.
+        device: device for the model's tensors, as torch names it, such as `cuda:0` or `cpu`; by
+        default arguments are numpy arrays. Tensors may be bfloat16 then.
+        placement: NUMA node for threads and slots; "auto": near the device, or near the NIC with
+        `address`, on machines with several, where a model on the CPU keeps its cores; `None`:
+        anywhere.
 
     Raises:
         ConfigurationError: an argument cannot be used; `device` without PyTorch, or is no device
             that it finds.
         SecretError: the address can be reached from other hosts, and there is no secret.
-        ListenError: the address is not of this host, or its port is in use.
+        ListenError: the address is not on this host, or its port is in use.
     """
 
     def __init__(
@@ -83,7 +95,7 @@ class Accelerator:
         *,
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
-        address: str = "127.0.0.1:0",
+        address: str = "localhost:0",
         name: str = "",
         provider: Literal["shm", "verbs", "ofi", "tcp"] | None = None,
         slots: int = 1024,
@@ -97,9 +109,23 @@ class Accelerator:
     ) -> None:
         check_variables()
         if not callable(model):
-            raise ConfigurationError(f"model {model!r}: expected a callable")
+            raise ConfigurationError(f"model {shown(model)}: expected a callable")
         self._model = model
-        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self._inputs = tuple(expect_list(inputs, "inputs"))
+        self._outputs = tuple(expect_list(outputs, "outputs"))
+        expect_text(address, "address")
+        expect_text(name, "name")
+        if provider is not None:
+            expect_text(provider, "provider")
+        slots = expect_range(slots, "slots", 0, MOST)
+        front_ends = expect_range(front_ends, "front_ends", 0, MOST)
+        max_batch = expect_range(max_batch, "max_batch", 0, MOST)
+        checksum = expect_flag(checksum, "checksum")
+        window, spin = seconds(window, "window"), seconds(spin, "spin")
+        for which, tensors in (("inputs", self._inputs), ("outputs", self._outputs)):
+            for tensor in tensors:
+                expect(tensor, Tensor, which)
+                tensor.check()
         for tensor in (*self._inputs, *self._outputs):
             if tensor.dtype == "bfloat16" and device is None:
                 raise ConfigurationError(
@@ -129,9 +155,9 @@ class Accelerator:
         self._placement = place(placement, addresses=[address], gpu=gpu)
         if self._placement is not None:
             spec["numa_node"] = self._placement.numa_node
-        # A model on the CPU may use cores of every node.
+        # A model on the CPU may use cores on every node.
         self._cores = os.sched_getaffinity(0) if placement == "auto" and gpu is None else None
-        #: Native ids: native threads have no state of Python that lasts.
+        #: Native ids: native threads have no lasting Python state.
         self._free_threads: set[int] = set()
         with here(self._placement):
             if self._device_model is None:
@@ -158,14 +184,14 @@ class Accelerator:
     def start(self) -> None:
         """Serve, in a thread. Once."""
         self._thread = threading.Thread(target=self._serve, name="weft-node", daemon=True)
-        self._thread.start()
+        threads.start(self._thread)
 
     def _serve(self) -> None:
         with here(self._placement):
             self._node.serve()
 
     def _free_thread(self) -> None:
-        """Let the calling thread, one of models, run on the cores that a model may use. Once."""
+        """Let the calling model thread run on the cores that a model may use. Once."""
         if self._placement is None or self._cores is None:
             return
         thread = threading.get_native_id()
@@ -215,7 +241,7 @@ class Accelerator:
 
 
 def if_alive(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of the method that does not keep its object alive; it returns `None` without one.
+    """Method call that does not keep its object alive; it returns `None` without one.
 
     The native node would keep the `Accelerator` alive, and the `Accelerator` the node. A batch that
     began before the node stopped may call after the `Accelerator` is gone.
@@ -232,12 +258,12 @@ def if_alive(method: Callable[..., Any]) -> Callable[..., Any]:
 def arrays_of(
     tensor: Tensor, count: int, data: bytes, lengths: list[int]
 ) -> NDArray[Any] | list[NDArray[Any]]:
-    """The input of a batch: one array, or one for each query."""
+    """Batch input: one array, or one for each query."""
     elements = np.frombuffer(data, tensor.dtype)
     if not tensor.is_variable():
         return elements.reshape(count, *(size for size in tensor.shape if isinstance(size, int)))
     shape = tuple(-1 if isinstance(size, UpTo) else size for size in tensor.shape)
-    # With a dimension of 0, the variable one cannot be computed from the number of elements.
+    # With a dimension 0, the variable one cannot be computed from the element count.
     empty = tuple(0 if isinstance(size, UpTo) else size for size in tensor.shape)
     ends = np.cumsum(lengths) // elements.itemsize
     parts = np.split(elements, ends[:-1])
@@ -245,7 +271,7 @@ def arrays_of(
 
 
 def bytes_of(tensor: Tensor, count: int, output: Any) -> tuple[bytes, list[int]]:
-    """An output of a batch as bytes, and the bytes of each query."""
+    """Batch output as bytes, and the byte count for each query."""
     check_queries(tensor, count, output)
     parts = [np.ascontiguousarray(part, tensor.dtype) for part in output]
     for part in parts:

@@ -1,4 +1,4 @@
-"""Queries and their answers without LoadGen: tests of nodes, and rates."""
+"""Queries and answers without LoadGen: node tests, and rates."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from weft import _native
-from weft._environment import check_variables
-from weft.errors import ConfigurationError
+from weft.base.environment import check_variables
+from weft.base.errors import ConfigurationError
 from weft.qdl.sources import expanded
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ __all__ = ["Answers", "ask"]
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to the queries of a call of `ask`."""
+    """Answers to the queries in one `ask` call."""
 
-    #: Of each query the bytes of the answer's tensors; `None` for one that has failed.
+    #: For each query the bytes of the answer tensors; `None` if it failed.
     answers: list[tuple[bytes, ...] | None]
-    #: Causes of failures, by the number of the query.
+    #: Failure causes, by query number.
     failures: dict[int, str]
     #: Queries answered and failed, with those sent again.
     answered: int
@@ -51,19 +51,21 @@ def ask(
     """Send queries to accelerator nodes as a front end, and wait for all answers.
 
     Args:
-        nodes: addresses of nodes of one schema, each `host:port`, or several of one node with
-            commas between them; `host:port@source` connects from that address of this host,
-            `host:port@auto` from each that reaches it by its own interface.
-        queries: of each query its tensors, as bytes or as arrays of the node's element types.
-        provider: shm, verbs, ofi or tcp; by default the better of shm and tcp that reaches a node.
+        nodes: node addresses with one schema, each `host:port`, or several for one node with commas
+        between them; `host:port@source` connects from that address on this host, for example
+        `10.0.0.2:7000@10.0.0.1`; `host:port@auto` from each that reaches it by its own interface.
+        queries: tensors for each query, as bytes or as arrays in the node's element types.
+        provider: shm, verbs, ofi or tcp; by default shm or tcp, the better one that reaches a node.
         slots: most queries in flight to a node.
-        checksum: verify every payload by a checksum.
-        deadline: seconds after which a query without an answer fails.
-        repeat: seconds for which the queries are sent again and again, for a rate; 0: once.
+        checksum: verify every payload by checksum.
+        deadline: seconds for the whole call; queries that have no answer then fail.
+        repeat: seconds for which the queries are sent again and again, for a rate; 0: once. Each
+            has `deadline`, and the call takes at most both.
 
     Raises:
-        ConfigurationError: an argument cannot be used, or a query is not of the nodes' schema.
-        WeftError: a node cannot be reached, or refuses.
+        ConfigurationError: an argument cannot be used, or a query does not fit the nodes' schema.
+        WeftError: a node cannot be reached within the deadline, or refuses.
+        KeyboardInterrupt: Ctrl-C, within 2 s.
     """
     check_variables()
     if deadline <= 0 or repeat < 0:
@@ -89,7 +91,7 @@ def ask(
 
 
 def as_bytes(tensor: Any) -> bytes:
-    """Bytes of a tensor, row by row."""
+    """Tensor bytes, row by row."""
     if isinstance(tensor, bytes | bytearray | memoryview):
         return bytes(tensor)
     return np.ascontiguousarray(tensor).tobytes()

@@ -1,8 +1,8 @@
-"""MLPerf's audits TEST01 and TEST04: their configuration, and the comparison of their logs.
+"""MLPerf's audits TEST01 and TEST04: configuration, and log comparison.
 
-Definitions: the folder `compliance` of mlcommons/inference as of July 2026 (in rounds before v5.1,
-`compliance/nvidia`); both tests have been there since v0.7. TEST04 is required of models whose work
-does not depend on the sample, such as resnet50.
+Definitions: the folder `compliance` in https://github.com/mlcommons/inference in July 2026 (in
+rounds before v5.1, `compliance/nvidia`); both tests have been there since v0.7. TEST04 is required
+for models whose work does not depend on the sample, such as resnet50.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from weft.errors import ConfigurationError
+from weft.base.errors import ConfigurationError
+from weft.base.files import read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,20 +22,22 @@ __all__ = ["Audit", "Verdict", "compare_answers", "compare_rates", "configuratio
 Audit = Literal["TEST01", "TEST04"]
 AUDITS: Final = ("TEST01", "TEST04")
 SCENARIOS: Final = ("SingleStream", "MultiStream", "Server", "Offline")
-#: Keys of LoadGen's detail log that have a scenario's result, and whether it is a latency.
+#: Keys in LoadGen's detail log with a scenario's result; true if it is a latency.
 RESULTS: Final = {
     "Offline": ("result_samples_per_second", False),
     "Server": ("result_completed_samples_per_sec", False),
     "SingleStream": ("early_stopping_latency_ss", True),
     "MultiStream": ("early_stopping_latency_ms", True),
 }
+#: Longest log that is read: 1 GiB.
+MAX_LOG_BYTES: Final = 1 << 30
 #: Latencies, ns, up to which the threshold is 20 %.
 SHORT: Final = {"SingleStream": 200_000, "MultiStream": 1_600_000}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict of an audit, or of a part of one."""
+    """Verdict on an audit, or on one part."""
 
     passed: bool
     #: The comparison, in one line.
@@ -42,7 +45,7 @@ class Verdict:
 
 
 def configuration(audit: Audit, answers: int = 64) -> str:
-    """Text of an audit's `audit.config`. TEST01 logs about `answers` answers."""
+    """Text for an audit's `audit.config`. TEST01 logs about `answers` answers."""
     if audit == "TEST01":
         return (
             "*.*.mode = 2\n"
@@ -59,7 +62,7 @@ def configuration(audit: Audit, answers: int = 64) -> str:
 
 
 def compare_answers(accuracy: Path, audited: Path) -> Verdict:
-    """TEST01's first part: answers logged while speed was measured equal those of the accuracy run.
+    """TEST01's first part: answers from the performance run equal the accuracy run's.
 
     Every byte is compared; MLPerf's script compares the first element of each answer.
     """
@@ -94,7 +97,7 @@ def compare_rates(audit: Audit, performance: Path, audited: Path) -> Verdict:
 
 
 def score(logs: Path) -> tuple[str, float]:
-    """Scenario and result of a valid run, by its detail log.
+    """Scenario and result from a valid run's detail log.
 
     Raises:
         ConfigurationError: there is no such log, or its result is not valid.
@@ -102,7 +105,7 @@ def score(logs: Path) -> tuple[str, float]:
     found: dict[str, Any] = {}
     file = logs / "mlperf_log_detail.txt"
     try:
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in read_text(file, MAX_LOG_BYTES).splitlines():
             if line.startswith(":::MLLOG "):
                 entry = json.loads(line.removeprefix(":::MLLOG "))
                 found[entry["key"]] = entry["value"]
@@ -118,10 +121,10 @@ def score(logs: Path) -> tuple[str, float]:
 
 
 def answers(logs: Path) -> list[dict[str, Any]]:
-    """Entries of LoadGen's log of answers."""
+    """Entries in LoadGen's answer log."""
     file = logs / "mlperf_log_accuracy.json"
     try:
-        entries: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        entries: list[dict[str, Any]] = json.loads(read_text(file, MAX_LOG_BYTES))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{file}: not a log of LoadGen: {error}") from None
     return entries

@@ -1,4 +1,4 @@
-"""Keys of the system description that MLPerf's checker demands in the Network division."""
+"""Keys in the system description that MLPerf's checker demands for the Network division."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import json
 import socket
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import weft
+from weft.base.addresses import inet6_addresses
 
 if TYPE_CHECKING:
-    from weft.qdl.test import Outcome, Test
+    from collections.abc import Sequence
 
 __all__ = ["FILE", "KEYS", "addresses_of", "link_rate", "network_keys", "write"]
 
 FILE: Final = "system_desc_network.json"
-#: `SYSTEM_DESC_REQUIRED_FIELDS_NETWORK_MODE` of the checker.
+#: `SYSTEM_DESC_REQUIRED_FIELDS_NETWORK_MODE` in the checker.
 KEYS: Final = (
     "is_network",
     "network_type",
@@ -36,18 +37,38 @@ KEYS: Final = (
     "net_software_stack_sut",
     "network_topology",
 )
-#: Linux's request for the addresses of all interfaces, and the bytes of each of its answers.
+#: Linux request for all interfaces' addresses, and the bytes per answer.
 SIOCGIFCONF: Final = 0x8912
 IFREQ: Final = 40
 
 
-def write(test: Test, outcome: Outcome) -> None:
-    """Write the keys of a test into its logs."""
+class Tested(Protocol):
+    """The `weft.qdl.Test` members that the description needs."""
+
+    @property
+    def nodes(self) -> Sequence[str]: ...
+
+    @property
+    def provider(self) -> str | None: ...
+
+    @property
+    def log_directory(self) -> Path: ...
+
+
+class Measured(Protocol):
+    """The `weft.qdl.Outcome` members that the description needs."""
+
+    @property
+    def link_bytes_per_second(self) -> float | None: ...
+
+
+def write(test: Tested, outcome: Measured) -> None:
+    """Write the keys for a test into the logs."""
     text = json.dumps(network_keys(test, outcome), indent=2) + "\n"
     (test.log_directory / FILE).write_text(text, encoding="utf-8")
 
 
-def network_keys(test: Test, outcome: Outcome) -> dict[str, Any]:
+def network_keys(test: Tested, outcome: Measured) -> dict[str, Any]:
     """All keys; those that a person has to fill in are empty."""
     addresses = [address for node in test.nodes for address in addresses_of(node)]
     names = {interface(address) for address in addresses} - {None}
@@ -62,28 +83,28 @@ def network_keys(test: Test, outcome: Outcome) -> dict[str, Any]:
         "number_nic_loadgen": len(names),
         "net_software_stack_loadgen": stack,
         "net_software_stack_sut": stack,
-        # Libfabric's depends on its own provider.
+        # Libfabric's protocol depends on the libfabric provider.
         "network_protocol": {"tcp": "TCP", "verbs": "RDMA"}.get(provider or "", ""),
-        # A pair of tcp has one connection for control and one for payloads.
+        # A tcp pair has one connection for control and one for payloads.
         "number_connections": len(addresses) * (2 if provider == "tcp" else 1),
     }
     return {key: known.get(key, "") for key in KEYS}
 
 
 def addresses_of(node: str) -> list[str]:
-    """Addresses of a node, of which one with several has commas between them."""
+    """A node's addresses; a node with several has commas between them."""
     return [address.strip() for address in node.split(",")]
 
 
 def link_rate(node: str) -> float | None:
-    """Bytes a second of the interfaces that reach a node; None on loopback, or if unknown."""
+    """Bytes per second for the interfaces that reach a node; None on loopback, or if unknown."""
     rates = [interface_rate(name) for name in {interface(each) for each in addresses_of(node)}]
     known = [rate for rate in rates if rate is not None]
     return sum(known) if len(known) == len(rates) else None
 
 
 def interface_rate(name: str | None) -> float | None:
-    """Bytes a second of an interface; None for loopback, or if unknown."""
+    """Bytes per second for an interface; None for loopback, or if unknown."""
     if name is None or name == "lo":
         return None
     with contextlib.suppress(OSError, ValueError):
@@ -94,7 +115,7 @@ def interface_rate(name: str | None) -> float | None:
 
 
 def interface(address: str) -> str | None:
-    """Name of the interface that reaches an address, from its source or the system's choice."""
+    """Name of the interface that reaches an address, by source address or system choice."""
     listener, at, source = address.rpartition("@")
     host, _, port = (listener if at else address).rpartition(":")
     own: ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -113,27 +134,16 @@ def interface(address: str) -> str | None:
 
 
 def interfaces() -> dict[str, str]:
-    """Name of the interface of each address of this host."""
+    """Interface name by address on this host."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         requests = array.array("B", bytes(IFREQ * 1024))
         place, length = requests.buffer_info()
-        # struct ifconf: the bytes of the array, and its address.
+        # struct ifconf: array bytes, array address.
         answer = fcntl.ioctl(probe, SIOCGIFCONF, struct.pack("iL", length, place))
         for begin in range(0, struct.unpack("iL", answer)[0], IFREQ):
             request = requests[begin : begin + IFREQ].tobytes()
             name = request[:16].partition(b"\0")[0].decode()
-            # An alias, such as eth0:1, is of its interface.
+            # An alias, such as eth0:1, belongs to the interface.
             found[socket.inet_ntoa(request[20:24])] = name.partition(":")[0]
     return found | {address: name for address, _, name in inet6_addresses()}
-
-
-def inet6_addresses() -> list[tuple[str, int, str]]:
-    """IPv6 addresses of this host with their flags (linux/if_addr.h) and interfaces."""
-    found = []
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
-            digits, _, _, _, flags, name = line.split()
-            address = ipaddress.IPv6Address(bytes.fromhex(digits))
-            found.append((str(address), int(flags, 16), name))
-    return found

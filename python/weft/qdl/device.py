@@ -1,4 +1,4 @@
-"""Batches on a device: buffers of their inputs, streams of their copies, the model's outputs."""
+"""Batches on a device: input buffers, copy streams, model outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from weft.errors import ConfigurationError
+from weft.base.arguments import shown
+from weft.base.errors import ConfigurationError
 from weft.qdl.tensors import Tensor, UpTo, check_number, check_queries, check_shape
 
 if TYPE_CHECKING:
@@ -22,17 +23,18 @@ __all__ = ["DeviceModel", "Lane", "device_named"]
 #: Batches under way: one computes while others are copied.
 LANES: Final = 2
 
-#: Of each output: whether it is on the device, the address of each query's part, its bytes.
+#: For each output: true on the device, address and bytes for each query's part.
 Parts = list[tuple[bool, list[int], list[int]]]
 
 
 def device_named(device: str | torch.device) -> torch.device:
-    """A device of torch, with its index.
+    """A torch device, with index.
 
     Raises:
         ConfigurationError: there is no PyTorch, or it does not find that device.
     """
-    given = f"device={str(device)!r}"
+    # A torch device is shown by name.
+    given = f"device={shown(str(device) if hasattr(device, 'type') else device)}"
     try:
         import torch
     except ImportError:
@@ -41,7 +43,7 @@ def device_named(device: str | torch.device) -> torch.device:
         ) from None
     try:
         found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         first = str(error).partition("\n")[0]
         raise ConfigurationError(f"{given}: expected cpu or a CUDA device: {first}") from None
     if found.type == "cpu":
@@ -63,7 +65,7 @@ def device_named(device: str | torch.device) -> torch.device:
 
 
 class Lane:
-    """Buffers of one batch at a time, and the stream of the copies between them and slots.
+    """Buffers for one batch at a time, and the stream for copies between them and slots.
 
     The native node reads `ordinal`, `stream_handle` and `addresses`, and keeps the lane alive.
     """
@@ -72,25 +74,25 @@ class Lane:
         import torch
 
         self._tensors = tuple(inputs)
-        #: Of each input, `[max_batch, most bytes]`, uint8.
+        #: For each input, `[max_batch, most bytes]`, uint8.
         self._buffers = [
             torch.empty((max(max_batch, 0), most_bytes(tensor)), dtype=torch.uint8, device=device)
             for tensor in inputs
         ]
-        #: Stream of the copies; `None` on the CPU.
+        #: Copy stream; `None` on the CPU.
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self.stream is not None:
             # The buffers may be memory that earlier work still uses.
             self.stream.wait_stream(torch.cuda.current_stream(device))
         #: Orders the model's stream and the lane's; `None` on the CPU.
         self.event = torch.cuda.Event() if self.stream is not None else None
-        #: Ordinal of the CUDA device; `None` on the CPU.
+        #: CUDA device ordinal; `None` on the CPU.
         self.ordinal: int | None = device.index if self.stream is not None else None
         self.stream_handle: int = 0 if self.stream is None else self.stream.cuda_stream
         self.addresses = [buffer.data_ptr() for buffer in self._buffers]
 
     def inputs(self, count: int, lengths: Sequence[Sequence[int]]) -> list[Any]:
-        """The inputs of a batch: one tensor, or a list if a dimension varies."""
+        """Batch inputs: one tensor, or a list if a dimension varies."""
         import torch
 
         found: list[Any] = []
@@ -105,17 +107,17 @@ class Lane:
 
 
 class DeviceModel:
-    """A model on torch tensors of a device, as the native node calls it.
+    """A model on torch tensors on a device, as the native node calls it.
 
     Args:
-        model: function of a batch.
-        inputs: tensors of a query.
-        outputs: tensors of an answer.
+        model: function that takes a batch.
+        inputs: query tensors.
+        outputs: answer tensors.
         device: cpu or a CUDA device.
-        max_batch: most queries of a batch.
+        max_batch: most queries per batch.
 
     Raises:
-        ConfigurationError: as `device_named`.
+        ConfigurationError: same as `device_named`.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class DeviceModel:
 
         self._model, self._outputs = model, tuple(outputs)
         self.lanes = [Lane(inputs, self.device, max_batch) for _ in range(LANES)]
-        #: Stream of the model; `None` on the CPU.
+        #: Model stream; `None` on the CPU.
         self.compute = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         if self.compute is not None:
             # Weights may be under way.
@@ -145,18 +147,18 @@ class DeviceModel:
 
         The lane's stream follows the model's work, also if the model raises: a wait for it is one
         for all that uses the lane's buffers. Outputs are copied on the model's stream before the
-        call returns, since the next one may write a model's own tensors, such as those of a graph.
+        call returns, since the next one may write a model's own tensors, such as a graph's tensors.
 
         Returns:
-            The parts of each output, and tensors that keep their memory.
+            Parts for each output, and tensors that keep the memory alive.
         """
         with self._after_copies(lane):
             returned = self._model(*lane.inputs(count, lengths))
             outputs = [returned] if len(self._outputs) == 1 else list(returned)
             check_number(self._outputs, outputs)
             if self.compute is not None and not all(map(is_on_gpu, outputs)):
-                # A tensor on the CPU, or an array of its memory, may be the target of a copy
-                # under way.
+                # A tensor on the CPU, or an array in its memory, may be the target while a copy
+                # runs.
                 self.compute.synchronize()
             parts: Parts = []
             kept: list[torch.Tensor] = []
@@ -166,7 +168,7 @@ class DeviceModel:
 
     @contextlib.contextmanager
     def _after_copies(self, lane: Lane) -> Any:
-        """Order the model's stream behind the copies of inputs, and those of outputs behind it."""
+        """Order the model's stream behind the input copies, and output copies behind it."""
         import torch
 
         if self.compute is None or lane.stream is None or lane.event is None:
@@ -174,8 +176,8 @@ class DeviceModel:
             return
         lane.event.record(lane.stream)
         self.compute.wait_event(lane.event)
-        # The thread is the node's own: the stream stays its current one, which costs less than to
-        # set it back. Models may have set another.
+        # The thread belongs to the node: the stream stays current, which costs less than to set it
+        # back. Models may have set another.
         torch.cuda.set_stream(self.compute)
         try:
             yield
@@ -186,7 +188,7 @@ class DeviceModel:
     def _parts_of(
         self, tensor: Tensor, count: int, output: Any, kept: list[torch.Tensor]
     ) -> tuple[bool, list[int], list[int]]:
-        """Parts of a copy of an output, which is one tensor that `kept` gets."""
+        """Parts that an output copy has; the copy is one tensor, which `kept` gets."""
         import torch
 
         check_queries(tensor, count, output)
@@ -204,7 +206,7 @@ class DeviceModel:
         for part in parts:
             check_shape(tensor, part.shape)
         if len({part.device for part in parts}) > 1:
-            # Those of the CPU go where the others are.
+            # CPU parts go where the others are.
             parts = [part.to(self.device) for part in parts]
         joined = torch.cat([part.to(dtype).reshape(-1) for part in parts])
         kept.append(joined)
@@ -226,7 +228,7 @@ class DeviceModel:
 
 
 def is_on_gpu(output: Any) -> bool:
-    """True if an output, or each tensor of a list, is on a GPU."""
+    """True if an output, or each tensor in a list, is on a GPU."""
     import torch
 
     parts = [output] if isinstance(output, torch.Tensor | np.ndarray) else output
@@ -234,7 +236,7 @@ def is_on_gpu(output: Any) -> bool:
 
 
 def most_bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor whose variable dimension has its bound."""
+    """Bytes in a tensor whose variable dimension is at the bound."""
     import torch
 
     tensor.check_dtype()
@@ -244,7 +246,7 @@ def most_bytes(tensor: Tensor) -> int:
 
 
 def shape_of(tensor: Tensor, elements: int) -> tuple[int, ...]:
-    """Shape of a query's input, given its number of elements."""
+    """Shape for a query's input, given the element count."""
     fixed = math.prod(size for size in tensor.shape if isinstance(size, int))
     varies = elements // fixed if fixed else 0
     return tuple(varies if isinstance(size, UpTo) else size for size in tensor.shape)

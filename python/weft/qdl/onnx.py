@@ -1,4 +1,4 @@
-"""ONNX Runtime as the model of an accelerator node."""
+"""ONNX Runtime as an accelerator node's model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from weft.errors import ConfigurationError
+from weft.base.errors import ConfigurationError
 from weft.qdl.tensors import Tensor, UpTo
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OnnxModel"]
 
-#: numpy's names of ONNX Runtime's element types that a query can have.
+#: numpy names for the ONNX Runtime element types that a query can have.
 DTYPES: Final = {
     "tensor(uint8)": "uint8",
     "tensor(int8)": "int8",
@@ -36,22 +36,23 @@ class OnnxModel:
         model = OnnxModel("model.onnx")
         node = Accelerator(model, inputs=model.inputs, outputs=model.outputs)
 
-    The first dimension of every input and output is the batch. Another dimension without a size in
+    The first dimension is the batch in every input and output. Another dimension without a size in
     the file varies up to its bound; a batch is padded to its longest query, with zeros.
 
     Args:
-        model: path of the file, or its bytes.
-        bounds: bound of each dimension without a size, by its name in the file.
-        threads: threads of an operator; 0: ONNX Runtime's choice.
-        providers: execution providers of ONNX Runtime, in the order of preference.
+        model: file path, or the bytes.
+        bounds: bound for each dimension without a size, by the name in the file.
+        threads: threads per operator; 0: ONNX Runtime's choice.
+        providers: ONNX Runtime execution providers, in preference order, for example
+        `["CPUExecutionProvider"]`.
 
     Attributes:
-        inputs: tensors of a query.
-        outputs: tensors of an answer.
+        inputs: query tensors.
+        outputs: answer tensors.
 
     Raises:
-        ConfigurationError: there is no ONNX Runtime, it cannot load the model, or a tensor of the
-            model is not one of a query.
+        ConfigurationError: there is no ONNX Runtime, it cannot load the model, or a model tensor is
+        not valid in a query.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class OnnxModel:
         source = model if isinstance(model, bytes) else str(model)
         try:
             self._session = runtime.InferenceSession(source, options, providers=list(providers))
-        # Its exceptions have no common base but this one.
+        # ONNX Runtime's exceptions have no common base but this one.
         except Exception as error:
             raise ConfigurationError(f"model of ONNX Runtime: {error}") from error
         known = dict(bounds or {})
@@ -81,7 +82,7 @@ class OnnxModel:
         self.outputs = tuple(_tensor(item, known) for item in self._session.get_outputs())
 
     def __call__(self, *inputs: NDArray[Any] | list[NDArray[Any]]) -> Any:
-        """Outputs of a batch: an array for each, alone if there is one."""
+        """Batch outputs: an array for each, without a list if there is only one."""
         feed = {
             tensor.name: padded(batch) if isinstance(batch, list) else batch
             for tensor, batch in zip(self.inputs, inputs, strict=True)
@@ -91,7 +92,7 @@ class OnnxModel:
 
 
 def _tensor(item: Any, bounds: Mapping[str, int]) -> Tensor:
-    """The tensor of a query for an input or output of a session."""
+    """Query tensor for a session's input or output."""
     if item.type not in DTYPES:
         known = ", ".join(DTYPES)
         raise ConfigurationError(f"tensor {item.name!r} of type {item.type}: expected {known}")
@@ -114,7 +115,7 @@ def _tensor(item: Any, bounds: Mapping[str, int]) -> Tensor:
 
 
 def padded(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Arrays of equal rank as one, padded with zeros behind each."""
+    """Arrays with equal rank as one, padded with zeros behind each."""
     shape = tuple(max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True))
     rows = np.zeros((len(parts), *shape), parts[0].dtype)
     for row, part in zip(rows, parts, strict=True):

@@ -1,7 +1,7 @@
-"""NUMA nodes of a front end and of an accelerator node: that of the GPU, or of the NIC.
+"""NUMA nodes for front ends and accelerator nodes: near the GPU, or near the NIC.
 
-Threads run on the cores of the node, and slots are memory of the node. Other memory, such as
-samples, is on the node of the thread that uses it first.
+Threads run on the node's cores, and slots are in its memory. Other memory, such as samples, is on
+the node whose thread uses it first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from weft import _native
-from weft.errors import ConfigurationError
+from weft.base.arguments import shown
+from weft.base.errors import ConfigurationError
 from weft.qdl import description
 
 if TYPE_CHECKING:
@@ -27,16 +28,16 @@ logger = logging.getLogger("weft.qdl")
 
 __all__ = ["NumaPlacement", "Placement", "bus_id", "cores_of", "here", "place", "try_cores"]
 
-#: A NUMA node, that of the GPU or NIC, or none.
+#: A NUMA node, the node near the GPU or NIC, or none.
 Placement: TypeAlias = int | Literal["auto"] | None
 
-#: Directory of the kernel's description of this machine.
+#: Directory where the kernel describes this machine.
 SYSFS: Final = Path("/sys")
 
 
 @dataclass(frozen=True)
 class NumaPlacement:
-    """A NUMA node, and the cores of it on which this process may run."""
+    """A NUMA node, and its cores on which this process may run."""
 
     numa_node: int
     cores: frozenset[int]
@@ -65,7 +66,7 @@ class NumaPlacement:
 
 
 def try_cores(cores: Collection[int]) -> bool:
-    """Let the calling thread run on these cores alone; false, and a log record, if refused."""
+    """Let the calling thread run only on these cores; false, and a log record, if refused."""
     try:
         os.sched_setaffinity(0, cores)
     except OSError as error:
@@ -86,32 +87,32 @@ def place(
     gpu: str | None = None,
     root: Path | None = None,
 ) -> NumaPlacement | None:
-    """The placement of a node or of a front end.
+    """Placement for a node or a front end.
 
-    With "auto" it is the NUMA node of the GPU, or else that of the interfaces by which this machine
-    has or reaches the addresses; none on a machine of one NUMA node, on loopback, and where the
-    node is unknown or interfaces are on several.
+    With "auto" it is the GPU's NUMA node, or else the node near the interfaces by which this
+    machine has or reaches the addresses; none on a machine with one NUMA node, on loopback, and
+    where the node is unknown or interfaces are on several.
 
     Args:
-        placement: number of a NUMA node, "auto", or `None`.
-        addresses: `host:port` of the listener, or of a front end's nodes. An address of all
-            interfaces is one of all NICs.
-        gpu: address of the GPU on the bus, as `bus_id` returns it.
-        root: the kernel's description of the machine, by default `/sys`.
+        placement: NUMA node number, "auto", or `None`.
+        addresses: `host:port` for the listener, or for a front end's nodes. A wildcard address
+        means all NICs.
+        gpu: GPU address on the bus, as `bus_id` returns it.
+        root: directory where the kernel describes the machine, by default `/sys`.
 
     Raises:
-        ConfigurationError: a number that is not a NUMA node of this machine, or a node without
+        ConfigurationError: a number that is not a NUMA node on this machine, or a node without
             a core for this process.
     """
     root = SYSFS if root is None else root
     if placement is None:
         return None
-    if placement == "auto":
+    if isinstance(placement, str) and placement == "auto":
         if len(list((root / "devices/system/node").glob("node[0-9]*"))) < 2:
             return None
     elif isinstance(placement, bool) or not isinstance(placement, int):
         raise ConfigurationError(
-            f"placement={placement!r}: expected a NUMA node, 'auto' or None (option: none)"
+            f"placement={shown(placement)}: expected a NUMA node, 'auto' or None (option: none)"
         )
     host = json.loads(_native.topology_host(str(root)))
     nodes = {number: cores_of(text) for number, text in host["numa_nodes"]}
@@ -120,7 +121,8 @@ def place(
         if placement not in nodes:
             known = ", ".join(map(str, sorted(nodes))) or "none"
             raise ConfigurationError(
-                f"placement={placement}: expected a NUMA node of this machine (here: {known})"
+                f"placement={shown(placement)}: expected a NUMA node of this machine "
+                f"(here: {known})"
             )
         cores = nodes[placement] & allowed
         if not cores:
@@ -138,7 +140,7 @@ def place(
 def nearest(
     devices: Sequence[dict[str, Any]], addresses: Sequence[str], gpu: str | None
 ) -> tuple[int | None, str]:
-    """The NUMA node of the GPU or of the interfaces of addresses, and its reason."""
+    """NUMA node near the GPU or the addresses' interfaces, and the reason."""
     if gpu is not None:
         found = {device["numa"] for device in devices if device["bus_id"] == gpu}
         return only(found), f"GPU {gpu}"
@@ -155,17 +157,17 @@ def nearest(
 
 
 def only(found: set[int | None]) -> int | None:
-    """The only member of a set."""
+    """The only member in a set."""
     return next(iter(found)) if len(found) == 1 else None
 
 
 def is_wildcard(address: str) -> bool:
-    """True for an address of all interfaces."""
+    """True for a wildcard address, such as `0.0.0.0`."""
     return address.rpartition(":")[0].strip("[]") in {"", "0.0.0.0", "::"}
 
 
 def cores_of(text: str) -> frozenset[int]:
-    """Cores of a list of the kernel, such as `0-3,8`."""
+    """Cores in a kernel list, such as `0-3,8`."""
     cores: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -174,7 +176,7 @@ def cores_of(text: str) -> frozenset[int]:
 
 
 def bus_id(device: torch.device) -> str | None:
-    """Address of a CUDA device on the bus, as in /sys; `None` for the CPU."""
+    """CUDA device address on the bus, as in /sys; `None` for the CPU."""
     if device.type != "cuda":
         return None
     import torch

@@ -1,7 +1,7 @@
-"""Addresses of this host from which a front end connects to an address of a node: `host:port@auto`.
+"""Host addresses from which a front end connects to a node address `host:port@auto`.
 
-They are those whose packets to the node leave by the interface that has them, one of each
-interface. Of these a front end whose threads are on a NUMA node uses those of its NICs.
+A source is an address whose packets to the node leave by the interface that has it, one per
+interface. A front end whose threads are on a NUMA node uses only the sources on near NICs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from weft import _native
+from weft.base.addresses import inet6_addresses
 from weft.qdl import description, placement
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ __all__ = ["AUTO", "Source", "expanded", "near", "reaching", "route"]
 
 logger = logging.getLogger("weft.qdl")
 
-#: Behind an address: from all addresses of this host that reach it, near ones alone if there are.
+#: Address suffix: from all addresses on this host that reach it, only near ones if there are any.
 AUTO: Final = "@auto"
 
-# Linux's messages on routes (linux/rtnetlink.h): the request, its answer, the attributes of both,
-# and the type of a route to an address of this host.
+# Linux route messages (linux/rtnetlink.h): the request, the answer, the attributes in both, and the
+# type for a route to an address on this host.
 RTM_NEWROUTE: Final = 24
 RTM_GETROUTE: Final = 26
 NLM_F_REQUEST: Final = 1
@@ -38,16 +39,16 @@ RTA_SRC: Final = 2
 RTA_OIF: Final = 4
 RTN_LOCAL: Final = 2
 HEADER: Final = struct.Struct("=IHHII")
-#: Family, prefixes of destination and source, service, table, protocol, scope, type, flags.
+#: Family, destination and source prefixes, service, table, protocol, scope, type, flags.
 ROUTE: Final = struct.Struct("=8BI")
 ATTRIBUTE: Final = struct.Struct("=HH")
-#: States of IPv6 addresses (linux/if_addr.h) that end or do not begin: temporary, duplicate,
-#: deprecated, tentative.
+#: IPv6 address states (linux/if_addr.h) that end or do not begin: temporary, duplicate, deprecated,
+#: tentative.
 UNSTABLE: Final = 0x01 | 0x08 | 0x20 | 0x40
 
 
 class Source(NamedTuple):
-    """Address of this host, its interface, and the NUMA node of the NIC; `None` if unknown."""
+    """Address on this host, interface, and the NIC's NUMA node; `None` if unknown."""
 
     address: str
     interface: str
@@ -57,14 +58,14 @@ class Source(NamedTuple):
 def expanded(
     nodes: Sequence[str], numa_node: int | None = None, *, root: Path | None = None
 ) -> tuple[str, ...]:
-    """Nodes with `host:port@source` for each near source of an address that ends with `@auto`.
+    """Nodes with `host:port@source` for each near source to an address that ends with `@auto`.
 
-    An address of this host, or one that no source reaches, is left to the system's choice.
+    An address on this host, or one that no source reaches, is left to the system's choice.
 
     Args:
-        nodes: addresses of nodes, those of one node with commas between them.
-        numa_node: NUMA node of the front end's threads; `None`: anywhere.
-        root: the kernel's description of the machine, by default `/sys`.
+        nodes: node addresses; a node with several has commas between them.
+        numa_node: NUMA node for the front end's threads; `None`: anywhere.
+        root: directory where the kernel describes the machine, by default `/sys`.
     """
     if not any(AUTO in node for node in nodes):
         return tuple(nodes)
@@ -97,17 +98,17 @@ def expanded(
 
 
 def near(sources: Sequence[Source], numa_node: int | None) -> list[Source]:
-    """Sources whose NIC is on a NUMA node; all of them without a node, or if none is there."""
+    """Sources whose NIC is on a NUMA node; all sources without a node, or if none is there."""
     on_node = [source for source in sources if source.numa_node == numa_node]
     return on_node if numa_node is not None and on_node else list(sources)
 
 
 def reaching(listener: str, numa_nodes: Mapping[str, int | None]) -> list[Source]:
-    """Addresses of this host whose packets to a listener leave by their own interface.
+    """Addresses on this host whose packets to a listener leave by their own interface.
 
     Args:
-        listener: `host:port`. Of a name's addresses the first one counts.
-        numa_nodes: NUMA node of each interface that is a device.
+        listener: `host:port`. A name's first address counts.
+        numa_nodes: NUMA node by interface, for interfaces that are devices.
     """
     host, _, port = listener.rpartition(":")
     try:
@@ -116,7 +117,7 @@ def reaching(listener: str, numa_nodes: Mapping[str, int | None]) -> list[Source
     except (OSError, ValueError):
         return []
     sources: dict[str, Source] = {}
-    unstable = {address for address, flags, _ in description.inet6_addresses() if flags & UNSTABLE}
+    unstable = {address for address, flags, _ in inet6_addresses() if flags & UNSTABLE}
     for text, interface in description.interfaces().items():
         own = ipaddress.ip_address(text)
         if own.version != to.version or own.is_loopback or own.is_link_local or text in unstable:
@@ -140,7 +141,7 @@ def route(
     to: ipaddress.IPv4Address | ipaddress.IPv6Address,
     source: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> str | None:
-    """Interface by which packets leave; None without a route, or to an address of this host."""
+    """Interface by which packets leave; None without a route, or to an address on this host."""
     family = socket.AF_INET if to.version == 4 else socket.AF_INET6
     bits = to.max_prefixlen
     attributes = b"".join(

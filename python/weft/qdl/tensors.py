@@ -1,11 +1,12 @@
-"""Tensors of queries and answers: element types and shapes."""
+"""Query and answer tensors: element types and shapes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from weft.errors import ConfigurationError, ShapeError
+from weft.base.arguments import expect_list, expect_range, expect_text
+from weft.base.errors import ConfigurationError, ShapeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,20 +28,20 @@ DTYPES: Final = (
 
 @dataclass(frozen=True)
 class UpTo:
-    """A dimension that varies from query to query, from 0 to `bound`. At most one of a tensor."""
+    """A dimension that varies from query to query, from 0 to `bound`. At most one per tensor."""
 
     bound: int
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a query or of an answer.
+    """A tensor in a query or an answer, for example `Tensor("x", "float32", (3, 224, 224))`.
 
     Args:
-        name: its name, of up to 255 bytes.
-        dtype: numpy's name of its element type: uint8, int8, int32, int64, float16, float32 or
+        name: name, up to 255 bytes.
+        dtype: numpy name for the element type: uint8, int8, int32, int64, float16, float32 or
             float64; with a device also bfloat16.
-        shape: its dimensions, without one for the batch.
+        shape: dimensions, without one for the batch.
     """
 
     name: str
@@ -52,8 +53,19 @@ class Tensor:
         shape = [{"up_to": size.bound} if isinstance(size, UpTo) else size for size in self.shape]
         return {"name": self.name, "dtype": self.dtype, "shape": shape}
 
+    def check(self) -> None:
+        """Raise unless the values have the right types; the native module checks their ranges.
+
+        Raises:
+            TypeError, ConfigurationError: names the argument.
+        """
+        expect_text(self.name, "name of a tensor")
+        expect_text(self.dtype, "dtype of a tensor")
+        for size in expect_list(self.shape, "shape of a tensor"):
+            expect_range(size.bound if isinstance(size, UpTo) else size, "shape", 0, 2**63 - 1)
+
     def check_dtype(self) -> None:
-        """Raise `ConfigurationError` unless the element type is one of a tensor."""
+        """Raise `ConfigurationError` unless tensors support the element type."""
         if self.dtype not in DTYPES:
             raise ConfigurationError(
                 f"dtype of a tensor {self.dtype!r}: expected {', '.join(DTYPES)}"
@@ -77,7 +89,7 @@ def check_queries(tensor: Tensor, count: int, output: Any) -> None:
 
 
 def check_shape(tensor: Tensor, shape: Sequence[int]) -> None:
-    """Raise `ShapeError` unless the output of a query has a shape of its tensor."""
+    """Raise `ShapeError` unless a query's output has a shape that the tensor allows."""
     if len(shape) != len(tensor.shape) or not all(map(fits, shape, tensor.shape)):
         expected = ", ".join(
             f"<={size.bound}" if isinstance(size, UpTo) else str(size) for size in tensor.shape

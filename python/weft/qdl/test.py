@@ -1,4 +1,4 @@
-"""A test of LoadGen: its description, its run, its outcome."""
+"""A LoadGen test: description, run, outcome."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from weft import _native, loadgen
-from weft._environment import check_variables
-from weft.errors import ConfigurationError
+from weft.base import threads
+from weft.base.environment import check_variables
+from weft.base.errors import ConfigurationError
 from weft.qdl import description
 from weft.qdl.placement import NumaPlacement, Placement, here, place
 from weft.qdl.sources import expanded
@@ -24,24 +25,24 @@ __all__ = ["SCENARIOS", "Counts", "Departure", "Outcome", "Test"]
 Scenario = Literal["SingleStream", "MultiStream", "Server", "Offline"]
 SCENARIOS: Final = ("SingleStream", "MultiStream", "Server", "Offline")
 MODES: Final = ("performance", "accuracy", "submission")
-#: Seconds between two calls of `progress`.
+#: Seconds between two `progress` calls.
 PROGRESS_SECONDS: Final = 0.1
 
 
 class Counts(NamedTuple):
-    """Counts of a test or a node, now."""
+    """Present counts in a test or a node."""
 
     #: Queries issued by LoadGen; on a node, those that have arrived.
     issued: int
     answered: int
     #: Queries that ended without an answer.
     failed: int
-    #: Nodes of a front end; front ends of a node.
+    #: Nodes on a front end; front ends on a node.
     peers: int
 
 
 class Departure(NamedTuple):
-    """End of the connection to a node during a test."""
+    """End of a connection to a node during a test."""
 
     name: str
     cause: str
@@ -51,48 +52,47 @@ class Departure(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Test:
-    """A test of LoadGen. A process runs one at a time: LoadGen's state is global.
+    """A LoadGen test. A process runs one at a time: LoadGen's state is global.
 
     Args:
         scenario: SingleStream, MultiStream, Server or Offline.
-        nodes: addresses of accelerator nodes; a node with several NICs may have several, with
-            commas between them: a connection to each, with slots of its own; `host:port@source`
-            connects from that address of this host, `host:port@auto` from each that reaches it by
-            its own interface, on the NUMA node of `placement` if there is one. Without any node,
+        nodes: accelerator node addresses; a node with several NICs may have several, with commas
+        between them: a connection to each, with separate slots; `host:port@source` connects from
+        that address on this host, `host:port@auto` from each that reaches it by its own interface,
+        on the `placement` NUMA node if there is one. Without any node,
             the model runs in this process, after one copy of each sample.
-        sample_bytes: bytes of a sample: its tensors one after another.
-        log_directory: directory of LoadGen's logs; made unless it exists.
+        sample_bytes: bytes per sample: its tensors one after another.
+        log_directory: directory for LoadGen's logs; made unless it exists.
         mode: performance, accuracy or submission (both).
-        model: name of the model, by which configuration files select lines.
+        model: model name, by which configuration files select lines, such as `resnet50`.
         user_conf: LoadGen's `user.conf`. With one, LoadGen's own mlperf.conf applies too, as in
             official runs, and both come before the settings here.
         audit_config: LoadGen's `audit.config`, which need not exist; it comes before all others.
-        samples: samples of the data set.
+        samples: samples in the data set.
         performance_samples: samples in memory at a time; by default all.
-        sample_file: file with all samples, one after another; by default they are made up.
-        target_qps: queries a second: the rate of Server; the estimate from which other scenarios
-            compute the number of queries.
-        target_latency: limit of latency in Server, seconds.
-        samples_per_query: samples of a query in MultiStream.
+        sample_file: file with all samples, one after another; by default they are synthetic.
+        target_qps: queries per second: the rate in Server; the estimate from which other scenarios
+            compute the query count.
+        target_latency: latency limit in Server, seconds.
+        samples_per_query: samples per query in MultiStream.
         min_duration, max_duration: seconds.
-        min_queries, max_queries: numbers of queries.
-        coalesce: issue queries of Server together that are due together.
-        provider: shm, verbs, ofi or tcp; by default the better one of shm and tcp that reaches
-            a node.
+        min_queries, max_queries: query counts.
+        coalesce: issue Server queries together that are due together.
+        provider: shm, verbs, ofi or tcp; by default shm or tcp, the better one that reaches a node.
         slots: most queries in flight to a node.
         queries: most queries in flight together.
-        policy: choice of nodes: round-robin, least-in-flight or latency-aware.
-        checksum: verify every payload by a checksum.
-        deadline: seconds from the submission of a query to its failure.
+        policy: node selection: round-robin, least-in-flight or latency-aware.
+        checksum: verify every payload by checksum.
+        deadline: seconds from a query's submission to its failure.
         spin: seconds without work in which the service polls without a pause.
-        max_slot_bytes: most bytes that the front end reserves for the slots of a connection,
-            of which a node has one for each address; the node's schema determines them.
-        placement: NUMA node of threads, slots and samples; "auto": that of the NICs by which the
-            nodes are reached, on machines of several; `None`: anywhere.
+        max_slot_bytes: most bytes that the front end reserves for a connection's slots; a node has
+        one connection for each address; the node's schema determines them.
+        placement: NUMA node for threads, slots and samples; "auto": near the NICs by which the
+        nodes are reached, on machines with several; `None`: anywhere.
         kept_answers: answers kept by sample, against the rules: for a proof that TEST04 fails.
         local_model: model in this process: noop or checksum.
-        work: seconds of CPU time for each query in this process.
-        answer_bytes: bytes of an answer in this process.
+        work: CPU seconds for each query in this process.
+        answer_bytes: bytes per answer in this process.
     """
 
     __test__ = False  # pytest collects classes of this name.
@@ -133,8 +133,8 @@ class Test:
     def run(self, progress: Callable[[Counts], None] | None = None) -> Outcome:
         """Run the test. `progress` is called ten times a second, in this thread.
 
-        An exception of `progress`, or Ctrl-C, leaves the test running in a thread: LoadGen cannot
-        end it early, so the process is of no further use.
+        An exception from `progress`, or Ctrl-C, leaves the test running in a thread: LoadGen cannot
+        end it early, so the process has no further use.
 
         Raises:
             ConfigurationError: a value cannot be used, or LoadGen's library cannot be built.
@@ -159,7 +159,7 @@ class Test:
                 ended.append(error)
 
         thread = threading.Thread(target=test, name="weft-loadgen", daemon=True)
-        thread.start()
+        threads.start(thread)
         while thread.is_alive():
             thread.join(PROGRESS_SECONDS)
             if progress is not None:
@@ -173,7 +173,7 @@ class Test:
         return found
 
     def _placed(self) -> tuple[Test, NumaPlacement | None]:
-        """This test with the sources of `@auto`, and its placement."""
+        """This test with sources for `@auto`, and the placement."""
         if not self.nodes:
             return self, None
         nodes = expanded(self.nodes)
@@ -243,19 +243,19 @@ def whole(value: float | None) -> int | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a test."""
+    """Test outcome."""
 
     scenario: Scenario
     mode: str
-    #: True if the result in LoadGen's summary is VALID; None after a test of accuracy alone.
+    #: True if the result in LoadGen's summary is VALID; None after an accuracy-only test.
     valid: bool | None
-    #: Name of the system in LoadGen's logs.
+    #: System name in LoadGen's logs.
     sut_name: str
-    #: Samples a second; None after a test of accuracy alone.
+    #: Samples per second; None after an accuracy-only test.
     samples_per_second: float | None
-    #: 99th percentile of latency, seconds.
+    #: 99th percentile latency, seconds.
     latency_p99: float | None
-    #: By the rules: throughput times the bytes of a sample, and of an answer.
+    #: By the rules: throughput times the bytes per sample, and per answer.
     ingress_bytes_per_second: float | None
     egress_bytes_per_second: float | None
     #: Rate of the slowest interface toward a node; None on loopback and in this process.
@@ -265,12 +265,12 @@ class Outcome:
     departures: tuple[Departure, ...]
     log_directory: str
     loadgen: str
-    #: Lines of LoadGen's summary.
+    #: Lines in LoadGen's summary.
     summary: dict[str, str] = field(repr=False)
 
     @classmethod
     def from_json(cls, test: Test, found: dict[str, Any]) -> Outcome:
-        """An outcome of the native module."""
+        """Outcome from the native module."""
         summary = found["summary"]
         rate = rate_of(test, summary)
         p99 = summary.get("99.00 percentile latency (ns)")
@@ -301,11 +301,11 @@ class Outcome:
 
 
 def rate_of(test: Test, summary: dict[str, str]) -> float | None:
-    """Samples a second, of LoadGen's summary."""
+    """Samples per second, from LoadGen's summary."""
     for key in ("Samples per second", "Completed samples per second", "QPS w/ loadgen overhead"):
         if key in summary:
             return float(summary[key])
-    # MultiStream has latencies of queries alone.
+    # MultiStream has latencies only for queries.
     if "Mean latency (ns)" in summary:
         return int(summary["samples_per_query"]) * 1e9 / float(summary["Mean latency (ns)"])
     return None

@@ -1,4 +1,4 @@
-"""Reports of a run: a trace, and a picture of its timeline."""
+"""Run reports: a trace, and a timeline picture."""
 
 from weft.report.collect import RankTrace, collect
 from weft.report.events import Arrival, Phase, RankEvents, Write

@@ -1,8 +1,8 @@
-"""Turns what the ranks recorded into events, with each write's submission and arrival paired.
+"""Turns rank records into events, with each write's submission and arrival paired.
 
 A lane's value only rises: a write is recorded with the value that its lane will have once it has
 landed, an arrival with the value that the owner saw. One look can see several writes at once, so an
-arrival of value v stands for all writes with values above the one seen before it, up to v.
+arrival with value v stands for all writes with values above the one seen before it, up to v.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["RankTrace", "collect", "from_instant"]
 
 
 class WriteRecord(NamedTuple):
-    """A write, when it was submitted; `value` is its lane's once all of it has landed."""
+    """A write, when it was submitted; `value` is the lane's once all bytes have landed."""
 
     at_ns: int
     peer: int
@@ -40,11 +40,11 @@ class ArrivalRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTrace:
-    """Records of one rank, in nanoseconds of its own monotonic clock."""
+    """One rank's records, in nanoseconds on its monotonic clock."""
 
     rank: int
     host: str
-    #: By how much this rank's clock is ahead of rank 0's, and the error of that.
+    #: By how much this rank's clock is ahead of rank 0's, and the error bound.
     clock_ahead_ns: int
     clock_error_ns: int
     writes: Sequence[WriteRecord]
@@ -59,7 +59,7 @@ class RankTrace:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RankTrace:
-        """The trace of `to_json`'s result; raises `ValueError` for another value."""
+        """Trace from a `to_json` result; raises `ValueError` for another value."""
         try:
             return cls(
                 int(value["rank"]),
@@ -76,13 +76,13 @@ class RankTrace:
 
 
 def collect(traces: Iterable[RankTrace]) -> list[RankEvents]:
-    """The events of all ranks: each observed arrival is given to the writes that it stands for.
+    """Events from all ranks: each observed arrival is assigned to the writes that it stands for.
 
     A rank reads the clock before it looks at its lanes, so it may see a write that was submitted
     after the time it notes; such a write is taken to have arrived when it was submitted.
     """
     recorded = list(traces)
-    # A write's id is its place in its rank's list.
+    # A write's id is its place in the rank's list.
     by_lane: dict[tuple[int, int], list[tuple[int, int, int, int]]] = defaultdict(list)
     for trace in recorded:
         for number, write in enumerate(trace.writes):
@@ -124,7 +124,7 @@ def arrivals_of(
 
 
 def from_instant(ranks: Iterable[RankEvents], begin_ns: int) -> list[RankEvents]:
-    """Events from `begin_ns` of the group's clock on, for a part of a run."""
+    """Events from `begin_ns` on the group's clock, for a part of a run."""
     chosen = []
     for events in ranks:
         begin = begin_ns - events.clock_offset_ns

@@ -22,7 +22,7 @@ class Phase(NamedTuple):
 
 
 class Write(NamedTuple):
-    """A counted write, where it was submitted. Ids are unique for a pair of source and peer."""
+    """A counted write, where it was submitted. Ids are unique for a source and peer pair."""
 
     flow_id: int
     peer: int
@@ -41,14 +41,14 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class RankEvents:
-    """One rank's events, in nanoseconds of its own clock.
+    """One rank's events, in nanoseconds on its clock.
 
     Raises `ValueError` for a size or a duration below zero.
     """
 
     rank: int
     host: str
-    #: Offset to add to this rank's clock for the clock of the group.
+    #: Offset from this rank's clock to the group's clock.
     clock_offset_ns: int = 0
     phases: Sequence[Phase] = field(default=())
     writes: Sequence[Write] = field(default=())
@@ -79,7 +79,7 @@ class RankEvents:
 
 
 def on_one_clock(ranks: Iterable[RankEvents]) -> list[RankEvents]:
-    """The same events on the group's clock, which begins with the earliest of them, by rank.
+    """The same events on the group's clock, which begins with the earliest one, by rank.
 
     Raises `ValueError` if two have the same rank.
     """
@@ -92,7 +92,7 @@ def on_one_clock(ranks: Iterable[RankEvents]) -> list[RankEvents]:
 
 
 def group_times(events: RankEvents) -> Iterable[int]:
-    """Times of all events, on the group's clock."""
+    """Times for all events, on the group's clock."""
     for phase in events.phases:
         yield phase.begin_ns + events.clock_offset_ns
     for write in events.writes:

@@ -1,6 +1,6 @@
-"""Timeline of a kernel: spans of its programs on all ranks, as a trace file and as a picture.
+"""Kernel timeline: program spans on all ranks, as a trace file and as a picture.
 
-The trace is in the Trace Event Format, as that of `weft.report.trace`: ranks are processes,
+The trace is in the Trace Event Format, the same as in `weft.report.trace`: ranks are processes,
 programs are threads, spans are slices.
 """
 
@@ -12,6 +12,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from weft.base.output_files import write_output
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -19,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ProgramSpan", "Timeline"]
 
-#: Spans of a picture beyond which an .svg file has their pixels instead of their shapes.
+#: Spans in a picture beyond which an .svg file has pixels instead of shapes.
 _MOST_SHAPES: Final = 2000
 
 
 class ProgramSpan(NamedTuple):
-    """Time that a program spent in one thing, in nanoseconds of the timeline's clock."""
+    """Time that a program spent in one thing, in nanoseconds on the timeline's clock."""
 
     rank: int
     program: int
@@ -35,13 +37,13 @@ class ProgramSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans of the programs of one launch of a kernel, on all ranks.
+    """Program spans in one kernel launch, on all ranks.
 
     Attributes:
         spans: by rank, program and begin. Time 0 is the earliest begin.
-        clock_error_ns: of the difference of two ranks' clocks, at most; 0 for one rank.
-        resolution_ns: greatest common divisor of the times read: the step of the device's clock, or
-            a multiple of it.
+        clock_error_ns: largest error between two ranks' clocks; 0 for one rank.
+        resolution_ns: greatest common divisor over the times read: the device clock's step, or a
+        multiple.
         dropped: number of spans that found no room.
     """
 
@@ -51,12 +53,15 @@ class Timeline:
     dropped: int = 0
 
     def overlap_ns(self, rank: int, one: Iterable[str], other: Iterable[str]) -> int:
-        """Time in which a program of `rank` is in `one` while a program of it is in `other`.
+        """Time in which `rank` has a program in `one` while another is in `other`.
 
         Args:
-            rank: of the programs.
-            one: names of spans.
-            other: names of spans.
+            rank: where the programs ran.
+            one: span names, for example `["send"]`.
+            other: span names.
+
+        Returns:
+            Nanoseconds.
         """
         first = _union(span for span in self.spans if span.rank == rank and span.name in {*one})
         second = _union(span for span in self.spans if span.rank == rank and span.name in {*other})
@@ -80,20 +85,20 @@ class Timeline:
 
     def write_trace(self, path: str | Path) -> None:
         """Write the trace as a JSON file, which Perfetto and chrome://tracing open."""
-        Path(path).write_text(json.dumps(self.to_trace()), encoding="utf-8")
+        write_output(path, json.dumps(self.to_trace()))
 
     def draw(self, title: str = "") -> Figure:
         """Picture: a row for each program, a colour for each name. Needs matplotlib."""
         from matplotlib.patches import Patch
 
-        from weft.sim.plot import COLOURS, new_figure
+        from weft.report.figure import COLOURS, new_figure
 
         tracks = self._tracks()
         ranks = [rank for (rank, _), _ in tracks]
         names = list(dict.fromkeys(span.name for span in self.spans))
         end = max((span.end_ns for span in self.spans), default=0)
         unit_ns, unit = (1000, "µs") if end < 10_000_000 else (1_000_000, "ms")
-        # A program has at least a line of one pixel, and at most 0.2 inches.
+        # A program has at least a one-pixel line, and at most 0.2 inches.
         height = 1.6 + min(8.0, 0.2 * len(tracks))
         figure, (axes,) = new_figure(1, 9.0, height)
         for row, (_, spans) in enumerate(tracks):
@@ -129,12 +134,12 @@ class Timeline:
         return figure
 
     def write_picture(self, path: str | Path, title: str = "") -> None:
-        """Write the picture of `draw` as an .svg or .png file.
+        """Write the picture from `draw` as an .svg or .png file.
 
         Raises:
             ValueError: if the file cannot be written, or matplotlib is not installed.
         """
-        from weft.sim.plot import check_target, save
+        from weft.report.figure import check_target, save
 
         check_target(Path(path))
         save(self.draw(title), Path(path))
@@ -165,7 +170,7 @@ class Timeline:
 
 
 def _metadata(track: dict[str, Any], name: str, details: dict[str, Any]) -> dict[str, Any]:
-    """Name or position of a process or a track."""
+    """Name or position for a process or a track."""
     return {"ph": "M", "name": name, **track, "args": details}
 
 
@@ -181,6 +186,6 @@ def _union(spans: Iterable[ProgramSpan]) -> list[tuple[int, int]]:
 
 
 def _middle(rows: Iterable[int]) -> float:
-    """Middle of consecutive rows."""
+    """Middle position between consecutive rows."""
     listed = list(rows)
     return (listed[0] + listed[-1]) / 2

@@ -1,16 +1,18 @@
-"""A picture of a run: a row for each rank, a bar for each phase, a thin line for each write.
+"""Run picture: a row for each rank, a bar for each phase, a thin line for each write.
 
 A write's line ends in a dot where it arrived.
 """
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Final
 
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from weft.base.output_files import write_output
 from weft.report.events import RankEvents, on_one_clock
 
 if TYPE_CHECKING:
@@ -39,8 +41,10 @@ UNITS: Final = ((10_000, 1, "ns"), (10_000_000, 1_000, "µs"), (10_000_000_000, 
 
 
 def write_timeline(path: str | Path, ranks: Iterable[RankEvents], title: str = "") -> None:
-    """Write the picture of `draw_timeline` as a PNG file."""
-    draw_timeline(ranks, title).savefig(path, format="png")
+    """Write the picture from `draw_timeline` as a PNG file."""
+    picture = io.BytesIO()
+    draw_timeline(ranks, title).savefig(picture, format="png")
+    write_output(path, picture.getvalue())
 
 
 def draw_timeline(ranks: Iterable[RankEvents], title: str = "") -> Figure:
@@ -90,7 +94,7 @@ def draw_timeline(ranks: Iterable[RankEvents], title: str = "") -> Figure:
 
 
 def draw_writes(axes: Axes, ranks: Sequence[RankEvents], unit_ns: int) -> tuple[int, int]:
-    """Draw the writes whose arrival was observed; the numbers of drawn and of all writes."""
+    """Draw the writes whose arrival was observed; returns how many were drawn, out of how many."""
     rows = {rank.rank: row for row, rank in enumerate(ranks)}
     observed = {
         (arrival.source, rank.rank, arrival.flow_id): arrival.observed_ns
@@ -103,7 +107,7 @@ def draw_writes(axes: Axes, ranks: Sequence[RankEvents], unit_ns: int) -> tuple[
         for write in rank.writes
         if (arrival := observed.get((rank.rank, write.peer, write.flow_id))) is not None
     ]
-    # Every k-th of them, so that what is drawn is spread over the whole run.
+    # Every k-th one, so that the drawn writes are spread over the whole run.
     chosen = lines[:: -(-len(lines) // MOST_WRITES_DRAWN) or 1]
     axes.add_collection(LineCollection(chosen, colors="black", linewidths=0.4, alpha=0.5))
     times, arrived_at = [end[0] for _, end in chosen], [end[1] for _, end in chosen]
@@ -112,6 +116,6 @@ def draw_writes(axes: Axes, ranks: Sequence[RankEvents], unit_ns: int) -> tuple[
 
 
 def time_unit(ranks: Sequence[RankEvents]) -> tuple[int, str]:
-    """Nanoseconds in the unit in which this run's times are short numbers, and its name."""
+    """Nanoseconds per unit in which this run's times are short numbers, and the unit name."""
     end = max((phase.end_ns for rank in ranks for phase in rank.phases), default=0)
     return next(((size, name) for limit, size, name in UNITS if end < limit), (1_000_000_000, "s"))

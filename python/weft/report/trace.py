@@ -1,30 +1,31 @@
-"""A trace of a run that Perfetto and chrome://tracing open.
+"""Run trace for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
 
 Ranks are processes, phases are slices, and a write is an arrow from where it was submitted to where
 its arrival was observed. An arrow needs a slice at both ends, so each rank has two more tracks with
-a short mark of arbitrary length for every submission and arrival.
+a short mark, whose length is arbitrary, for every submission and arrival.
 
-The form is the Trace Event Format of the Chromium project: times are microseconds, "X" is a slice,
-"s" and "f" are the two ends of an arrow, "M" is metadata, "C" a counter.
+The form is Chromium's Trace Event Format: times are microseconds, "X" is a slice, "s" and "f" are
+an arrow's two ends, "M" is metadata, "C" a counter.
 """
 
 from __future__ import annotations
 
 import json
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
+from weft.base.output_files import write_output
 from weft.report.events import RankEvents, on_one_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from weft.report.events import Phase
 
 __all__ = ["build_trace", "write_trace"]
 
-# A rank's tracks: the first ones are as many as its phases need.
+# A rank's tracks: the first ones are as many as the phases need.
 SUBMISSIONS: Final = 1000
 ARRIVALS: Final = 1001
 LONGEST_MARK_NS: Final = 1000
@@ -34,15 +35,15 @@ Timed = TypeVar("Timed")
 
 
 def write_trace(path: str | Path, ranks: Iterable[RankEvents], **options: Any) -> None:
-    """Write the trace of `build_trace` to a file."""
-    Path(path).write_text(json.dumps(build_trace(ranks, **options)), encoding="utf-8")
+    """Write the trace from `build_trace` to a file."""
+    write_output(path, json.dumps(build_trace(ranks, **options)))
 
 
 def build_trace(ranks: Iterable[RankEvents], *, clock_error_ns: int = 0) -> Event:
-    """The trace of a run, as a value that `json` can write.
+    """Run trace, as a value that `json` can write.
 
     Args:
-        ranks: each rank's events; their clocks are brought together by their offsets.
+        ranks: each rank's events; the offsets align the clocks.
         clock_error_ns: how far the offsets may be off. A write that arrives before it was submitted
             by no more than that is drawn as arriving at once.
 
@@ -85,7 +86,7 @@ class Flows:
                     self.observed[key] = self.observation(key, arrival.observed_ns, clock_error_ns)
 
     def observation(self, key: FlowKey, observed_ns: int, clock_error_ns: int) -> int:
-        """Arrival time of a write: not before it was submitted, within the error of the clocks."""
+        """A write's arrival time: not before it was submitted, within the clock error."""
         early = self.submitted[key] - observed_ns
         if early > clock_error_ns:
             raise ValueError(
@@ -140,7 +141,7 @@ def nested(phases: Iterable[Phase]) -> list[list[Phase]]:
 
 
 def submissions(rank: RankEvents, flows: Flows) -> Iterator[Event]:
-    """A mark for each time at which writes were submitted, and the beginnings of their arrows."""
+    """A mark for each time at which writes were submitted, and the starts of their arrows."""
     for begin, length, writes in marks(rank.writes, lambda write: write.submit_ns):
         total = sum(write.bytes for write in writes)
         peers = sorted({write.peer for write in writes})
@@ -154,7 +155,7 @@ def submissions(rank: RankEvents, flows: Flows) -> Iterator[Event]:
 
 
 def arrivals(rank: RankEvents, flows: Flows) -> Iterator[Event]:
-    """A mark for each time at which writes were seen to arrive, and the ends of their arrows."""
+    """A mark for each time at which writes were seen to arrive, and the arrow ends."""
     known = [
         arrival._replace(observed_ns=flows.observed[key])
         for arrival in rank.arrivals
@@ -172,9 +173,9 @@ def arrivals(rank: RankEvents, flows: Flows) -> Iterator[Event]:
 def marks(
     events: Iterable[Timed], time: Callable[[Timed], int]
 ) -> Iterator[tuple[int, int, list[Timed]]]:
-    """Begin, length and events of each mark: what falls on one instant shares one.
+    """Each mark's begin, length and events: events at one instant share a mark.
 
-    Slices of one track must not overlap, so a mark ends before the next one begins: by a nanosecond
+    Slices in one track must not overlap, so a mark ends before the next one begins: by a nanosecond
     where there is one, which readers that round times down may lose.
     """
     groups = [(at, list(group)) for at, group in groupby(sorted(events, key=time), time)]
@@ -191,14 +192,14 @@ def slice_event(
     length_ns: int,
     details: Event | None = None,
 ) -> Event:
-    """A slice of a track."""
+    """A slice in a track."""
     event: Event = {"ph": "X", "pid": rank.rank, "tid": track, "name": name, "cat": "weft"}
     event |= {"ts": begin_ns / 1000, "dur": length_ns / 1000}
     return event | ({"args": details} if details else {})
 
 
 def flow_event(rank: RankEvents, track: int, end: str, at_ns: int, number: int) -> Event:
-    """One end of an arrow: "s" where it starts, "f" where it finishes."""
+    """One arrow end: "s" where it starts, "f" where it finishes."""
     event = {"ph": end, "pid": rank.rank, "tid": track, "name": "write", "cat": "write"}
     event |= {"ts": at_ns / 1000, "id": number}
     # Bind to the slice around this time; without this an end binds to the next slice instead.
@@ -212,5 +213,5 @@ def track_named(rank: RankEvents, track: int, name: str) -> Iterator[Event]:
 
 
 def metadata(rank: RankEvents, name: str, track: int, details: Event) -> Event:
-    """Metadata of a process or a track: its name or its position."""
+    """Metadata for a process or a track: name or position."""
     return {"ph": "M", "pid": rank.rank, "tid": track, "name": name, "args": details}

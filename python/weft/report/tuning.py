@@ -1,18 +1,17 @@
-"""Picture of `weft tune`: time against size for each algorithm, with the crossovers."""
+"""Picture for `weft tune`: time against size for each algorithm, with the crossovers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weft.bench.tuner import label
-from weft.sim.plot import Series, lines, new_figure
+from weft.report.figure import Series, lines, new_figure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from matplotlib.figure import Figure
 
-__all__ = ["draw_tuning"]
+__all__ = ["draw_tuning", "label"]
 
 
 def draw_tuning(found: Mapping[str, Any]) -> Figure:
@@ -39,3 +38,8 @@ def draw_tuning(found: Mapping[str, Any]) -> Figure:
         fontsize=11,
     )
     return figure
+
+
+def label(algorithm: str, chunks: int) -> str:
+    """Algorithm name, with the chunk count if it has one."""
+    return f"{algorithm}, {chunks} chunks" if algorithm in ("tree", "chain") else algorithm

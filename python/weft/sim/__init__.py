@@ -1,10 +1,10 @@
-"""Flow-level simulation: the Python half of `weft sim`.
+"""Flow-level simulation: the Python half behind `weft sim`.
 
 The simulator is native (`crates/predict`) and maps a scenario to an outcome, both as JSON.
 
 - `simulate`: runs one scenario
-- `schedule`: operations of a collective, as the simulator executes them
-- `sweep`: grids of scenarios
+- `schedule`: a collective's operations, as the simulator executes them
+- `sweep`: scenario grids
 - `plot`, `spans`: pictures
 """
 

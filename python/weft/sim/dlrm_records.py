@@ -1,8 +1,8 @@
-"""Constants of the recommendation model from measurements of `benchmarks/gpu/run.sh fused`.
+"""Recommendation model constants from `benchmarks/gpu/run.sh fused` measurements.
 
-Times of pooling alone and of the exchange alone are fitted by a latency and a rate each, with least
-squares of relative errors. The fused and unfused times, to which no constant is fitted, are then
-simulated for each case and compared with those measured.
+Pooling times and exchange times are fitted separately by a latency and a rate each, with least
+squares on relative errors. The fused and unfused times, to which no constant is fitted, are then
+simulated for each case and compared with the measurements.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weft.base.files import read_text
 from weft.sim import simulate
 
 if TYPE_CHECKING:
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "Constants", "Measured", "calibrate", "compare", "read"]
 
-#: Bytes of an element of the benchmark: bfloat16.
+#: Bytes per element in the benchmark: bfloat16.
 _ELEMENT_BYTES = 2
 
 
 class Measured(NamedTuple):
-    """A case of the benchmark; times in seconds.
+    """A benchmark case; times in seconds.
 
     Attributes:
-        batch: samples of each rank.
-        tables: of each rank.
-        fused_s: of the fused operator; None if it has no time.
+        batch: samples per rank.
+        tables: embedding tables per rank.
+        fused_s: fused operator time; None if it was not timed.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Measured(NamedTuple):
 
     @property
     def gathered(self) -> int:
-        """Bytes of the rows that a rank reads."""
+        """Bytes in the rows that a rank reads."""
         return self.sent * self.ranks * self.pooling
 
 
@@ -56,9 +57,9 @@ class Constants(NamedTuple):
     """Fitted constants.
 
     Attributes:
-        launch_s, message_latency_s: latencies of pooling and of the exchange.
-        gather_bytes_per_s: rate of gathering embeddings.
-        link_bytes_per_s: rate of a GPU's link to all peers, in one direction.
+        launch_s, message_latency_s: pooling and exchange latencies.
+        gather_bytes_per_s: embedding gather rate.
+        link_bytes_per_s: a GPU's link rate to all peers, in one direction.
     """
 
     launch_s: float
@@ -68,7 +69,7 @@ class Constants(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Simulated and measured time of a case, in seconds."""
+    """Simulated and measured time for a case, in seconds."""
 
     name: str
     what: str
@@ -77,18 +78,18 @@ class Comparison(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the simulated time, relative to the measured one."""
+        """Simulated time's error, relative to the measured time."""
         return self.simulated_s / self.measured_s - 1
 
 
 def read(path: Path) -> list[Measured]:
-    """Cases of embeddings that were measured on GPUs; a later record replaces an earlier one.
+    """Embedding cases that were measured on GPUs; a later record replaces an earlier one.
 
     Raises:
         ValueError: if a line is not such a record.
     """
     found: dict[tuple[str, int], Measured] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         try:
             record = json.loads(line)
             case = _measured(record)
@@ -102,7 +103,7 @@ def read(path: Path) -> list[Measured]:
 
 
 def _measured(record: dict[str, Any]) -> Measured | None:
-    """The case of a record, if it is of embeddings and has times of both parts."""
+    """Case from a record, if it has embeddings and times for both parts."""
     if record["kind"] != "embedding" or record["status"] != "ok":
         return None
     if record["origin"]["device"] != "cuda":
@@ -116,7 +117,7 @@ def _measured(record: dict[str, Any]) -> Measured | None:
     return Measured(
         record["case"],
         ranks,
-        # Of all ranks in the record.
+        # The record has the total over all ranks.
         shape["batch"] // ranks,
         shape["tables"],
         shape["dim"],
@@ -128,7 +129,7 @@ def _measured(record: dict[str, Any]) -> Measured | None:
 
 
 def calibrate(cases: Sequence[Measured]) -> Constants:
-    """Constants that fit the times of the parts best.
+    """Constants that fit the part times best.
 
     Args:
         cases: at least one.
@@ -139,7 +140,7 @@ def calibrate(cases: Sequence[Measured]) -> Constants:
 
 
 def _fit(points: Iterable[tuple[int, float]]) -> tuple[float, float]:
-    """Latency from 0 on and rate, by least squares of relative errors of bytes and times."""
+    """Latency from 0 on and rate, by least squares on relative errors in bytes and times."""
     import numpy as np
 
     pairs = np.array(list(points), float)
@@ -153,7 +154,7 @@ def _fit(points: Iterable[tuple[int, float]]) -> tuple[float, float]:
 
 
 def scenario(case: Measured, constants: Constants) -> dict[str, Any]:
-    """Pooling and exchange of a case, fused and not, on GPUs at one switch."""
+    """Pooling and exchange for a case, fused and not, on GPUs at one switch."""
     network = {
         "leaves": 1,
         "spines": 1,
@@ -192,7 +193,7 @@ def scenario(case: Measured, constants: Constants) -> dict[str, Any]:
 
 
 def compare(cases: Sequence[Measured], constants: Constants) -> list[Comparison]:
-    """Simulated and measured times of each case: unfused, as the sum of its parts, and fused."""
+    """Simulated and measured times for each case: unfused, as the sum over the parts, and fused."""
     found = []
     for case in cases:
         results = simulate(scenario(case, constants))["results"]

@@ -1,4 +1,4 @@
-"""Spans of a simulated run as events of ranks, for timelines."""
+"""Simulated run spans as rank events, for timelines."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 __all__ = ["rank_events"]
 
-#: Bits of the rank in the process number of a trace; the job is above them.
+#: Rank bits in a trace's process number; the job is above them.
 RANK_BITS: Final = 24
 NS_PER_US: Final = 1000
 
 
 def rank_events(trace: Mapping[str, Any], name: str) -> list[RankEvents]:
-    """Spans of a simulator's trace, rank by rank, with `name` in place of the host.
+    """Spans in a simulator trace, rank by rank, with `name` in place of the host.
 
-    Ranks of further jobs on the same network have numbers of their own and `job N` as host.
+    Ranks in further jobs on the same network have separate numbers and `job N` as host.
     """
     phases: defaultdict[int, list[Phase]] = defaultdict(list)
     for event in trace["traceEvents"]:

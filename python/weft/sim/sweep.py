@@ -1,13 +1,15 @@
-"""Runs of the simulator: one scenario, or one for each point of a grid."""
+"""Simulator runs: one scenario, or one for each grid point."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from weft import _native
-from weft.units import parse_range
+from weft.base.arguments import expect_json
+from weft.base.units import parse_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,23 +26,25 @@ __all__ = [
     "simulate",
 ]
 
-#: Steps of progress of one run.
+#: Progress steps per run.
 STEPS: Final = 1000
-#: Axes of sweeps; true if the values are sizes in bytes.
+#: Most runs in a grid.
+MOST_RUNS: Final = 10_000
+#: Sweep axes; true if the values are sizes in bytes.
 SWEPT: Final = {"bytes": True, "ranks": False, "tokens": False, "seed": False}
 
 
 class Axis(NamedTuple):
-    """Parameter that differs between the runs of a grid, and its values."""
+    """Parameter that differs between the runs in a grid, with values."""
 
     name: str
     values: list[Any]
 
 
 class Point(NamedTuple):
-    """One run of a grid."""
+    """One run in a grid."""
 
-    #: Values of the axes by name.
+    #: Axis values by name.
     at: dict[str, Any]
     spec: dict[str, Any]
 
@@ -58,12 +62,12 @@ def simulate(
         ConfigurationError: if a field is out of range; names the field and the expected value.
         SimulationError: if the run cannot end: a deadlock, or bytes for a failed link.
     """
-    outcome: dict[str, Any] = json.loads(_native.simulate(json.dumps(spec), progress))
+    outcome: dict[str, Any] = json.loads(_native.simulate(expect_json(spec, "spec"), progress))
     return outcome
 
 
 def schedule(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule of a collective job, with the operations of all ranks.
+    """Schedule for a collective job, with all ranks' operations.
 
     Args:
         job: as in scenarios, with `ranks` (docs/simulator.md).
@@ -74,7 +78,7 @@ def schedule(job: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigurationError: if a field is out of range, or the schedule has over 2**20 operations.
     """
-    found: dict[str, Any] = json.loads(_native.schedule(json.dumps(job)))
+    found: dict[str, Any] = json.loads(_native.schedule(expect_json(job, "job")))
     return found
 
 
@@ -99,18 +103,26 @@ def parse_axes(texts: Iterable[str], allowed: Sequence[str]) -> list[Axis]:
 def points(
     axes: Sequence[Axis], spec_at: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> list[Point]:
-    """Grid spanned by axes; one point without axes."""
+    """Grid spanned by axes; one point without axes.
+
+    Raises:
+        ValueError: if it has more than 10,000 points, or by `spec_at`.
+    """
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > MOST_RUNS:
+        names = ", ".join(axis.name for axis in axes)
+        raise ValueError(f"{count} runs of {names}: expected at most {MOST_RUNS}; sweep fewer")
     grid = itertools.product(*(axis.values for axis in axes))
     places = [dict(zip((axis.name for axis in axes), values, strict=True)) for values in grid]
     return [Point(at, spec_at(at)) for at in places]
 
 
 def run_points(grid: Sequence[Point], advance: Callable[[int], None]) -> list[dict[str, Any]]:
-    """Run every point; the outcomes, each with its values of the axes as `at`.
+    """Run every point; the outcomes, each with the axis values as `at`.
 
     Args:
         grid: the points.
-        advance: called with steps of progress, `STEPS` for each point in all.
+        advance: called with progress steps, `STEPS` for each point in all.
     """
     outcomes = []
     for point in grid:
@@ -121,7 +133,7 @@ def run_points(grid: Sequence[Point], advance: Callable[[int], None]) -> list[di
 
 
 class Steps:
-    """Progress of one run in whole steps."""
+    """One run's progress in whole steps."""
 
     def __init__(self, advance: Callable[[int], None]) -> None:
         self.advance = advance

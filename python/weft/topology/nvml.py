@@ -1,4 +1,4 @@
-"""GPUs and their NVLinks, as NVML reports them."""
+"""GPUs and NVLinks, as NVML reports them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.diagnosis.libraries import load
 
 __all__ = ["nvml_gpus"]
 
-#: `NVML_NVLINK_MAX_LINKS` of the newest supported NVML.
+#: `NVML_NVLINK_MAX_LINKS` in the newest supported NVML.
 MOST_LINKS: Final = 18
 SUCCESS: Final = 0
 ENABLED: Final = 1
@@ -30,10 +30,10 @@ class PciInfo(ctypes.Structure):
 
 
 def nvml_gpus(library: Any = None) -> list[dict[str, Any]] | None:
-    """GPUs with their PCI addresses, names, NVLinks and whether they are cut up; None without NVML.
+    """GPUs with PCI addresses, names, NVLinks and whether they are cut up; None without NVML.
 
-    What a call of NVML refuses is left out: `nvlinks` has the PCI address of the far end of each
-    link that is up. `library` is NVML, by default the one that is installed.
+    What an NVML call refuses is left out: `nvlinks` has the far end's PCI address for each link
+    that is up. `library` is NVML, by default the installed one.
     """
     library = library or load("libnvidia-ml.so.1")
     if library is None or library.nvmlInit_v2() != SUCCESS:
@@ -80,5 +80,5 @@ def look_at(library: Any, index: int) -> dict[str, Any] | None:
 
 
 def text(value: bytes) -> str:
-    """A string of NVML's."""
+    """An NVML string."""
     return value.decode(errors="replace")

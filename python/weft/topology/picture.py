@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any, Final
+
+from weft.base.output_files import write_output
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -11,12 +14,12 @@ __all__ = ["draw_bigraph"]
 
 #: Ranks listed at a switch; what is beyond is counted.
 LISTED: Final = 16
-#: Switches drawn of each half; what is beyond is counted.
+#: Switches drawn per half; the rest is counted.
 DRAWN: Final = 64
 
 
 def draw_bigraph(report: dict[str, Any], *paths: Path) -> None:
-    """Draw the native module's report on a BiGraph, to files of the kinds that their names end in.
+    """Draw the native module's report on a BiGraph to files, for example `plan.svg`.
 
     `ModuleNotFoundError` without matplotlib: `pip install 'weft[plot]'`.
     """
@@ -65,4 +68,6 @@ def draw_bigraph(report: dict[str, Any], *paths: Path) -> None:
     for path in paths:
         # The date would make every run's file another one.
         kind = path.suffix.lstrip(".")
-        figure.savefig(path, metadata={"Date": None} if kind == "svg" else None)
+        picture = io.BytesIO()
+        figure.savefig(picture, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        write_output(path, picture.getvalue())

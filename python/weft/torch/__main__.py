@@ -1,4 +1,4 @@
-"""`python -m weft.torch`: makes the backend's C++ library ready and prints its path.
+"""`python -m weft.torch`: makes the backend's C++ library ready and prints the path.
 
 With `--prebuild` it compiles the library into the package, for a wheel.
 """
@@ -6,12 +6,12 @@ With `--prebuild` it compiles the library into the package, for a wheel.
 import shutil
 import sys
 
-from weft.errors import ConfigurationError
+from weft.base.errors import ConfigurationError
 from weft.torch import build
 
 
 def main(arguments: list[str]) -> None:
-    """Build what the arguments ask for, and print the path of the library."""
+    """Build what the arguments ask for, and print the library's path."""
     if arguments not in ([], ["--prebuild"]):
         sys.exit("usage: python -m weft.torch [--prebuild]")
     try:

@@ -1,4 +1,7 @@
-"""Registration of the backend `weft`, and the rendezvous of its groups over torch's store."""
+"""Registration for the backend `weft`, and group rendezvous over torch's store.
+
+For example, `init_process_group("weft", pg_options=weft.torch.Options(reproducible=True))`.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import distributed
 
-from weft import _native, _tuning
-from weft._rendezvous import Outer, meet
-from weft.communicator import made_options
-from weft.errors import ConfigurationError
+from weft import _native
+from weft.base.environment import flag, invalid, text
+from weft.base.errors import ConfigurationError
+from weft.collectives import tuning as _tuning
+from weft.group.options import made_options
+from weft.group.rendezvous import Outer, meet
 from weft.topology import placement
 from weft.torch import build, operators
 from weft.torch.device import DeviceCalls
@@ -28,9 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["Options", "abort", "connect", "monitored_barrier", "register"]
 
 NAME = "weft"
-#: Most threads that reduce a vector.
+#: Maximum threads that reduce a vector.
 MAX_THREADS: Final = 64
-#: Networks in the options of the process's groups, which later groups without an option share.
+#: Networks from the options of this process's groups, which later groups without an option share.
 networks: Final[list[Any]] = []
 
 
@@ -44,26 +49,27 @@ def register() -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a process group, for torch's `pg_options`; equal on all ranks but for threads.
+    """Process group options, for torch's `pg_options`; equal on all ranks except for threads.
 
     Args:
-        reproducible: sums are added in the order of ranks: the same bits on all ranks and in all
-            runs. By default as `WEFT_REPRODUCIBLE` requests.
-        network: network of the ranks: a short form as `bigraph:switches=8,endpoints=2`, the path of
-            a JSON file, or the object that such a file contains. That of rank 0 decides. By default
-            that of the process's first group with one, else as `WEFT_NETWORK` names it. All-reduces
-            may then run by HDRM, in the order of ranks that the network requires. Groups that are
-            split from this one take its network, or none if it has none.
-        reduction_threads: threads of a rank that reduce a long vector, at most 64; may differ
-            between ranks. 0: as many as there are cores for each rank of the host, at most 8. The
-            bits of results do not depend on it. By default as `WEFT_REDUCTION_THREADS` requests,
-            else 1.
-        num_sms: maximum number of multiprocessors of an operation on GPUs, as of
-            `weft.cuda.Collectives`; memory is proportional to it. By default 32, or fewer if ranks
-            share a GPU; longer operations take the fastest number below. The first operation on
-            GPUs raises if it differs between ranks or exceeds those of a GPU.
-        copy_engine: copy engines of the GPUs move long all-gathers, all-to-alls, broadcasts and
-            scatters into outputs in symmetric memory, as of `weft.cuda.Collectives`.
+        reproducible: sums are added in rank order: the same bits on all ranks and in all runs. By
+            default as `WEFT_REPRODUCIBLE` requests.
+        network: the network between the ranks: a short form such as
+            `bigraph:switches=8,endpoints=2`, a path to a JSON file, or the object that such a file
+            contains. Rank 0's value decides. The default is the value from the process's first
+            group with one, else what `WEFT_NETWORK` names. All-reduces may then run by HDRM, in the
+            rank order that the network requires. Groups that are split from this one take its
+            network, or none if it has none.
+        reduction_threads: threads on a rank that reduce a long vector, at most 64; may differ
+            between ranks. 0: as many as there are cores for each rank on the host, at most 8.
+            Result bits do not depend on it. By default as `WEFT_REDUCTION_THREADS` requests, else
+            1.
+        num_sms: maximum number of SMs for an operation on GPUs, as in `weft.cuda.Collectives`;
+            memory is proportional to it. By default 32, or fewer if ranks share a GPU; longer
+            operations take the fastest number below. The first operation on GPUs raises if it
+            differs between ranks or exceeds a GPU's SM count.
+        copy_engine: GPU copy engines move long all-gathers, all-to-alls, broadcasts and scatters
+            into outputs in symmetric memory, as in `weft.cuda.Collectives`.
     """
 
     reproducible: bool = field(default_factory=lambda: reproducible_by_default())
@@ -80,41 +86,38 @@ class Options:
         if self.num_sms is not None and (not isinstance(self.num_sms, int) or self.num_sms < 1):
             raise ConfigurationError(f"num_sms {self.num_sms}: expected 1 or more")
         if self.network is not None:
-            # An object without a form in JSON is an error on all ranks.
+            # An object without a JSON form is an error on all ranks.
             placement.network_source(self.network)
 
 
 def reproducible_by_default() -> bool:
-    """Value of `WEFT_REPRODUCIBLE`.
+    """The value in `WEFT_REPRODUCIBLE`.
 
     Raises:
         ConfigurationError: if it is neither 0 nor 1.
     """
-    value = os.environ.get("WEFT_REPRODUCIBLE", "").strip() or "0"
-    if value not in ("0", "1"):
-        raise ConfigurationError(f"WEFT_REPRODUCIBLE {value!r}: expected 0 or 1")
-    return value == "1"
+    return flag("WEFT_REPRODUCIBLE", default=False)
 
 
 def reduction_threads_by_default() -> int:
-    """Value of `WEFT_REDUCTION_THREADS`.
+    """The value in `WEFT_REDUCTION_THREADS`.
 
     Raises:
         ConfigurationError: if it is not a number of threads.
     """
-    value = os.environ.get("WEFT_REDUCTION_THREADS", "").strip() or "1"
-    if not (value.isascii() and value.isdigit() and int(value) <= MAX_THREADS):
-        raise ConfigurationError(
-            f"WEFT_REDUCTION_THREADS {value!r}: expected a number from 0 to {MAX_THREADS}"
-        )
+    value = text("WEFT_REDUCTION_THREADS") or "1"
+    # The text is short, since Python refuses to convert one with thousands of digits.
+    is_number = value.isascii() and value.isdigit() and len(value) < 20
+    if not (is_number and int(value) <= MAX_THREADS):
+        raise invalid("WEFT_REDUCTION_THREADS", value, f"a number from 0 to {MAX_THREADS}")
     return int(value)
 
 
 def create(description: Any, options: Any) -> Any:
-    """Backend of a new process group, from torch's description of it and from `pg_options`."""
+    """Backend for a new process group, from torch's description and from `pg_options`."""
     from torch._C._distributed_c10d import Backend
 
-    # torch may pass on the general options of another group.
+    # torch may pass on general options from another group.
     if not isinstance(options, (Options, Backend.Options, type(None))):
         raise TypeError(
             f"pg_options {type(options).__name__}: expected weft.torch.Options for backend weft"
@@ -141,12 +144,12 @@ def create(description: Any, options: Any) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of a group after their defaults; groups that are split from it have the same.
+    """Group options after defaults; groups that are split from it have the same.
 
     Args:
         reproducible: as in `Options`.
-        network: name and description of the network, that of rank 0 on all ranks of a group that is
-            made; `None` for none.
+        network: network name and description, rank 0's value on all ranks in a new group; `None`
+            for none.
         reduction_threads: as in `Options`.
         num_sms: as in `Options`.
         copy_engine: as in `Options`.
@@ -164,15 +167,15 @@ class Settings:
 
     @staticmethod
     def decode(text: str) -> Settings:
-        """Settings from their JSON."""
+        """Settings from JSON."""
         values = json.loads(text)
         network = values.pop("network")
         return Settings(network=None if network is None else tuple(network), **values)
 
 
 def network_of(own: Options) -> str | Mapping[str, Any] | None:
-    """Network of a group with these options."""
-    named = os.environ.get(placement.VARIABLE, "").strip()
+    """Network for a group with these options."""
+    named = text(placement.VARIABLE)
     for one in (own.network, *networks[:1], named or None):
         if one is not None:
             return os.fspath(one) if isinstance(one, (str, os.PathLike)) else one
@@ -180,7 +183,7 @@ def network_of(own: Options) -> str | Mapping[str, Any] | None:
 
 
 def split(store: Any, rank: int, size: int, timeout: timedelta, settings: str) -> Any:
-    """Backend of a group that torch splits from another one, with the settings of that one."""
+    """Backend for a group that torch splits from another one, with the other one's settings."""
     return connect(store, rank, size, timeout, Settings.decode(settings))
 
 
@@ -191,14 +194,14 @@ def connect(
     timeout: timedelta,
     settings: Settings,
 ) -> Any:
-    """Backend of a group whose ranks meet at a store of torch.
+    """Backend for a group whose ranks meet at a torch store.
 
     Args:
-        store: reaches all ranks of the group; its keys belong to this group.
+        store: reaches all ranks in the group; the keys belong to this group.
         rank: this rank.
         size: ranks in the group.
-        timeout: of this call, and of operations that have none of their own.
-        settings: settings of the group; the network of rank 0 decides.
+        timeout: for this call, and for operations without a separate timeout.
+        settings: group settings; rank 0's network decides.
 
     Raises:
         ConfigurationError: if the C++ library cannot be built, or rank 0's network is not valid.
@@ -208,7 +211,9 @@ def connect(
     formation = Formation(store, rank, size, timeout, shim.aborts)
     with contextlib.ExitStack() as stack:
         try:
-            outer = Outer(formation.gather, rank, size, _native.host_id())
+            key = _native.environment_key("rendezvous") or b""
+            host_id = _native.host_id()
+            outer = Outer(formation.gather, rank, size, host_id, key, takes_address=False)
             options = made_options(None, "caller", None, None, 0) | {"interrupt": formation.check}
             communicator = meet(outer, range(size), options, timeout=formation.left())
             assert communicator is not None, "every rank is in the list"
@@ -236,7 +241,7 @@ def connect(
 
 @cache
 def loaded() -> Any:
-    """The C++ library; groups that are open when the program ends leave in peace."""
+    """The C++ library; groups that are open when the program ends are closed without errors."""
     shim = build.load()
     operators.register_fakes()
     atexit.register(shim.close_all)
@@ -244,10 +249,10 @@ def loaded() -> Any:
 
 
 def abort() -> None:
-    """End all process groups of this process over `weft`, also those that it is forming.
+    """End all process groups in this process over `weft`, also groups that it is forming.
 
-    Calls and waits of all threads raise, and so do those of the other ranks, which get this rank's
-    number. The groups stay to be destroyed.
+    Calls and waits on all threads raise, and so do the other ranks' calls and waits, which get this
+    rank's number. The groups still need to be destroyed.
     """
     loaded().abort_all()
 
@@ -258,9 +263,9 @@ def monitored_barrier(
     """`torch.distributed.monitored_barrier`, which itself rejects all backends but gloo.
 
     Args:
-        group: a process group of backend `weft` or gloo; `None` for the default one.
-        timeout: for the arrival of all ranks; by default the group's.
-        wait_all_ranks: name all ranks that did not come, not the first alone.
+        group: a process group with backend `weft` or gloo; `None` for the default one.
+        timeout: until all ranks have arrived; by default the group's.
+        wait_all_ranks: name all ranks that did not come, not only the first.
 
     Raises:
         DistBackendError: names ranks that did not come. The group has ended then.

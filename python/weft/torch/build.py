@@ -1,8 +1,10 @@
-"""Build of the backend's C++ library (`shim`) for the installed torch, cached by its inputs.
+"""Compiles and caches the backend's C++ library (`shim`) for the installed torch.
 
 torch has no stable C++ interface for backends, so the library is bound to one minor release of
-torch. A wheel of `make wheel` has it for one torch and one Python; for others it is compiled where
-it is used. Processes that need it at once compile it once.
+torch. A `make wheel` wheel has it for one torch and one Python; for others it is compiled where it
+is used. Processes that need it at once compile it once. The cache key is a hash over the inputs.
+
+See https://docs.pytorch.org/tutorials/intermediate/process_group_cpp_extension_tutorial.html.
 """
 
 from __future__ import annotations
@@ -17,30 +19,30 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from weft import _compile
-from weft.errors import ConfigurationError
+from weft.base import compile as _compile
+from weft.base.errors import ConfigurationError
 
 __all__ = ["built", "load", "prebuilt"]
 
 logger = logging.getLogger(__name__)
 
-#: The release of torch whose C++ interface the library is written for.
+#: The torch release whose C++ interface the library is written for.
 TORCH: Final = "2.11"
 MODULE: Final = "_weft_torch"
 SOURCES: Final = Path(__file__).parent / "shim"
-#: Directory of the library in a wheel.
+#: Library directory in a wheel.
 PREBUILT: Final = Path(__file__).parent / "prebuilt"
-#: Subject of its errors.
+#: Error subject.
 WHAT: Final = "backend weft"
 
 
 @cache
 def load() -> Any:
-    """The C++ library as a module: the wheel's, else the cache's, which is built if it lacks it.
+    """The C++ library as a module: the wheel's, else the cached one, which is built if missing.
 
     Raises:
-        ConfigurationError: for another torch, without a C++ compiler or Python's headers, or if the
-            compiler fails.
+        ConfigurationError: if torch has another version, there is no C++ compiler or no Python
+            headers, or the compiler fails.
     """
     import torch
 
@@ -50,7 +52,7 @@ def load() -> Any:
         try:
             return loaded(ready)
         except ImportError as error:
-            # Of a machine with a newer C library, for example.
+            # From a machine with a newer C library, for example.
             logger.warning("%s cannot be loaded, so it is compiled here: %s", ready, error)
     return loaded(built())
 
@@ -66,7 +68,7 @@ def loaded(path: Path) -> Any:
 
 
 def prebuilt(torch_version: str) -> Path:
-    """Path that the library has in a wheel, for this torch, this Python and these sources."""
+    """Library path in a wheel, for this torch, this Python and these sources."""
     digest = hashlib.sha256()
     for path in [Path(__file__), *sorted(SOURCES.iterdir())]:
         digest.update(path.read_bytes())
@@ -75,7 +77,7 @@ def prebuilt(torch_version: str) -> Path:
 
 
 def built() -> Path:
-    """Path of the library in the cache, compiled unless it is there."""
+    """Library path in the cache, compiled unless it is there."""
     import torch
 
     check_torch(torch.__version__)
@@ -90,7 +92,7 @@ def built() -> Path:
                 *command,
                 f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
                 str(SOURCES / "module.cpp"),
-                # torch is imported before, so its libraries are found by name, wherever they lie.
+                # torch is imported before, so the libraries are found by name, wherever they lie.
                 *("-o", str(path), f"-L{libraries}"),
                 *("-ltorch_python", "-ltorch_cpu", "-lc10"),
                 *_compile.shared_runtime(command[0]),
@@ -103,7 +105,7 @@ def built() -> Path:
 
 
 def check_torch(version: str) -> None:
-    """Raise unless the library is written for this release of torch."""
+    """Raise unless the library is written for this torch release."""
     if version.split("+")[0].rsplit(".", 1)[0] != TORCH:
         raise ConfigurationError(
             f"backend weft with torch {version}: expected torch {TORCH}; "
@@ -112,7 +114,7 @@ def check_torch(version: str) -> None:
 
 
 def flags(include: Path) -> list[str]:
-    """Options of the compiler, apart from input and output."""
+    """Compiler options, apart from input and output."""
     python = Path(sysconfig.get_path("include"))
     if not (python / "Python.h").exists():
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Collectives of a process group on its GPU, as the C++ library calls them."""
+"""Collectives for a process group on a GPU, as the C++ library calls them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from weft.communicator import Communicator, made_options
-from weft.errors import ConfigurationError
+from weft.base.errors import ConfigurationError
+from weft.group.communicator import Communicator
+from weft.group.options import made_options
 
 if TYPE_CHECKING:
     from weft import _native
@@ -18,30 +19,30 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceCalls"]
 
-#: Device of new groups. Tests set "twin": operations on CPU tensors run by the twin of the kernels.
+#: Device for new groups. Tests set "twin": operations on CPU tensors run in the kernels' twin.
 kind = "cuda"
 
-#: Seconds between two looks at a stream.
+#: Seconds between two polls on a stream.
 PAUSE: Final = 0.001
-#: Shortest limit in seconds of the first operation, which compiles kernels.
+#: Minimum time limit in seconds for the first operation, which compiles kernels.
 SHORTEST_START: Final = 60.0
 
 
 class DeviceCalls:
-    """Launches of a group on its GPU; the first operation makes `weft.cuda.Collectives`.
+    """A group's launches on a GPU; the first operation makes `weft.cuda.Collectives`.
 
     Ranks on several hosts have `weft.cuda.HierarchicalCollectives`, whose calls wait on the host.
 
     The C++ library orders the streams, and has one call at a time.
 
     Args:
-        communicator: of the group; the C++ library closes it.
+        communicator: the group's communicator; the C++ library closes it.
         timeout: seconds; longest wait of a kernel for a peer.
-        num_sms: maximum number of multiprocessors of an operation; by default that of Collectives.
-        copy_engine: as of `Collectives`.
+        num_sms: maximum SMs for an operation; by default as in `Collectives`.
+        copy_engine: as in `Collectives`.
     """
 
-    #: Seconds that the end of a group leaves to operations on the GPU, before it ends their waits.
+    #: Seconds that a closing group leaves to operations on the GPU, before it ends the waits.
     end_grace = 30.0
 
     def __init__(
@@ -60,15 +61,15 @@ class DeviceCalls:
         self._run: Any = None
         self._transfer: Any = None
         self._stream: Any = None
-        #: Stream of asynchronous operations; `None` of a twin.
+        #: Stream for asynchronous operations; `None` on a twin.
         self._own: torch.cuda.Stream | None = None
         self._pool: Pool | None = None
 
     def start(self, index: int) -> tuple[int, int, int] | None:
-        """Make the collectives of a GPU; every rank makes this call.
+        """Make the collectives for a GPU; every rank makes this call.
 
         Returns:
-            Number, device and kind of device of the stream of asynchronous operations; `None` of a
+            Number, device and device kind of the stream for asynchronous operations; `None` on a
             twin.
         """
         if not self.is_twin and torch.cuda.is_current_stream_capturing():
@@ -76,9 +77,9 @@ class DeviceCalls:
                 "the first operation of a process group on its GPU allocates memory, which a "
                 "capture forbids; run one operation before the capture"
             )
-        # Not at the import, which groups on the CPU make too.
+        # Not imported at the top, since groups on the CPU import this module too.
         from weft.cuda import Collectives, HierarchicalCollectives
-        from weft.cuda.streams import communication_stream
+        from weft.gpu.streams import communication_stream
 
         options = made_options(None, "caller", None, None, 0)
         communicator = Communicator(self._communicator, options)
@@ -133,7 +134,7 @@ class DeviceCalls:
         sent: list[int] | None,
         received: list[int] | None,
     ) -> None:
-        """Put a call on the current stream; arguments are as of the native module."""
+        """Put a call on the current stream; arguments are the same as in the native module."""
         stream = self._stream()
         self._run(
             stream,
@@ -151,8 +152,8 @@ class DeviceCalls:
         self._record(stream, (given, into))
 
     def transfer(self, batch: list[tuple[int, bool, int, int]]) -> None:
-        """Put messages on the current stream; `batch` is as of the native module."""
-        from weft.cuda.collective_transfers import check_apart
+        """Put messages on the current stream; `batch` is the same as in the native module."""
+        from weft.collectives.device.transfers import check_apart
 
         check_apart(batch)
         stream = self._stream()
@@ -160,8 +161,8 @@ class DeviceCalls:
         self._record(stream, tuple(address for _, _, address, _ in batch))
 
     def _record(self, stream: int, addresses: tuple[int, ...]) -> None:
-        """Keep the memory of tensors of a call on the stream of asynchronous operations."""
-        # Memory of a capture stays with its graph.
+        """Keep memory for a call's tensors on the stream for asynchronous operations."""
+        # Memory from a capture stays with the graph.
         pool, own = self._pool, self._own
         if pool is None or own is None or stream != own.cuda_stream or self.is_capturing():
             return
@@ -186,7 +187,7 @@ class DeviceCalls:
         return self._pool.take(length)
 
     def is_capturing(self) -> bool:
-        """True if the current stream is part of a capture."""
+        """True if the current stream is being captured."""
         return not self.is_twin and torch.cuda.is_current_stream_capturing()
 
     def check(self) -> None:
@@ -208,7 +209,7 @@ class DeviceCalls:
         return True
 
     def end(self) -> None:
-        """Free all memory of the GPU on this rank; a second call has no effect."""
+        """Free all GPU memory on this rank; a second call has no effect."""
         collectives, self._collectives = self._collectives, None
         self._run = self._transfer = self._stream = self._pool = None
         if collectives is not None and os.getpid() == self._process:

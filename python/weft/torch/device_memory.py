@@ -1,15 +1,16 @@
-"""Pool of symmetric memory of a process group: tensors that all ranks take at the same place.
+"""Symmetric memory pool for a process group: tensors that all ranks take at the same place.
 
-A block of the symmetric heap is allocated by all ranks, which takes an exchange on the host and
-zeroes it. So blocks whose tensors are gone are used again. The order in which Python frees tensors
-may differ between ranks; a block is therefore available once all ranks have reported that theirs is
-free, which they exchange when no block of the size is available. Between two exchanges an
+All ranks allocate a symmetric heap block together, which takes an exchange on the host and zeroes
+it. So blocks whose tensors are gone are reused. The order in which Python frees tensors may differ
+between ranks; a block is therefore available once all ranks have reported that theirs is free,
+which they exchange when no block with the needed size is available. Between two exchanges an
 allocation is local. Each exchange that finds free blocks adds a spare one, up to a limit, so that
-loops come to have few exchanges.
+loops reach a state with few exchanges.
 
-Memory order: a tensor belongs to the current stream of its allocation, as those of torch do. A
-block whose last tensor belonged to another stream is behind that stream's work, and behind
-asynchronous operations that used it.
+Memory order: a tensor belongs to the stream that was current at its allocation, as in torch:
+https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-memory-management. A block whose last
+tensor belonged to another stream is ordered after that stream's work, and after asynchronous
+operations that used it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from weft.cuda.memory import memory_at
-from weft.errors import (
+from weft.base.errors import (
     AllocationError,
     ConfigurationMismatchError,
     DeviceError,
     SizeError,
     SystemCallError,
 )
+from weft.gpu.memory import memory_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,19 +42,20 @@ __all__ = ["Pool", "block_bytes"]
 
 logger = logging.getLogger("weft.torch")
 
-#: Errors of an allocation that all ranks make and that fails on all of them. That of a peer is a
+#: Errors from an allocation that all ranks make and that fails on all of them. A peer's error is a
 #: `DeviceError`.
 NO_ROOM: Final = (AllocationError, SizeError, DeviceError, SystemCallError)
-#: Shortest block in bytes.
+#: Minimum block size in bytes.
 SHORTEST: Final = 4096
-#: Most blocks of a size beyond those that were in use at a time, and bytes of those of all sizes.
-#: Counts begin anew when the heap is full and free blocks are returned to it.
+#: Maximum spare blocks per size, beyond the most that were in use at a time, and maximum bytes in
+#: spare blocks of all sizes. Counts begin again when the heap is full and free blocks are returned
+#: to it.
 SPARE_BLOCKS: Final = 15
 SPARE_BYTES: Final = 1 << 30
 
 
 def block_bytes(length: int) -> int:
-    """Bytes of the block of a tensor of `length` bytes: at most an eighth more, and at least 4096.
+    """Block size for a tensor of `length` bytes: at most an eighth more, and at least 4096.
 
     Tensors of similar lengths share blocks.
     """
@@ -62,7 +64,7 @@ def block_bytes(length: int) -> int:
 
 
 class Block:
-    """Block of the symmetric heap, which one tensor at a time uses."""
+    """Symmetric heap block, which one tensor at a time uses."""
 
     def __init__(self, number: int, tensor: torch.Tensor) -> None:
         #: Equal on all ranks.
@@ -70,14 +72,14 @@ class Block:
         #: Keeps the memory.
         self.tensor = tensor
         self.address, self.bytes = tensor.data_ptr(), tensor.nbytes
-        #: Stream of the last tensor.
+        #: The last tensor's stream.
         self.stream: torch.cuda.Stream | None = None
-        #: Ends of asynchronous operations that used it.
+        #: End events from asynchronous operations that used it.
         self.events: list[torch.cuda.Event] = []
 
 
 class Lease:
-    """Use of a block by a tensor's storage, which owns it; also after the pool."""
+    """A tensor storage's use of a block, which it owns; also after the pool."""
 
     __slots__ = ("__weakref__", "block")
 
@@ -86,29 +88,29 @@ class Lease:
 
 
 class Pool:
-    """Symmetric memory of the tensors of a group.
+    """Symmetric memory for a group's tensors.
 
-    Every rank makes the same calls in the same order, outside of captures.
+    Every rank makes the same calls in the same order, outside captures.
 
     Args:
-        collectives: of the group.
-        timeout: seconds; longest wait for the same call of the other ranks.
+        collectives: the group's collectives.
+        timeout: seconds; longest wait for the other ranks' same call.
     """
 
     def __init__(self, collectives: Collectives, timeout: float) -> None:
         self._collectives, self._timeout = collectives, timeout
-        #: By number, those that tensors use or that other ranks' tensors may use.
+        #: By number: blocks that tensors use or that other ranks' tensors may use.
         self._taken: dict[int, Block] = {}
-        #: By bytes, those that are free on all ranks, in the same order there.
+        #: By bytes: blocks that are free on all ranks, in the same order there.
         self._free: defaultdict[int, deque[Block]] = defaultdict(deque)
         #: Numbers of blocks whose tensors are gone here. Finalisers append, on any thread.
         self._dropped: deque[int] = deque()
         #: Numbers reported as gone, until all ranks report them.
         self._gone: set[int] = set()
-        #: Addresses of all blocks in order, and their blocks.
+        #: Addresses for all blocks in order, and the blocks.
         self._addresses: list[int] = []
         self._blocks: dict[int, Block] = {}
-        #: By bytes, spare blocks; and the bytes of all.
+        #: By bytes, spare blocks; and total bytes.
         self._spare: defaultdict[int, int] = defaultdict(int)
         self._spare_bytes = 0
         #: Exchanges and blocks so far.
@@ -116,13 +118,13 @@ class Pool:
         self._has_warned = False
 
     def take(self, length: int) -> torch.Tensor | None:
-        """A tensor of `length` uninitialised bytes at the same place on all ranks.
+        """A tensor with `length` uninitialised bytes at the same place on all ranks.
 
         Returns:
             `None` if a rank has no room; then on all ranks.
 
         Raises:
-            ConfigurationMismatchError: if ranks ask for tensors of other sizes.
+            ConfigurationMismatchError: if ranks ask for different sizes.
             WaitTimeoutError: if other ranks do not ask for one.
         """
         size = block_bytes(length)
@@ -148,7 +150,7 @@ class Pool:
         if blocks:
             event = stream.record_event()
             for block in blocks.values():
-                # The operations of a group are in one order: the last ends last.
+                # A group's operations are in one order: the last ends last.
                 block.events = [event]
 
     def _at(self, address: int) -> Block | None:
@@ -211,7 +213,7 @@ class Pool:
             try:
                 tensor = self._collectives.symmetric_empty(size, torch.uint8, timeout=self._timeout)
             except NO_ROOM as error:
-                # The error of a failed group is another one.
+                # If the group has failed, `check` raises that error instead.
                 self._collectives.check()
                 if is_spare:
                     return None

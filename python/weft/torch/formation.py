@@ -1,4 +1,7 @@
-"""Formation of a group whose ranks meet at a store of torch, until its timeout or an abort."""
+"""Group formation: ranks meet at a torch store, until a timeout or an abort.
+
+Stores: https://docs.pytorch.org/docs/stable/distributed.html#distributed-key-value-store.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from weft.errors import RendezvousError
+from weft.base.errors import RendezvousError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,16 +23,16 @@ LONGEST_PAUSE: Final = 0.25
 
 
 class Formation:
-    """All-gather of small records over a store of torch, with one limit for all of the formation.
+    """All-gather for small records over a torch store, with one time limit for the whole formation.
 
-    A rank that fails leaves its reason at the store, which ends the formation at the others.
+    A rank that fails leaves the reason at the store, which ends the formation at the others.
 
     Args:
-        store: reaches all ranks of the group; its keys belong to this group.
+        store: reaches all ranks in the group; the keys belong to this group.
         rank: this rank.
         size: ranks in the group.
         timeout: for the whole formation.
-        aborts: number of aborts of this process so far; another one ends the formation.
+        aborts: number of aborts in this process so far; another one ends the formation.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class Formation:
         self.start, self.limit = time.monotonic(), timeout.total_seconds()
         self.checked_at = self.start
         self.step = 0
-        # A store may outlive a group and serve the next one of the same name.
+        # A store may outlive a group and serve the next one with the same name.
         attempt = of_store(store.add, f"weft/attempts/{rank}", 1)
         self.prefix = f"weft/{attempt}"
         self.store: Any = store
@@ -50,13 +53,15 @@ class Formation:
         return max(self.start + self.limit - time.monotonic(), 0.0)
 
     def gather(self, payload: bytes) -> list[bytes]:
-        """The payloads of all ranks, in rank order.
+        """Payloads from all ranks, in rank order.
 
         Raises:
             RendezvousError: names the ranks that did not come in time, or the rank that failed.
         """
         keys = [f"{self.prefix}/{self.step}/{each}" for each in range(self.size)]
         self.step += 1
+        # A rank that comes late finds the records from ranks that have given up.
+        self.check(at_once=True)
         of_store(self.store.set, keys[self.rank], payload)
         start = time.monotonic()
         while not self.has(keys):
@@ -70,7 +75,7 @@ class Formation:
                         f"{self.limit:g} s; check that they run and make the same process groups "
                         "in the same order"
                     )
-                # Waits of a store cannot be ended, and log their timeouts.
+                # Waits on a store cannot be ended, and log timeouts.
                 time.sleep(min(max(waited / 4, SHORTEST_PAUSE), LONGEST_PAUSE, self.left()))
         return [of_store(self.store.get, each) for each in keys]
 
@@ -83,18 +88,21 @@ class Formation:
         absent = [rank for rank, key in enumerate(keys) if not self.has([key])]
         return f"rank{'s' * (len(absent) != 1)} {', '.join(map(str, absent))}"
 
-    def check(self) -> None:
+    def check(self, *, at_once: bool = False) -> None:
         """Raise if this process has aborted, or another rank has failed.
 
+        Args:
+            at_once: look at the store even if it was looked at just before.
+
         Raises:
-            RendezvousError: names the rank and its reason.
+            RendezvousError: names the rank and the reason.
         """
         if self.store is None:
             return
         if self.aborts() != self.aborts_before:
             raise RendezvousError("aborted by this process while the process group was formed")
         now = time.monotonic()
-        if now - self.checked_at < LONGEST_PAUSE:
+        if now - self.checked_at < LONGEST_PAUSE and not at_once:
             return
         self.checked_at = now
         if self.has([f"{self.prefix}/failed"]):
@@ -102,7 +110,7 @@ class Formation:
             raise RendezvousError(reason)
 
     def fail(self, error: BaseException) -> None:
-        """Leave the reason of a failure to the other ranks."""
+        """Leave the failure reason to the other ranks."""
         with contextlib.suppress(RuntimeError):
             if not self.store.check([f"{self.prefix}/failed"]):
                 text = " ".join(str(error).split()) or type(error).__name__
@@ -115,7 +123,7 @@ class Formation:
 
 
 def of_store(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Result of a call of a store.
+    """A store call's result.
 
     Raises:
         RendezvousError: if the store fails.

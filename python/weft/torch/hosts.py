@@ -1,4 +1,4 @@
-"""Operations of a process group on GPUs of several hosts, on addresses of the C++ library."""
+"""Process group operations on GPUs on several hosts, on addresses from the C++ library."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import torch
 
-from weft.cuda.memory import memory_at
-from weft.errors import ConfigurationError
+from weft.base.errors import ConfigurationError
+from weft.gpu.memory import memory_at
 
 if TYPE_CHECKING:
     from weft.cuda import HierarchicalCollectives
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["AddressCalls"]
 
 OPERATIONS: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
-#: Dtypes that move words, by their names without sign.
+#: Dtypes that move words, by unsigned names.
 WORDS: Final = {
     "uint8": torch.uint8,
     "uint16": torch.int16,
@@ -25,13 +25,13 @@ WORDS: Final = {
 
 
 class AddressCalls:
-    """Calls of collectives of several hosts, with the arguments of the native module's."""
+    """Calls to collectives between several hosts, with the native module's arguments."""
 
     def __init__(self, collectives: HierarchicalCollectives) -> None:
         self._collectives = collectives
 
     def stream(self) -> int:
-        """Stream of a call: it takes the current one."""
+        """The stream for a call: it takes the current one."""
         self._collectives._enter()
         return 0
 
@@ -50,7 +50,7 @@ class AddressCalls:
         sent: list[int] | None = None,
         received: list[int] | None = None,
     ) -> None:
-        """Make a call; arguments are as of `weft._native.DeviceCollectives.run`.
+        """Make a call; arguments are the same as in `weft._native.DeviceCollectives.run`.
 
         Raises:
             ConfigurationError: if several hosts lack the operation.
@@ -79,7 +79,7 @@ class AddressCalls:
             collectives.broadcast(made, root)
 
     def transfer(self, stream: int, batch: list[tuple[int, bool, int, int]]) -> None:
-        """Raise: several hosts lack messages; arguments are as of the native module's.
+        """Raise: several hosts lack messages; arguments are the same as in the native module.
 
         Raises:
             ConfigurationError: always.

@@ -1,4 +1,7 @@
-"""Clock of bounded waits: the GPU's global timer, or the host's clock under the interpreter."""
+"""Clock for bounded waits: the GPU's global timer, or the host's clock under the interpreter.
+
+The timer is `%globaltimer`, see https://docs.nvidia.com/cuda/parallel-thread-execution/.
+"""
 
 import os
 import time
@@ -13,7 +16,7 @@ if triton.knobs.runtime.interpret:
         os.sched_yield()
         return time.monotonic_ns()
 
-    #: Polls between checks of a wait's limit.
+    #: Polls between checks on a wait's limit.
     POLLS = tl.constexpr(1)
 else:
     from triton.language.extra.cuda import globaltimer as now  # type: ignore[no-redef]  # noqa: F401

@@ -1,32 +1,32 @@
-"""Context of a symmetric tensor: the argument of a kernel by which it reaches its peers."""
+"""Symmetric tensor contexts: the kernel argument through which a kernel reaches peers."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from weft._timeout import seconds
-from weft.cuda import symmetric
-from weft.moe.device_errors import ON_DEVICES
+from weft.base.timeout import seconds
+from weft.gpu import symmetric
+from weft.gpu.errors import ON_DEVICES
 from weft.triton import layout
 
 __all__ = ["context"]
 
 
 def context(tensor: torch.Tensor, *, timeout: float = 10.0) -> torch.Tensor:
-    """The context of a symmetric tensor, for kernels that use the functions of `weft.triton`.
+    """Context for a symmetric tensor, for kernels that use the functions in `weft.triton`.
 
-    It holds for all tensors in the same allocation, such as slices of one tensor. A later call for
+    It applies to all tensors in the same allocation, such as slices of one tensor. A later call for
     the allocation returns the same context. It is local: the ranks need not call it together.
-    `weft.check()` raises the errors of expired waits.
+    `weft.check()` raises errors from expired waits.
 
     Args:
-        tensor: of `weft.symmetric_empty`, on a GPU or a twin. Keep it while kernels run.
-        timeout: limit of a wait in seconds. The limit of a domain is the longest of all its users,
-            and is read at each check, so that it also applies to captured graphs.
+        tensor: from `weft.symmetric_empty`, on a GPU or a twin. Keep it while kernels run.
+        timeout: time limit for a wait in seconds. A domain uses the longest limit among all users,
+            and reads it at each check, so that it also applies to captured graphs.
 
     Returns:
-        int64, on the device of `tensor`.
+        int64, on the tensor's device.
 
     Raises:
         RegionError: if the tensor's memory is not symmetric.
@@ -35,12 +35,12 @@ def context(tensor: torch.Tensor, *, timeout: float = 10.0) -> torch.Tensor:
     owner.native.prepare_waits(seconds(timeout))
     if owner.context is None:
         owner.context = _made(owner)
-        ON_DEVICES.add(owner)  # type: ignore[arg-type]
+        ON_DEVICES.add(owner)
     return owner.context
 
 
 def _made(owner: symmetric.Owner) -> torch.Tensor:
-    """A context in memory of its device."""
+    """A context in the device's memory."""
     words = np.zeros(layout.CONTEXT_BYTES // 8, np.uint64)
     words[layout.CONTEXT_TABLE // 8] = owner.native.table
     halves = words.view(np.uint32)

@@ -7,7 +7,7 @@ both.
 from typing import Final
 
 #: Version of the table's layout.
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 
 #: Bytes reserved for the table.
 TABLE_BYTES: Final = 1024
@@ -15,49 +15,82 @@ TABLE_BYTES: Final = 1024
 #: Limit of ranks.
 MAX_RANKS: Final = 64
 
-#: Code of the failure that ended the domain on this rank.
+#: Failure code that ended the domain on this rank.
 TABLE_DEAD: Final = 0
 
 #: Nonzero while a notice is being written.
 TABLE_FLAGGED: Final = 4
 
-#: Limit of a wait.
+#: Wait limit.
 TABLE_LIMIT_NS: Final = 8
 
-#: Time of the last read of the abort word, which is in host memory.
+#: Last time the abort word, which is in host memory, was read.
 TABLE_LOOKED_NS: Final = 16
 
-#: Version of this layout.
+#: Layout version.
 TABLE_VERSION: Final = 24
 
 #: This rank.
 TABLE_RANK: Final = 28
 
-#: Number of ranks.
+#: World size.
 TABLE_RANKS: Final = 32
 
-#: U32 words of each rank in the flags area.
+#: U32 words per rank in the flags area.
 TABLE_FLAGS_EACH: Final = 36
 
-#: Address of two records of 64 bytes.
+#: Address of two 64-byte records.
 TABLE_RECORD: Final = 40
 
-#: Address of the u32 word by which the host ends all waits.
+#: Address of the u32 word with which the host ends all waits.
 TABLE_ABORT: Final = 48
 
-#: Offset of the flags area from the table.
+#: Flags area offset from the table.
 TABLE_FLAGS: Final = 56
 
-#: Tables of all ranks, as mapped here.
+#: All ranks' tables, as mapped here.
 TABLE_PEERS: Final = 64
 
-#: Code of the event.
+#: Address of the proxy's command slots.
+TABLE_RING: Final = 576
+
+#: Next ticket for a command, counted by kernels.
+TABLE_TICKET: Final = 584
+
+#: Address of the u64 count of tickets whose slots are free.
+TABLE_RELEASED: Final = 592
+
+#: That count when a kernel last read it.
+TABLE_SEEN_RELEASED: Final = 600
+
+#: Address of the u32 lengths that SCATTER commands name.
+TABLE_LIST: Final = 608
+
+#: Address of the words that proxies raise.
+TABLE_WORDS: Final = 616
+
+#: Address of the u64 that the proxy's thread increments while it runs.
+TABLE_ALIVE: Final = 624
+
+#: Command slots, a power of two.
+TABLE_SLOTS: Final = 632
+
+#: U32 words per rank in the words.
+TABLE_WORDS_EACH: Final = 636
+
+#: This rank in the proxy's group, which has all hosts' ranks.
+TABLE_PROXY_RANK: Final = 640
+
+#: World size of the proxy's group.
+TABLE_PROXY_RANKS: Final = 644
+
+#: Event code.
 RECORD_CODE: Final = 0
 
 #: Rank that wrote it.
 RECORD_RANK: Final = 4
 
-#: Phase of the kernel.
+#: Kernel phase.
 RECORD_PHASE: Final = 8
 
 #: Peer concerned, or all ones.
@@ -69,7 +102,7 @@ RECORD_CHANNEL: Final = 16
 #: Row or token.
 RECORD_SLOT: Final = 20
 
-#: Claimed by the one of several writers on the CPU that writes.
+#: Claimed by the CPU writer that writes, if there are several.
 RECORD_CLAIM: Final = 24
 
 #: 0.
@@ -114,8 +147,17 @@ CODE_TIMEOUT: Final = 1
 #: Code of a wait that the host ended.
 CODE_ABORTED: Final = 2
 
+#: Code of a rank that passed other arguments.
+CODE_DISAGREEMENT: Final = 64
+
 #: Phase: a wait of a Triton kernel.
 PHASE_WAIT: Final = 64
 
 #: Phase: a barrier of a Triton kernel.
 PHASE_BARRIER: Final = 65
+
+#: Phase: a wait for a proxy's word.
+PHASE_PROXY_WAIT: Final = 66
+
+#: Phase: a push to the proxy's ring.
+PHASE_PROXY_PUSH: Final = 67

@@ -1,4 +1,7 @@
-"""Lint of memory order in compiled PTX.
+"""Lint that checks memory order in compiled PTX.
+
+The PTX memory model:
+https://docs.nvidia.com/cuda/parallel-thread-execution/#memory-consistency-model.
 
 Rules:
 
@@ -6,20 +9,20 @@ Rules:
   global memory between them
 - `acquire-without-barrier`: on each path from an acquire to a load of global memory there is a
   block barrier
-- `acquire-in-pipelined-loop`: no acquire in a loop whose loads are asynchronous copies of later
-  iterations, which would pass it; an atomic of `acq_rel` counts an arrival, and is none
-- `divergent-barrier`: no block barrier under a branch on a clock, or on a word that each thread has
-  read by itself while others may write it: threads would part
-- `peer-scope`: system scope of atomics, acquires and releases at an address that was loaded from
-  memory or has a distance in it that was: a peer's
-- `proxy-fence-space`: `fence.proxy.async` with its state space
-- `bulk-load-after-acquire`: on each path from an acquire to a bulk load of global memory there is a
-  `fence.proxy.async.global`
-- `bulk-store-incomplete`: on each path from a bulk store to a release there is a wait for its
-  completion, beyond the read of its source
+- `acquire-in-pipelined-loop`: no acquire in a loop whose loads are asynchronous copies for later
+  iterations, which would pass it; an `acq_rel` atomic counts an arrival, and is no acquire here
+- `divergent-barrier`: no block barrier under a branch on a clock, or on a word that each thread
+  reads individually while others may write it: threads would diverge
+- `peer-scope`: system scope for atomics, acquires and releases at an address that was loaded from
+  memory or has a loaded distance in it: a peer's address
+- `proxy-fence-space`: `fence.proxy.async` with a state space
+- `bulk-load-after-acquire`: on each path from an acquire to a bulk load from global memory there is
+  a `fence.proxy.async.global`
+- `bulk-store-incomplete`: on each path from a bulk store to a release there is a wait for
+  completion, beyond the read from the source
 
 Limits: loads that the compiler moves ahead through registers, instead of asynchronous copies, are
-not recognised as a pipeline; calls of functions are not followed.
+not recognised as a pipeline; function calls are not followed. For example::
 
     python -m weft.triton.lint FILE.ptx [--json]
 """
@@ -34,6 +37,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.base.files import read_text
 from weft.triton.ptx import functions
 
 if TYPE_CHECKING:
@@ -51,10 +55,10 @@ class Violation:
     """An instruction that breaks a rule.
 
     Attributes:
-        rule: its name.
-        function: name of the kernel.
-        line: of the PTX, from 1.
-        instruction: its text.
+        rule: rule name.
+        function: kernel name.
+        line: PTX line, from 1.
+        instruction: instruction text.
         message: rule as a sentence.
     """
 
@@ -66,10 +70,10 @@ class Violation:
 
 
 def check(ptx: str) -> list[Violation]:
-    """Violations in a PTX text, in its order.
+    """Violations in a PTX text, in text order.
 
     Args:
-        ptx: text, such as `kernel.asm["ptx"]` of a kernel compiled by Triton.
+        ptx: PTX text, such as `kernel.asm["ptx"]` from a Triton kernel.
 
     Raises:
         ValueError: if the text has no function.
@@ -90,7 +94,7 @@ def _violation(rule: str, function: Function, instruction: Instruction, message:
 
 
 def _is_barrier(function: Function, each: Instruction) -> bool:
-    """True for a barrier of all threads of the block."""
+    """True for a barrier over all threads in the block."""
     if each.guard:
         return False
     if each.opcode == "bar.warp.sync":
@@ -128,7 +132,7 @@ def _is_bulk_store(each: Instruction) -> bool:
 
 
 def _is_weak(each: Instruction, name: str) -> bool:
-    """True for a weak load or store of global memory."""
+    """True for a weak load from or store to global memory."""
     strong = ("relaxed", "acquire", "release", "volatile", "mmio")
     return each.modifiers[0] == name and each.has("global") and not each.has(*strong)
 
@@ -190,14 +194,14 @@ def _branches(function: Function) -> Iterator[Violation]:
         for at in sorted(function.parted(index)):
             barrier = function.instructions[at]
             if _is_barrier(function, barrier):
-                message = "threads part at a branch on a clock or on a word that is being written"
+                message = "threads diverge at a branch on a clock or a word that is being written"
                 yield _violation("divergent-barrier", function, barrier, message)
 
 
 def _racy_registers(function: Function) -> set[str]:
-    """Registers that depend on a clock, or on a strong load that each thread makes by itself.
+    """Registers that depend on a clock, or on a strong load that each thread makes individually.
 
-    Words of shared memory and results of atomics are of one thread.
+    Shared memory words and atomic results come from one thread.
     """
     found: set[str] = set()
     before = -1
@@ -217,7 +221,7 @@ def _racy_registers(function: Function) -> set[str]:
 
 
 def _parts(each: Instruction) -> tuple[str, str, str]:
-    """Results of an instruction, and its sources."""
+    """An instruction's results, and the sources."""
     if each.operands.startswith("{"):
         return each.operands.partition("}")
     return each.operands.partition(",")
@@ -232,14 +236,14 @@ def _scopes(function: Function) -> Iterator[Violation]:
             continue
         inside = re.search(r"\[\s*(%\w+)", each.operands)
         if inside and inside[1] in loaded and not each.has("sys"):
-            message = 'words of peers need system scope: scope="sys"'
+            message = 'a peer word needs system scope: scope="sys"'
             yield _violation("peer-scope", function, each, message)
 
 
 def _loaded_addresses(function: Function) -> set[str]:
-    """Registers with an address, or a distance of addresses, that was loaded from global memory.
+    """Registers with an address, or an address distance, that was loaded from global memory.
 
-    A product is an index: its factors do not count.
+    A multiplication gives an index: the factors do not count.
     """
     found: set[str] = set()
     moves = ("add", "sub", "mov", "cvta", "selp", "mad", "fma")
@@ -269,13 +273,13 @@ def _fences(function: Function) -> Iterator[Violation]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the violations in a file; exit status 1 if there is one, 2 without a function."""
     parser = argparse.ArgumentParser(
-        prog="python -m weft.triton.lint", description="Lint of memory order in compiled PTX"
+        prog="python -m weft.triton.lint", description="Memory order lint for compiled PTX"
     )
     parser.add_argument("file", type=Path, help="PTX file")
     parser.add_argument("--json", action="store_true", help="one JSON object for each violation")
     given = parser.parse_args(arguments)
     try:
-        found = check(given.file.read_text(encoding="utf-8"))
+        found = check(read_text(given.file))
     except (OSError, ValueError) as error:
         print(f"{given.file}: {error}", file=sys.stderr)
         return 2

@@ -1,11 +1,11 @@
-"""Device functions: places at peers, puts with signals, bounded waits, barrier, last arrival.
+"""Device functions: peer addresses, puts with signals, bounded waits, barrier, last arrival.
 
-All programs of a kernel may call them; each call is made by a whole program (a block of threads).
-`context` is a pointer to int64, from `weft.triton.context`; words are int32 in symmetric memory.
+All programs in a kernel may call them; a whole program (a thread block) makes each call. `context`
+is a pointer to int64, from `weft.triton.context`; words are int32 in symmetric memory.
 
-Memory order: a function that releases begins with a block barrier, so the stores of all threads
-precede it. A function that acquires ends with one, so the loads of all threads follow it. Words of
-peers are accessed at system scope.
+Memory order: a function that releases begins with a block barrier, so the stores by all threads
+precede it. A function that acquires ends with one, so the loads by all threads follow it. Peers'
+words are accessed at system scope.
 """
 
 import triton
@@ -16,6 +16,7 @@ from weft.triton.clock import POLLS, now
 
 __all__ = [
     "barrier",
+    "disagree",
     "distance",
     "expired",
     "fetch_add",
@@ -32,7 +33,7 @@ __all__ = [
     "world_size",
 ]
 
-# Fields of a context, in elements of int64 or int32.
+# Fields in a context, in int64 or int32 elements.
 _TABLE = tl.constexpr(layout.CONTEXT_TABLE // 8)
 _RANK = tl.constexpr(layout.CONTEXT_RANK // 4)
 _RANKS = tl.constexpr(layout.CONTEXT_RANKS // 4)
@@ -41,11 +42,12 @@ _HAS_ABORTED = tl.constexpr(layout.CONTEXT_ABORTED // 4)
 _SHIFTS = tl.constexpr(layout.CONTEXT_SHIFTS // 8)
 _MAX_RANKS = tl.constexpr(layout.MAX_RANKS)
 
-# Fields of the table and of a record, in bytes.
+# Fields in the table and in a record, in bytes.
 _DEAD = tl.constexpr(layout.TABLE_DEAD)
 _LIMIT = tl.constexpr(layout.TABLE_LIMIT_NS)
 _LOOKED = tl.constexpr(layout.TABLE_LOOKED_NS)
 _OWN_RANK = tl.constexpr(layout.TABLE_RANK)
+_PROXY_RANK = tl.constexpr(layout.TABLE_PROXY_RANK)
 _RECORD = tl.constexpr(layout.TABLE_RECORD)
 _ABORT = tl.constexpr(layout.TABLE_ABORT)
 _RECORD_CODE = tl.constexpr(layout.RECORD_CODE)
@@ -59,9 +61,11 @@ _RECORD_SEEN = tl.constexpr(layout.RECORD_SEEN)
 
 _TIMEOUT = tl.constexpr(layout.CODE_TIMEOUT)
 _ABORTED = tl.constexpr(layout.CODE_ABORTED)
+_DISAGREEMENT = tl.constexpr(layout.CODE_DISAGREEMENT)
 _WAIT = tl.constexpr(layout.PHASE_WAIT)
 _BARRIER = tl.constexpr(layout.PHASE_BARRIER)
-# As in `weft/wait.cuh`: one thread of the GPU reads the abort word for all, this often.
+_PROXY_WAIT = tl.constexpr(layout.PHASE_PROXY_WAIT)
+# As in `weft/wait.cuh`: one GPU thread reads the abort word for all, this often.
 _ABORT_CHECK_NS = tl.constexpr(50_000)
 
 
@@ -79,22 +83,24 @@ def world_size(context):
 
 @triton.jit
 def peer(context, pointer, rank):
-    """The place at `rank` that corresponds to `pointer` here.
+    """The address at `rank` that corresponds to `pointer` here.
+
+    For example, `tl.store(peer(context, words, 1), 7)` stores to the words at rank 1.
 
     Args:
-        context: of the tensor that `pointer` points into.
+        context: for the tensor that `pointer` points into.
         pointer: scalar or block of pointers. Stores to the result are as wide as stores to it.
-        rank: of the memory; this rank is allowed.
+        rank: whose memory; this rank is allowed.
     """
-    # Addition to a pointer, unlike that of integers, keeps the compiler's data on contiguity.
+    # Addition to a pointer, unlike integer addition, keeps the compiler's contiguity data.
     return (pointer.to(tl.pointer_type(tl.int8)) + distance(context, rank)).to(pointer.dtype)
 
 
 @triton.jit
 def distance(context, rank):
-    """Bytes from memory of this rank to that of `rank`, int64: what `peer` adds.
+    """Bytes from this rank's memory to memory at `rank`, int64: what `peer` adds.
 
-    A kernel that loads it long before its use does not wait for it.
+    A kernel that loads it long before the use does not wait for it.
     """
     # Blocks begin at multiples of 16 bytes on all ranks.
     return tl.multiple_of(tl.load(context + _SHIFTS + rank), 16)
@@ -102,24 +108,24 @@ def distance(context, rank):
 
 @triton.jit
 def put(context, pointer, values, rank, mask=None):
-    """Stores a block of values at the place of `pointer` at a peer. Relaxed: a signal releases it.
+    """Stores a block of values at a peer, at `pointer`'s place. Relaxed: a signal releases it.
 
     Args:
-        context: of the tensor that `pointer` points into.
+        context: for the tensor that `pointer` points into.
         pointer: block of pointers into this rank's tensor.
-        values: block of the same shape.
+        values: block with the same shape.
         rank: destination.
-        mask: block of int1; by default all elements are stored.
+        mask: int1 block; by default all elements are stored.
     """
     tl.store(peer(context, pointer, rank), values, mask=mask)
 
 
 @triton.jit
 def signal(context, word, epoch, rank):
-    """Sets a peer's word. Release: earlier stores of the whole program are visible before it.
+    """Sets a peer's word. Release: all earlier stores by the program are visible before it.
 
     Args:
-        context: of the tensor that `word` points into.
+        context: for the tensor that `word` points into.
         word: pointer to int32 in this rank's tensor; only this program writes it at the peer.
         epoch: int32.
         rank: destination.
@@ -130,7 +136,7 @@ def signal(context, word, epoch, rank):
 
 @triton.jit
 def signal_add(context, word, amount, rank):
-    """Adds to a peer's word, which several programs or ranks raise. Release, as `signal`.
+    """Adds to a peer's word, which several programs or ranks raise. Release, as in `signal`.
 
     Counters wrap around: `wait` compares modulo 2^32.
     """
@@ -140,7 +146,7 @@ def signal_add(context, word, amount, rank):
 
 @triton.jit
 def fetch_add(context, word, amount, rank):
-    """Adds to a peer's word and returns its former value. Relaxed, at system scope."""
+    """Adds to a peer's word and returns the old value. Relaxed, at system scope."""
     return tl.atomic_add(peer(context, word, rank), amount, sem="relaxed", scope="sys")
 
 
@@ -148,7 +154,7 @@ def fetch_add(context, word, amount, rank):
 def put_signal(context, pointer, values, word, epoch, rank, mask=None):
     """`put`, then `signal`: a program that has waited for `epoch` observes the values.
 
-    `pointer` and `word` are in tensors of one allocation.
+    `pointer` and `word` must be in tensors from one allocation.
     """
     put(context, pointer, values, rank, mask)
     signal(context, word, epoch, rank)
@@ -169,60 +175,80 @@ def next_epoch(epoch):
 
 @triton.jit
 def wait(context, word, epoch, source, slot=0):
-    """Waits until a word of this rank is at least `epoch`, modulo 2^32; returns true if it is.
+    """Waits until a word on this rank is at least `epoch`, modulo 2^32; returns true if it is.
 
-    Acquire: all threads observe what was released before. False once the limit of `context` has
-    passed, or the group has failed: the host raises the error, and the kernel fills its outputs
-    with NaN and returns.
+    Acquire: all threads observe what was released before. It returns false once `context`'s time
+    limit has passed or the group has failed: the host raises the error, and the kernel fills its
+    outputs with NaN and returns.
 
     Args:
-        context: of any tensor of the communicator.
+        context: for any tensor in the communicator.
         word: pointer to int32 in this rank's tensor.
         epoch: int32.
         source: rank that raises the word, for the error.
-        slot: number for the error, such as that of a tile.
+        slot: number for the error, such as a tile number.
     """
+    fine = _reach(context, _WAIT, word, epoch, source, slot)
+    tl.debug_barrier()
+    return fine
+
+
+@triton.jit
+def _reach(context, phase, word, epoch, source, slot):
+    """`wait` without the block barrier, in any phase."""
     began = tl.cast(0, tl.int64)
     polls = 0
     seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
     while (began >= 0) & (reached(seen, epoch) == 0):
         polls += 1
         if polls == POLLS:
-            began = expired(context, source, slot, epoch, seen, began)
+            began = _check(context, phase, source, slot, epoch, seen, began)
             polls = 0
         seen = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-    tl.debug_barrier()
     return reached(seen, epoch)
 
 
 @triton.jit
 def expired(context, source, slot, epoch, seen, began):
-    """Checks the limit of a wait that a kernel makes itself, after several polls without success.
+    """Checks the time limit in a kernel's own wait loop, after several polls without success.
 
-    All threads of the program call it, with equal arguments. The result is the next call's `began`,
-    or -1 once the wait has to end: its limit has passed, or the group has failed. The record for
-    the host is that of `wait`.
+    All threads in the program call it, with equal arguments. The result is the next call's `began`,
+    or -1 once the wait must end, because the limit has passed or the group has failed. The host
+    gets the same record as from `wait`.
 
     Args:
-        context: of any tensor of the communicator.
+        context: for any tensor in the communicator.
         source: rank awaited, for the error.
-        slot: number for the error, such as that of a tile.
+        slot: number for the error, such as a tile number.
         epoch: int32, expected.
         seen: int32, observed.
-        began: int64, 0 in the first call of a wait.
+        began: int64, 0 in a wait's first call.
     """
     return _check(context, _WAIT, source, slot, epoch, seen, began)
 
 
 @triton.jit
-def barrier(context, words, epoch):
-    """Barrier of all ranks: rank r raises `words[r]` at each rank. True if all ranks came.
-
-    One program of each rank calls it, with epochs 1, 2, 3, ... of int32. It releases the earlier
-    stores of that program, and acquires those of the others; on failure see `wait`.
+def disagree(context, peer, expected, seen):
+    """Ends all waits on this rank, since a peer passed other arguments; the first call is recorded.
 
     Args:
-        context: of the tensor that `words` points into.
+        context: for any tensor in the communicator.
+        peer: rank with the other arguments.
+        expected: int32, this rank's argument digest, known to the host.
+        seen: int32, the peer's digest.
+    """
+    _fail(tl.load(context + _TABLE), _DISAGREEMENT, _WAIT, peer, 0, expected, seen)
+
+
+@triton.jit
+def barrier(context, words, epoch):
+    """Barrier over all ranks: rank r raises `words[r]` at each rank. True if all ranks came.
+
+    One program on each rank calls it, with int32 epochs 1, 2, 3, ... It releases that program's
+    earlier stores and acquires the other programs' stores; on failure see `wait`.
+
+    Args:
+        context: for the tensor that `words` points into.
         words: pointer to as many int32 as there are ranks.
         epoch: int32.
     """
@@ -251,7 +277,7 @@ def barrier(context, words, epoch):
 
 @triton.jit
 def _first_missing(words, ranks, present, epochs):
-    """Lowest rank whose word has not reached its epoch, `_MAX_RANKS` if none; words of all."""
+    """Lowest rank whose word has not reached the epoch, else `_MAX_RANKS`; words from all ranks."""
     zeros = tl.zeros([_MAX_RANKS], tl.int32)
     seen = tl.atomic_add(words + ranks, zeros, mask=present, sem="acquire", scope="sys")
     missing = present & (reached(seen, epochs) == 0)
@@ -260,16 +286,16 @@ def _first_missing(words, ranks, present, epochs):
 
 @triton.jit
 def last_arrival(mask, bit, all_bits):
-    """True in the last of several programs of a kernel, once in each round.
+    """True in the last of a kernel's programs, once in each round.
 
-    Each program sets its bit once its stores are complete; the one that completes the mask clears
-    it for the next round, which begins after that, as in a later kernel. Release and acquire at the
-    scope of the GPU: the last program may signal peers for the stores of all.
+    Each program sets a bit once all stores are complete; the one that completes the mask clears
+    it for the next round, which begins after that, for example in a later kernel. Release and
+    acquire at GPU scope: the last program may signal peers on behalf of all stores.
 
     Args:
-        mask: pointer to int32 in memory of this GPU, zero at first.
-        bit: of this program, 0 to 31.
-        all_bits: int32 with the bits of all programs.
+        mask: pointer to int32 in this GPU's memory, zero at first.
+        bit: this program's bit number, 0 to 31.
+        all_bits: int32 with all programs' bits.
     """
     tl.debug_barrier()
     own = (tl.cast(1, tl.int64) << bit).to(tl.int32)
@@ -283,11 +309,11 @@ def last_arrival(mask, bit, all_bits):
 
 @triton.jit
 def _check(context, phase, source, slot, epoch, seen, began):
-    """Checks a wait that began at `began` (0: now); returns its begin, or -1 once it has ended.
+    """Checks a wait that began at `began` (0: now); returns that time, or -1 once it has ended.
 
-    Threads that read a clock or a word of the host by themselves may differ, and branches on it
-    would part them at the barriers of later operations. Here one thread reads, and the others take
-    the value from memory, by atomics on scalars.
+    Threads that read a clock or a host word individually may differ, and a branch on the value
+    would diverge them at later barriers. Here one thread reads, and the others take the value from
+    memory, with scalar atomics.
     """
     tl.debug_barrier()
     table = tl.load(context + _TABLE)
@@ -302,7 +328,7 @@ def _check(context, phase, source, slot, epoch, seen, began):
     # Nested, so that one program at a time makes the exchange.
     if time - last >= _ABORT_CHECK_NS:  # noqa: SIM102
         if tl.atomic_cas(looked, last, time, sem="relaxed", scope="sys") == last:
-            # Memory of the host: a plain load.
+            # Host memory: a plain load.
             abort = tl.load(_at(table + _ABORT, tl.int64))
             word = tl.load(_at(abort, tl.int32), volatile=True)
             aborted = context.to(tl.pointer_type(tl.int32)) + _HAS_ABORTED
@@ -316,7 +342,7 @@ def _check(context, phase, source, slot, epoch, seen, began):
 
 @triton.jit
 def _read(pointer):
-    """Value of a word of this GPU's memory, equal in all threads of the program."""
+    """A word in this GPU's memory, equal in all of the program's threads."""
     return tl.atomic_add(pointer, 0, sem="relaxed", scope="sys")
 
 
@@ -325,7 +351,9 @@ def _fail(table, code, phase, source, slot, epoch, seen):
     """Marks the domain dead; the first caller writes the record for the host."""
     if tl.atomic_cas(_at(table + _DEAD, tl.int32), 0, code, sem="relaxed", scope="sys") == 0:
         record = tl.load(_at(table + _RECORD, tl.int64))
+        # Records about a proxy number ranks as its communicator does.
         own = tl.load(_at(table + _OWN_RANK, tl.int32))
+        own = tl.where(phase >= _PROXY_WAIT, tl.load(_at(table + _PROXY_RANK, tl.int32)), own)
         tl.store(_at(record + _RECORD_RANK, tl.int32), own)
         tl.store(_at(record + _RECORD_PHASE, tl.int32), phase)
         tl.store(_at(record + _RECORD_PEER, tl.int32), source)

@@ -1,197 +1,220 @@
-"""Proxy: a thread that sends what kernels put to ranks of any host.
-
-Kernels store values and descriptors into a ring in memory of the host; the thread makes a counted
-write of each, by the providers of the communicator. At the destination its like raises the word.
-"""
+"""Proxy: a host thread that sends kernels' puts to ranks on any host."""
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import logging
+import os
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 import torch
 
-from weft._timeout import seconds
-from weft.cuda.device import place_of
-from weft.errors import ConfigurationError, OutOfRangeError, WaitTimeoutError
-from weft.region import Page
-from weft.triton import staged
+from weft import _native
+from weft.base import environment
+from weft.base.arguments import expect, expect_list, expect_number, expect_range, expect_text, shown
+from weft.base.errors import (
+    ConfigurationError,
+    ShapeError,
+    WeftError,
+)
+from weft.base.timeout import seconds
+from weft.gpu.device import place_of
+from weft.gpu.errors import ON_DEVICES
+from weft.group.communicator import Communicator
+from weft.group.sharing import check_equal
+from weft.triton import layout
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Sequence
 
-    from weft.communicator import Communicator
-    from weft.region import Region
+    from weft.group.region import Region, RemoteRegion
 
 __all__ = ["Proxy"]
 
-#: Puts to one peer that may be under way.
-_WINDOW: Final = 16
-#: Bytes of a descriptor: that of a slot without `ready` and `released`.
-_DESCRIPTOR: Final = 32
-#: Seconds between two looks of an idle thread.
-_NAP: Final = 20e-6
-#: Seconds between two checks of the group.
-_LOOK: Final = 0.02
-#: Mapped for devices, in all contexts (cudaHostRegisterPortable and cudaHostRegisterMapped).
-_PINNED: Final = 3
+logger = logging.getLogger("weft")
 
-
-class _Put(NamedTuple):
-    """Descriptor of a put, and its slot."""
-
-    rank: int
-    word: int
-    epoch: int
-    bytes: int
-    offset: int
-    slot: int
-    #: Value of the slot's `released` once its source may be reused.
-    uses: int
+#: Longest put by default, in bytes, where all routes carry that in one part.
+_PUT_BYTES: Final = 1 << 20
+#: Rounds of a word toward one rank that may be open.
+_ROUNDS: Final = 16
+#: Puts in the proxy that wait for a round, or whose source is still read.
+_OUTSTANDING = 1024
 
 
 class Proxy:
-    """Memory that ranks of all hosts write to, and the thread that sends their kernels' puts.
+    """Windows that ranks on all hosts put into, and the thread that sends kernels' puts.
 
-    Kernels put by `weft.triton.staged_put_signal` and wait by `staged_wait`. All data pass memory
-    of the host on both sides, so a put takes a copy over PCIe, a look of the thread, a message and
-    another look: use it between hosts, where stores over NVLink do not reach.
+    A kernel on any rank puts with `weft.triton.remote_put_signal` and waits with `remote_wait`; the
+    bytes go from window to window by counted writes, over the communicator's providers. A GPU
+    cannot start a transfer on most NICs; within a host, stores over NVLink
+    (`weft.triton.put_signal`) are faster. For example::
 
-    All ranks make it together, with equal arguments, and close it together. From then until it is
-    closed its thread makes calls on the communicator.
+        with weft.triton.Proxy(communicator, [4096, 4096], words=2) as proxy:
+            outbox, inbox = (window.view(torch.int32) for window in proxy.windows)
+            kernel[1,](proxy.context, outbox, inbox, ...)
+            torch.cuda.synchronize()
+            proxy.check()
+
+    A word counts the rounds that a rank has put toward it, and 16 rounds toward one word at one
+    rank may be open. A round is given back to its source when the word rises, so the destination's
+    kernel says by a word of its own when it has read the bytes; or, with `hold`, by
+    `remote_release`.
+
+    All ranks make it together, with equal `words`, `hold` and `max_put_bytes` and as many windows.
+    They close it together, or the communicator is closed first. Keep it while kernels and graphs
+    with its `context` exist, also once it was closed.
 
     Args:
-        communicator: of the ranks, on any number of hosts.
-        bytes: of `data`, 1 or more.
-        words: number of words, 1 or more.
-        device: that of the kernels: a GPU, or "twin" for the interpreter.
-        slots: puts that may be in the ring.
-        slot_bytes: of a put, at most; a multiple of 64, at most 262,144.
-        timeout: limit of a wait of a kernel in seconds.
+        communicator: ranks on any number of hosts.
+        windows: memory on `device`, as many on each rank: a number allocates that many zeroed
+            bytes; a contiguous tensor is registered as `Communicator.register` does, where the
+            routes to all peers allow it as a destination. Windows on a GPU need WEFT_STAGED=1, or
+            NICs that reach the GPU.
+        words: number of words, 1 to 64, for each source.
+        hold: words that kernels give back by `remote_release`; the others are given back at once.
+        device: where the kernels run: a GPU, or "twin" for the interpreter.
+        slots: commands in the ring, a power of two from 2 to 65,536.
+        max_put_bytes: longest put in bytes; by default 1 MiB, or less if a route's longest part is
+            shorter.
+        timeout: time limit in seconds for a wait in a kernel.
+        idle: "nap": without work for 10 ms the thread sleeps for 100 µs between polls, which adds
+            as much to the next put; "spin": it always polls. Where ranks share cores, it naps after
+            64 polls with both. By default WEFT_PROXY_IDLE, or "nap".
+        core: the thread's core, another for each rank; by default WEFT_PROXY_CORE, or any.
+        setup_timeout: seconds to wait for all ranks.
 
     Attributes:
-        data: uint8 `[bytes]`, in memory of the host that the device maps; zero at first.
-        words: int32 `[words]`, likewise.
-        state: argument of the device functions.
+        context: int64 tensor, the kernels' argument.
+        windows: tensors; uint8 `[bytes]` for those that were numbers.
+        local: communicator with this host's ranks. The contexts of its symmetric tensors
+            (`weft.symmetric_empty(..., communicator=proxy.local)`) also serve as `context`.
+        max_put_bytes: longest put in bytes.
 
     Raises:
         ConfigurationError: if an argument is out of range.
         ConfigurationMismatchError: if ranks pass different arguments.
+        RegionError: if a provider cannot reach a window's memory.
+        WaitTimeoutError: if other ranks do not come within `setup_timeout`.
     """
 
     def __init__(
         self,
         communicator: Communicator,
+        windows: Sequence[Any],
         *,
-        bytes: int,
-        words: int,
+        words: int = 8,
+        hold: Sequence[int] = (),
         device: object = "cuda",
-        slots: int = 64,
-        slot_bytes: int = 16384,
+        slots: int = 1024,
+        max_put_bytes: int | None = None,
         timeout: float = 10.0,
+        idle: Literal["nap", "spin"] | None = None,
+        core: int | None = None,
+        setup_timeout: float = 60.0,
     ) -> None:
-        if bytes < 1 or words < 1 or slots < 1:
-            raise ConfigurationError(
-                f"bytes={bytes}, words={words}, slots={slots}: expected 1 or more of each"
+        expect(communicator, Communicator, "communicator")
+        windows = expect_list(windows, "windows")
+        words = expect_range(words, "words", 1, 64)
+        held = [expect_range(word, "hold", 0, words - 1) for word in expect_list(hold, "hold")]
+        slots = expect_range(slots, "slots", 2, 1 << 16)
+        if slots & (slots - 1):
+            raise ConfigurationError(f"slots={slots}: expected a power of two; pass 1024")
+        if max_put_bytes is not None:
+            max_put_bytes = expect_range(max_put_bytes, "max_put_bytes", 1, 1 << 40)
+        chosen_idle, chosen_core = _idle(idle), _core(core)
+        limit, until = seconds(timeout), time.monotonic() + seconds(setup_timeout)
+        name, place = place_of(device)
+        if not 1 <= len(windows) <= 1 << 16:
+            raise ConfigurationError(f"{len(windows)} windows: expected 1 to 65536")
+        for window in windows:
+            _check_window(window, place)
+
+        def left() -> float:
+            return max(until - time.monotonic(), 0.0)
+
+        settings = {"words": words, "hold": sorted(set(held)), "windows": len(windows)}
+        settings["max_put_bytes"] = max_put_bytes
+        check_equal(communicator, settings, left())
+        with contextlib.ExitStack() as made:
+            self._group, self.local = _split(communicator, made, left)
+            _refuse_copy(self._group, place)
+            self._memory = _native.SymmetricMemory(
+                self.local._native, device=name, memory="fd", bytes=1, timeout=left()
             )
-        if slot_bytes % 64 or not 64 <= slot_bytes <= 1 << 18:
-            raise ConfigurationError(
-                f"slot_bytes={slot_bytes}: expected a multiple of 64 from 64 to {1 << 18}"
+            self._memory.prepare_waits(limit)
+            lent = [_window(self._group, window, place) for window in windows]
+            self._regions = [region for region, _ in lent]
+            self.windows = [tensor for _, tensor in lent]
+            counters = [self._group.counter(window=_ROUNDS) for _ in range(words)]
+            theirs = self._group.share(self._regions, counters, timeout=left())
+            self.max_put_bytes = _longest_put(self._group, max_put_bytes, left())
+            self._native = _native.DeviceProxy(
+                self._group._native,
+                self._memory,
+                communicator._native,
+                counters=[counter.number for counter in counters],
+                hold=[word in held for word in range(words)],
+                rounds=_ROUNDS,
+                windows=_numbered(self._regions, theirs),
+                max_put_bytes=self.max_put_bytes,
+                max_outstanding=_OUTSTANDING,
+                slots=slots,
+                idle=chosen_idle,
+                core=chosen_core,
             )
-        limit = seconds(timeout)
-        self._group, self._rank = communicator, communicator.rank
-        self._slots, self._slot_bytes = slots, slot_bytes
-        _, place = place_of(device)
-        stride = staged.HEADER_BYTES + slot_bytes
-        ranks = communicator.world_size
-        self._regions: list[Region] = [
-            communicator.alloc(length)
-            for length in (
-                bytes,
-                words * 4,
-                ranks * _WINDOW * _DESCRIPTOR,
-                staged.RECORD_BYTES + slots * stride,
-            )
-        ]
-        data, flags, arrivals, ring = (region.bytes for region in self._regions)
-        self._arrivals = arrivals.reshape(ranks, _WINDOW, _DESCRIPTOR)
-        self._record = ring[: staged.RECORD_BYTES].view(np.int32)
-        self._ring = ring[staged.RECORD_BYTES :].reshape(slots, stride)
-        self._headers = self._ring[:, :8].view(np.int32)
-        self._flags: NDArray[np.int32] = flags.view(np.int32)
-        self._pinned = place.type == "cuda"
-        if self._pinned:
-            for each in (data, flags, ring):
-                _pin(each)
-        self.data, self.words = torch.from_numpy(data), torch.from_numpy(self._flags)
-        state = np.zeros(staged.STATE, np.int64)
-        state[staged.RING], state[staged.LIMIT] = ring.ctypes.data, int(limit * 1e9)
-        state[staged.SLOTS], state[staged.SLOT_BYTES] = slots, slot_bytes
-        state[staged.DATA], state[staged.WORDS] = data.ctypes.data, flags.ctypes.data
-        self.state = torch.from_numpy(state).to(place)
-        self._counter = communicator.counter(window=_WINDOW)
-        self._theirs = communicator.share(self._regions[:3], [self._counter])
-        self._next = 0
-        self._waiting: list[deque[_Put]] = [deque() for _ in range(ranks)]
-        self._error: Exception | None = None
-        self._stopping = self._has_raised = False
-        self._thread = threading.Thread(target=self._run, name="weft proxy", daemon=True)
-        self._thread.start()
+            made.callback(self._native.stop)
+            self._group.barrier(timeout=left())
+            made.pop_all()
+        state = np.zeros(layout.CONTEXT_BYTES // 8, np.uint64)
+        state[layout.CONTEXT_TABLE // 8] = self._memory.table
+        self.context = torch.from_numpy(state.view(np.int64)).to(place)
+        self._closed, self._has_raised, self._place = False, False, place
+        self._process, self._communicator = os.getpid(), communicator
+        ON_DEVICES.add(self)
+        # Closed with the communicator, as all-to-alls are.
+        communicator._all_to_alls.add(self)
 
     def check(self) -> None:
-        """Raise the error that ended the waits of kernels.
+        """Raise the error that ended waits in kernels, or the proxy; `weft.check` also does.
 
         Raises:
-            WaitTimeoutError: a wait of a kernel expired; it has the rank.
-            OutOfRangeError: a descriptor was wrong.
+            WaitTimeoutError: a wait in a kernel expired; the error has the rank.
+            OutOfRangeError: a kernel's command was out of range.
             GroupPoisonedError: and its kinds: a rank was lost, or the group has ended.
         """
-        if self._error is not None:
+        try:
+            # Its errors number ranks as the user does.
+            if not self._closed:
+                self._communicator.check()
+            self._native.check()
+        except WeftError:
             self._has_raised = True
-            raise self._error
-        if self._record[0] != 0:
-            self._has_raised = True
-            source, word, expected, seen = (int(each) for each in self._record[1:5])
-            what = "a slot of its ring" if word < 0 else f"word {word}"
-            error = WaitTimeoutError(
-                f"rank {self._rank} waited for rank {source} in a kernel ({what}) and timed out: "
-                f"expected {expected}, observed {seen}"
-            )
-            error.rank = source
-            raise error
+            raise
 
     def close(self, *, timeout: float = 30.0) -> None:
         """Send what is in the ring, wait for the other ranks, and end the thread.
 
-        Kernels that put or wait have ended. After an error it does not wait for other ranks.
+        Kernels that put or wait have been launched, and this waits for them. Kernels that start
+        later, such as a graph's replay, put nothing, and their waits fail. After an error it does
+        not wait for other ranks.
 
         Raises:
             WaitTimeoutError: if puts, or other ranks, take longer than `timeout`.
             WeftError: an error of `check`, which has not been called since.
         """
+        if self._closed or os.getpid() != self._process:
+            return
         until = time.monotonic() + seconds(timeout)
         try:
-            while self._is_sound() and self._thread.is_alive() and not self._is_drained():
-                if time.monotonic() > until:
-                    raise WaitTimeoutError(
-                        f"proxy of rank {self._rank}: puts are left in its ring after {timeout:g} s"
-                    )
-                time.sleep(_NAP)
-            if self._is_sound() and self._thread.is_alive():
+            if not self._has_raised:
+                if self._place.type == "cuda":
+                    torch.cuda.synchronize(self._place)
+                self._native.drain(max(until - time.monotonic(), 0.0))
                 self._group.barrier(timeout=max(until - time.monotonic(), 0.0))
-                self._stop()
-                self._counter.release(timeout=max(until - time.monotonic(), 0.0))
         finally:
-            self._stop()
-            if self._pinned:
-                for region in (*self._regions[:2], self._regions[3]):
-                    _unpin(region.bytes)
-                self._pinned = False
-        if not self._has_raised:
-            self.check()
+            self._abandon()
 
     def __enter__(self) -> Self:
         return self
@@ -200,127 +223,111 @@ class Proxy:
         if kind is None:
             self.close()
         else:
-            self._stop()
+            self._abandon()
 
-    def _stop(self) -> None:
-        self._stopping = True
-        self._thread.join()
-
-    def _is_sound(self) -> bool:
-        return self._error is None and self._record[0] == 0
-
-    def _is_drained(self) -> bool:
-        return bool((self._headers[:, 0] == self._headers[:, 1]).all())
-
-    def _run(self) -> None:
-        """The thread: puts of the ring, then arrivals; it rests if there are none of both."""
-        try:
-            looked = 0.0
-            while not self._stopping:
-                if time.monotonic() - looked > _LOOK:
-                    looked = time.monotonic()
-                    self._group.check()
-                found = self._take()
-                found |= self._send()
-                found |= self._receive()
-                if not found:
-                    time.sleep(_NAP)
-        except Exception as error:
-            # Of any kind: kernels would wait for their limits.
-            self._error = error
-            self._record[0] = 2
-
-    def _take(self) -> bool:
-        """Puts that are ready, in the order of their tickets."""
-        found = False
-        while True:
-            slot, uses = self._next % self._slots, self._next // self._slots
-            if self._headers[slot, 0] != _word(uses + 1):
-                return found
-            header = self._ring[slot, 8 : 8 + _DESCRIPTOR]
-            rank, word, epoch, length = (int(each) for each in header[:16].view(np.int32))
-            put = _Put(rank, word, epoch, length, int(header[16:24].view(np.int64)[0]), slot, uses)
-            self._check_put(put)
-            self._next += 1
-            self._waiting[rank].append(put)
-            found = True
-
-    def _check_put(self, put: _Put) -> None:
-        """A descriptor within the limits: kernels are trusted no further."""
-        for name, value, limit in (
-            ("rank", put.rank, self._group.world_size - 1),
-            ("word", put.word, len(self._flags) - 1),
-            ("number of bytes", put.bytes, self._slot_bytes),
-            ("last byte", put.offset + put.bytes, self.data.numel()),
-            ("offset", put.offset, self.data.numel()),
-        ):
-            if not 0 <= value <= limit:
-                raise OutOfRangeError(
-                    f"put of rank {self._rank}: {name} is {value}: expected 0 to {limit}"
-                )
-
-    def _send(self) -> bool:
-        """Writes toward peers that have given credit for one more."""
-        found = False
-        for rank, puts in enumerate(self._waiting):
-            while puts and (rank == self._rank or self._may_write(rank)):
-                self._write(puts.popleft())
-                found = True
-        return found
-
-    def _may_write(self, peer: int) -> bool:
-        return self._counter.next_round(peer) < self._counter.credits(peer) + _WINDOW
-
-    def _write(self, put: _Put) -> None:
-        source, first = self._regions[3], staged.RECORD_BYTES + put.slot * self._ring.shape[1]
-
-        def done(error: Exception | None) -> None:
-            # The thread finds an error of the group by its next call.
-            self._headers[put.slot, 1] = _word(put.uses + 1)
-
-        if put.rank == self._rank:
-            begin = staged.HEADER_BYTES
-            values = self._ring[put.slot, begin : begin + put.bytes]
-            self.data.numpy()[put.offset : put.offset + put.bytes] = values
-            self._flags[put.word] = put.epoch
-            done(None)
+    def _abandon(self) -> None:
+        """Close on this rank only."""
+        if self._closed or os.getpid() != self._process:
             return
-        data, _, arrivals = self._theirs[put.rank]
-        number = self._counter.next_round(put.rank)
-        place = (self._rank * _WINDOW + number % _WINDOW) * _DESCRIPTOR
-        pages = [Page(source, first + 8, arrivals, place, _DESCRIPTOR)]
-        if put.bytes:
-            values_at = first + staged.HEADER_BYTES
-            pages.append(Page(source, values_at, data, put.offset, put.bytes))
-        self._group.write(put.rank, self._counter, pages, round=number, done=done)
-
-    def _receive(self) -> bool:
-        """Raises the words of puts that have arrived whole, and credits them."""
-        found = False
-        for peer in self._counter.peers:
-            # A slot is at most 256 KiB and has two pages: one part with all providers.
-            while self._counter.count(peer):
-                number = self._counter.open_round(peer)
-                arrived = self._arrivals[peer, number % _WINDOW]
-                _, word, epoch, _ = (int(each) for each in arrived[:16].view(np.int32))
-                if not 0 <= word < len(self._flags):
-                    raise OutOfRangeError(f"put of rank {peer}: word {word} is out of range")
-                self._flags[word] = epoch
-                self._counter.credit(peer)
-                found = True
-        return found
+        self._closed = True
+        ON_DEVICES.discard(self)
+        try:
+            self._native.stop()
+        except WeftError as error:
+            # Of CUDA, after an earlier error.
+            logger.warning("proxy of rank %d: %s", self._communicator.rank, error)
+        self._group.close()
+        self.local.close()
 
 
-def _word(number: int) -> int:
-    """The number as int32, with wrap-around."""
-    return (number + 2**31) % 2**32 - 2**31
+def _check_window(window: object, place: torch.device) -> None:
+    if not isinstance(window, torch.Tensor):
+        expect_range(window, "windows", 1, 1 << 48)
+    elif window.device.type != place.type or (window.device.index or 0) != (place.index or 0):
+        raise ConfigurationError(f"windows: a tensor on {window.device}: expected one on {place}")
+    elif not window.is_contiguous():
+        raise ShapeError("windows: a tensor that is not contiguous; pass tensor.contiguous()")
 
 
-def _pin(memory: NDArray[np.uint8]) -> None:
-    """Pin memory for the GPUs of this process, which have it at the same address (x86)."""
-    cudart = torch.cuda.cudart()
-    torch.cuda.check_error(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, _PINNED))
+def _idle(given: str | None) -> str:
+    named = environment.text("WEFT_PROXY_IDLE") or "nap"
+    if given is None and named not in ("nap", "spin"):
+        raise environment.invalid("WEFT_PROXY_IDLE", named, "nap or spin")
+    chosen = named if given is None else expect_text(given, "idle")
+    if chosen not in ("nap", "spin"):
+        raise ConfigurationError(f'idle={shown(chosen)}: expected "nap" or "spin"')
+    return chosen
 
 
-def _unpin(memory: NDArray[np.uint8]) -> None:
-    torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data))
+def _core(given: int | None) -> int | None:
+    if given is not None:
+        return expect_range(given, "core", 0, 1 << 20)
+    named = environment.text("WEFT_PROXY_CORE")
+    if named and not (named.isdecimal() and len(named) <= 9):
+        raise environment.invalid("WEFT_PROXY_CORE", named, "a core's number")
+    return int(named) if named else None
+
+
+def _split(
+    communicator: Communicator, made: contextlib.ExitStack, left: Callable[[], float]
+) -> tuple[Communicator, Communicator]:
+    """A group with all ranks, and one with this host's."""
+    hosts = communicator.hosts
+    host = hosts[communicator.rank]
+    groups = []
+    for ranks in (range(len(hosts)), [rank for rank, name in enumerate(hosts) if name == host]):
+        group = communicator.split(ranks, timeout=left())
+        assert group is not None, "this rank is in its list"
+        made.callback(group.close)
+        group.is_internal = True
+        groups.append(group)
+    return groups[0], groups[1]
+
+
+def _numbered(
+    regions: Sequence[Region], theirs: Sequence[Sequence[RemoteRegion]]
+) -> list[tuple[_native.Region | None, list[tuple[int, int] | None]]]:
+    """By window: this rank's region, and the peers' keys and lengths by rank."""
+
+    def place(granted: Sequence[RemoteRegion], number: int) -> tuple[int, int] | None:
+        return (granted[number].key, granted[number].length) if granted else None
+
+    return [
+        (region._native, [place(granted, number) for granted in theirs])
+        for number, region in enumerate(regions)
+    ]
+
+
+def _refuse_copy(group: Communicator, place: torch.device) -> None:
+    """Refuse a provider whose first copies wait for the kernels that wait for them."""
+    peers = [peer for peer, provider in enumerate(group.routes()) if provider == "copy"]
+    if place.type == "cuda" and peers:
+        raise ConfigurationError(
+            f"a proxy for {place} over copy to rank {peers[0]}: its copies may wait for kernels "
+            "that wait for them; use weft.triton.put_signal between GPUs of a host, or "
+            "WEFT_PROVIDERS=shm with WEFT_STAGED=1"
+        )
+
+
+def _window(group: Communicator, given: object, place: torch.device) -> tuple[Region, torch.Tensor]:
+    """Region and tensor for a window."""
+    if isinstance(given, torch.Tensor):
+        return group.register(given), given
+    length = expect_number(given, "windows")
+    if place.type != "cuda":
+        region = group.alloc(length)
+        return region, torch.from_numpy(region.bytes)
+    region = group.alloc(length, device=place)
+    return region, torch.as_tensor(region.cuda)
+
+
+def _longest_put(group: Communicator, wanted: int | None, timeout: float) -> int:
+    """Longest put that every route carries in one part; the same at all ranks."""
+    if wanted is not None:
+        return wanted
+    peers = [peer for peer in range(group.world_size) if peer != group.rank]
+    longest = _PUT_BYTES
+    while longest > 1 and any(group._native.parts(peer, [longest]) > 1 for peer in peers):
+        longest //= 2
+    gathered = group._native.all_gather(str(longest).encode(), timeout)
+    return min(int(each) for each in gathered)

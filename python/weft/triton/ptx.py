@@ -1,4 +1,4 @@
-"""PTX text as functions of instructions with their successors and loops."""
+"""PTX text as functions with instructions, successors and loops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Instruction:
     """One instruction.
 
     Attributes:
-        line: of the text, from 1.
+        line: text line, from 1.
         text: without a guard.
         guard: predicate register, or an empty string.
     """
@@ -36,12 +36,12 @@ class Instruction:
 
     @cached_property
     def opcode(self) -> str:
-        """Name with all modifiers, as `st.release.sys.global.u32`."""
+        """Name with all modifiers, for example `st.release.sys.global.u32`."""
         return self.text.partition(" ")[0].partition("\t")[0]
 
     @cached_property
     def modifiers(self) -> tuple[str, ...]:
-        """Parts of the opcode, its name first."""
+        """Opcode parts, the name first."""
         return tuple(self.opcode.split("."))
 
     @cached_property
@@ -56,10 +56,10 @@ class Instruction:
 
 @dataclass
 class Function:
-    """A function: instructions in the order of the text, and edges between them by index.
+    """A function: instructions in text order, and edges between them by index.
 
     Attributes:
-        threads: of a block, as the entry requires or limits them; 0 if the text has no number.
+        threads: block size, as the entry requires or limits it; 0 if the text has no number.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Function:
 
     @cached_property
     def loops(self) -> list[set[int]]:
-        """Natural loops as sets of instructions, one for each header, in any order of the text."""
+        """Natural loops as instruction sets, one for each header, in any text order."""
         bodies: dict[int, set[int]] = {}
         for index, after in enumerate(self.successors):
             for header in after:
@@ -149,7 +149,7 @@ class Function:
 
 
 def functions(text: str) -> Iterator[Function]:
-    """Functions of a PTX text that have a body."""
+    """Functions with a body in a PTX text."""
     plain = re.sub(r"/\*.*?\*/", lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.S)
     plain = re.sub(r"//[^\n]*|^[ \t]*\.(?:loc|file)\b[^\n]*", "", plain, flags=re.M)
     for head in _HEAD.finditer(plain):
@@ -196,11 +196,11 @@ def _function(name: str, threads: int, text: str, begin: int) -> Function:
 
 
 def _statements(text: str, begin: int) -> Iterator[tuple[int, str]]:
-    """Statements of the body that begins with a brace, and where they begin."""
+    """Statements in the body that begins with a brace, and where they begin."""
     depth, start = 0, begin
     for at in range(begin, len(text)):
         letter = text[at]
-        # A brace at the begin of a statement is of a scope, another one is of a vector of operands.
+        # A brace where a statement begins opens a scope, another one opens an operand vector.
         opens = not text[start:at].rpartition(":")[2].strip()
         if letter == ";":
             statement = text[start:at]

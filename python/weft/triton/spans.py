@@ -1,7 +1,7 @@
-"""Device functions: spans of a kernel's programs by the device's clock.
+"""Device functions that record spans in a kernel's programs by the device's clock.
 
-A kernel that can be traced has a parameter more, `trace` (of `weft.triton.trace_empty`, or None),
-and counts its spans in a register::
+A traceable kernel has one more parameter, `trace` (from `weft.triton.trace_empty`, or None), and
+counts spans in a register, for example::
 
     spans = 0
     began = wt.span_begin(trace)
@@ -9,8 +9,8 @@ and counts its spans in a register::
     spans = wt.span_end(trace, spans, 0, began)
 
 With None the functions compile to no instructions. Otherwise each has a block barrier, so that a
-span covers the work of all threads of its program. Triton does not pipeline loops with barriers: in
-these pass `meet=False`, for the time of the first thread. Spans of a program lie side by side or
+span covers the work in all program threads. Triton does not pipeline loops with barriers:
+in such loops pass `meet=False`, for the first thread's time. A program's spans lie side by side or
 within each other.
 """
 
@@ -22,19 +22,19 @@ from weft.triton.primitives import barrier, next_epoch
 
 __all__ = ["FIELDS", "meetings", "span_begin", "span_end"]
 
-#: Elements of int64 of a span: kind, begin and end in nanoseconds. A program's first group of them
-#: is the number of its spans, the capacity for spans of each program, and the number of programs.
+#: Span fields, int64: kind, begin and end in nanoseconds. A program's first group has instead its
+#: span count, the capacity for each program, and the number of programs.
 FIELDS = 3
 _FIELDS = tl.constexpr(FIELDS)
 
 
 @triton.jit
 def span_begin(trace, meet: tl.constexpr = True):
-    """Nanoseconds of the device's clock, int64, once all threads are here; 0 without trace.
+    """Device time in nanoseconds, int64, once all threads are here; 0 without trace.
 
     Args:
-        trace: as of `span_end`.
-        meet: false: without a block barrier, the time of the first thread.
+        trace: same as in `span_end`.
+        meet: false: without a block barrier, the first thread's time.
     """
     time = tl.cast(0, tl.int64)
     if trace is not None:
@@ -46,17 +46,17 @@ def span_begin(trace, meet: tl.constexpr = True):
 
 @triton.jit
 def span_end(trace, count, kind, began, meet: tl.constexpr = True):
-    """Records a span of this program, which ends once all threads are here.
+    """Records a span in this program, which ends once all threads are here.
 
-    Spans beyond the capacity of the trace are counted and dropped. A launch overwrites the spans of
-    the launch before it.
+    Spans beyond the trace's capacity are counted and dropped. A launch overwrites the previous
+    launch's spans.
 
     Args:
-        trace: pointer to int64, of `weft.triton.trace_empty`, or None: no instructions.
+        trace: pointer to int64, from `weft.triton.trace_empty`, or None: no instructions.
         count: number of spans that this program has recorded in this launch.
         kind: index into the names of the timeline.
-        began: of `span_begin`.
-        meet: false: without a block barrier, the time of the first thread.
+        began: time from `span_begin`.
+        meet: false: without a block barrier, the first thread's time.
 
     Returns:
         `count` + 1, or `count` without trace.
@@ -82,14 +82,14 @@ def span_end(trace, count, kind, began, meet: tl.constexpr = True):
 
 @triton.jit
 def meetings(words, context, times, failed, count):
-    """`count` barriers of all ranks by one program, from epoch 1 on.
+    """Runs `count` barriers over all ranks in one program, from epoch 1 on.
 
-    A rank leaves a barrier after each has come, on whichever clock: differences between the times
-    bound those of the clocks.
+    A rank leaves a barrier after each has come, on whichever clock, so differences between the
+    times bound the differences between the clocks.
 
     Args:
-        words: of `weft.triton.barrier`.
-        context: of `words`.
+        words: words for `weft.triton.barrier`.
+        context: for `words`.
         times: pointer to int64: before and after each barrier.
         failed: pointer to int32, set to 1 if a barrier failed.
         count: number of barriers.

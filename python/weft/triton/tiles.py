@@ -1,9 +1,9 @@
-"""Orders of tiles and peers in persistent loops: first what a peer waits for.
+"""Tile and peer orders for persistent loops: first what a peer waits for.
 
-A grid of output tiles has `rows` by `columns` tiles; its rows are divided among the ranks that the
-results go to: rank r gets rows `r * rows // ranks` to `(r + 1) * rows // ranks`. `tile_at` orders
-the tiles: those of rank + 1 first, then of rank + 2, and so on; those of this rank are last. At
-each moment different ranks send to different peers, and a peer's slice is complete early::
+A grid has `rows` by `columns` output tiles; the rows are divided among the destination ranks: rank
+r gets rows `r * rows // ranks` to `(r + 1) * rows // ranks`. `tile_at` orders the tiles: rank + 1's
+tiles first, then rank + 2's, and so on; this rank's are last. At each moment different ranks send
+to different peers, and a peer's slice is complete early. For example::
 
     for index in range(tl.program_id(0), tile_count(rows, columns), tl.num_programs(0)):
         row, column, destination = tile_at(index, rows, columns, rank, ranks)
@@ -23,12 +23,12 @@ def tile_count(rows, columns):
 
 @triton.jit
 def tile_at(index, rows, columns, rank, ranks):
-    """Row, column and destination rank of the tile that is at `index` in the order of this rank.
+    """Row, column and destination rank for the tile at `index` in this rank's order.
 
     Args:
         index: 0 to `rows * columns - 1`; each is another tile.
-        rows: rows of tiles, at least 1; a rank may get none.
-        columns: columns of tiles.
+        rows: tile rows, at least 1; a rank may get none.
+        columns: tile columns.
         rank: this rank.
         ranks: number of ranks.
     """
@@ -39,11 +39,11 @@ def tile_at(index, rows, columns, rank, ranks):
 
 @triton.jit
 def destination_at(step, rank, ranks):
-    """The rank to send to at a step of 0 to `ranks - 1`; this rank is last."""
+    """The rank to send to at a step from 0 to `ranks - 1`; this rank is last."""
     return (rank + 1 + step) % ranks
 
 
 @triton.jit
 def source_at(step, rank, ranks):
-    """The rank to receive from at a step: this rank first, then in the order of arrival."""
+    """The rank to receive from at a step: this rank first, then in arrival order."""
     return (rank + ranks - step) % ranks

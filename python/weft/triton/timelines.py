@@ -1,4 +1,7 @@
-"""Timelines of traced kernels: memory for spans, clocks of the ranks, spans of all ranks."""
+"""Kernel timelines: span memory, clock alignment between ranks, and spans from all ranks.
+
+A timeline's trace file opens in Perfetto (see https://ui.perfetto.dev).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from weft.cuda import symmetric
-from weft.errors import ConfigurationError, DeviceError, ShapeError
+from weft.base.errors import ConfigurationError, DeviceError, ShapeError
+from weft.gpu import symmetric
 from weft.report.programs import ProgramSpan, Timeline
 from weft.triton import layout
 from weft.triton.contexts import context
@@ -21,22 +24,22 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weft.communicator import Communicator
+    from weft.group.communicator import Communicator
 
 __all__ = ["Clocks", "align_clocks", "check_trace", "timeline", "trace_empty"]
 
-#: Limit of the exchange of records between ranks, in seconds.
+#: Time limit in seconds for the record exchange between ranks.
 _TIMEOUT = 60.0
 
 
 class Clocks(NamedTuple):
-    """Differences between the device clocks of the ranks of a communicator.
+    """Differences between device clocks on a communicator's ranks.
 
     Attributes:
-        ahead_ns: by rank: by how many nanoseconds its clock is ahead of that of rank 0.
+        ahead_ns: by rank: by how many nanoseconds the clock is ahead of rank 0's.
         error_ns: by rank: the largest error of `ahead_ns`.
-        resolution_ns: common divisor of the readings: the step of the clocks.
-        communicator: of the ranks.
+        resolution_ns: clock step: the readings' common divisor.
+        communicator: group with these ranks.
     """
 
     ahead_ns: tuple[int, ...]
@@ -46,12 +49,12 @@ class Clocks(NamedTuple):
 
 
 def trace_empty(programs: int, capacity: int, *, device: object = "cuda") -> torch.Tensor:
-    """Memory for the spans of a kernel's programs, for `span_end`.
+    """Memory for spans from a kernel's programs, for `span_end`.
 
     Args:
-        programs: of the grid; more programs than these are not traced.
-        capacity: spans of a program.
-        device: of the kernel: a GPU, or the CPU under the interpreter.
+        programs: grid size; more programs than these are not traced.
+        capacity: spans for each program.
+        device: where the kernel runs: a GPU, or the CPU under the interpreter.
 
     Returns:
         int64 `[programs, 1 + capacity, 3]`.
@@ -70,7 +73,7 @@ def trace_empty(programs: int, capacity: int, *, device: object = "cuda") -> tor
 
 
 def check_trace(trace: torch.Tensor) -> None:
-    """Raise ShapeError if a tensor cannot be of `trace_empty`."""
+    """Raise ShapeError if a tensor cannot be from `trace_empty`."""
     if trace.dtype != torch.int64 or trace.dim() != 3 or trace.shape[2] != FIELDS:
         raise ShapeError(
             f"trace is {trace.dtype} of shape {tuple(trace.shape)}: expected torch.int64 "
@@ -83,15 +86,14 @@ def align_clocks(
 ) -> Clocks:
     """Measure the differences between the ranks' device clocks; all ranks call it.
 
-    The clocks of GPUs have neither a common zero nor exactly equal rates: call it just before the
-    kernel that is traced. A rank leaves a barrier after each other rank has come; so the times
-    before and after `rounds` barriers bound the differences from both sides, whatever the delays
-    are.
+    GPU clocks have neither a common zero nor exactly equal rates: call it just before the traced
+    kernel. A rank leaves a barrier only after every other rank has come; so the times before and
+    after `rounds` barriers bound the differences from both sides, whatever the delays are.
 
     Args:
-        communicator: of the ranks; by default the only one that is open.
-        device: GPU of this rank, or "twin".
-        rounds: number of barriers; the error is that of the best of them.
+        communicator: group to align; by default the only one that is open.
+        device: this rank's GPU, or "twin".
+        rounds: number of barriers; the best one determines the error.
 
     Raises:
         ConfigurationError: if `rounds` is below 1.
@@ -117,12 +119,12 @@ def align_clocks(
 
 
 def aligned(times: Sequence[NDArray[np.int64]], communicator: Communicator) -> Clocks:
-    """Clocks of ranks by their times before and after common barriers, `[barriers, 2]` of each."""
+    """Clocks from each rank's times before and after common barriers, `[barriers, 2]`."""
     step = _resolution(np.concatenate([each.ravel() - each[0, 0] for each in times]))
     own = times[0]
     ahead, errors = [0], [0]
     for its in times[1:]:
-        # It left after rank 0 had come, and the reverse. A clock shows its last step.
+        # It left after rank 0 had come, and the reverse. A clock shows the last step.
         most = int((its[:, 1] - own[:, 0]).min()) + step
         least = int((its[:, 0] - own[:, 1]).max()) - step
         # Reversed only if the clocks' rates differ by more than the errors.
@@ -135,19 +137,19 @@ def aligned(times: Sequence[NDArray[np.int64]], communicator: Communicator) -> C
 def timeline(trace: torch.Tensor, names: Sequence[str], clocks: Clocks | None = None) -> Timeline:
     """The spans that the last launch of a traced kernel recorded.
 
-    It waits for the device. With `clocks` all ranks call it, and each gets the spans of all ranks;
-    otherwise they are those of this rank, which is 0 then.
+    It waits for the device. With `clocks` all ranks call it, and each gets the spans from all
+    ranks; otherwise it returns only this rank's spans, as rank 0.
 
     Args:
-        trace: of `trace_empty`, filled by a kernel.
-        names: of kinds: `names[kind]` of `span_end`.
-        clocks: of `align_clocks`.
+        trace: memory from `trace_empty`, filled by a kernel.
+        names: kind names: `names[kind]` in `span_end`.
+        clocks: clocks from `align_clocks`.
 
     Returns:
-        Its `write_trace(path)` writes a file for Perfetto, `write_picture(path)` a picture.
+        A timeline: `write_trace(path)` writes a Perfetto file, `write_picture(path)` a picture.
 
     Raises:
-        ShapeError: if `trace` is not of `trace_empty`.
+        ShapeError: if `trace` is not from `trace_empty`.
         ConfigurationError: if a kind has no name.
     """
     check_trace(trace)
@@ -167,7 +169,7 @@ def _timeline(
     ahead_ns: Sequence[int],
     error_ns: int,
 ) -> Timeline:
-    """Spans of all ranks on one clock that begins with the earliest."""
+    """Spans from all ranks on one clock that begins with the earliest."""
     spans, steps, dropped = [], [], 0
     for rank, (record, ahead) in enumerate(zip(records, ahead_ns, strict=True)):
         capacity = record.shape[1] - 1
@@ -195,12 +197,12 @@ def _timeline(
 
 
 def _resolution(differences: NDArray[np.int64]) -> int:
-    """Greatest common divisor of differences of times; 1 if all are zero."""
+    """Greatest common divisor of time differences; 1 if all are zero."""
     return gcd(*(int(each) for each in np.unique(np.abs(differences)))) or 1
 
 
 def _packed(record: NDArray[np.int64]) -> bytes:
-    """A record with its shape; ranks may have different grids."""
+    """A record with the shape; ranks may have different grids."""
     return np.array(record.shape, np.int64).tobytes() + record.tobytes()
 
 

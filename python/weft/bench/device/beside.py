@@ -1,7 +1,7 @@
-"""NCCL baseline: as many bytes to the same ranks by `all_to_all_single` alone.
+"""NCCL baseline: as many bytes to the same ranks by `all_to_all_single` only.
 
-It has all sizes beforehand, moves no metadata and arranges no rows, so it bounds the transfer of
-the bytes and is no dispatch. On the twin it is gloo.
+It has all sizes beforehand, moves no metadata and arranges no rows, so it bounds the transfer time
+and is no dispatch. On the twin it is gloo.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Beside"]
 
-#: Exchanges of a graph, there and back.
+#: Exchanges per graph, there and back.
 EXCHANGES = 8
 
 
 class Beside:
-    """torch.distributed over the ranks of a communicator, set up when it is first used."""
+    """torch.distributed over a communicator's ranks, set up at first use."""
 
     def __init__(self, communicator: weft.Communicator, device: Device, directory: Path) -> None:
         self.communicator, self.device, self.directory = communicator, device, directory
@@ -42,9 +42,9 @@ class Beside:
         return None
 
     def start(self) -> Any:
-        """torch.distributed, with a group of all ranks."""
+        """torch.distributed, with a group that has all ranks."""
         if self.group is None:
-            # Ranks that a launcher started have directories of their own: rank 0's counts.
+            # Ranks that a launcher started have separate directories: rank 0's counts.
             directories = self.communicator.all_gather(str(self.directory).encode())
             distributed = import_module("torch.distributed")
             distributed.init_process_group(
@@ -100,7 +100,7 @@ class Beside:
             first.fill()
             replay()
             device.synchronise()
-            # The first of a replay also waits for ranks that begin it later.
+            # The first exchange in a replay also waits for ranks that begin it later.
             for begin, middle, end in marks[1:]:
                 times["dispatch"].append(device.elapsed_us(begin, middle))
                 times["combine"].append(device.elapsed_us(middle, end))
@@ -113,7 +113,7 @@ Measured = tuple["Times", bool, bool]
 
 
 class Exchange:
-    """One all-to-all of bytes: those from rank s are all equal to s, until `fill` changes them."""
+    """One all-to-all: all bytes from rank s equal s, until `fill` changes them."""
 
     def __init__(
         self, distributed: Any, device: Device, matrix: list[list[int]], rank: int

@@ -1,11 +1,11 @@
-"""The cases of the benchmark, the most important ones first."""
+"""Benchmark cases, the most important ones first."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from weft._array import DTYPES, FLOAT8
+from weft.base.array import DTYPES, FLOAT8
 from weft.bench.moe_workload import Workload
 
 __all__ = ["BLOCK", "CASES", "KINDS", "Case", "choose", "small"]
@@ -21,25 +21,25 @@ class Case:
     """One workload to measure. Raises `ValueError` with the reason for an invalid one."""
 
     name: str
-    #: Name of a function of `measures`.
+    #: Name of a function in `measures`.
     kind: str = "rounds"
-    #: Of each rank, in each round.
+    #: Per rank and round.
     tokens: int = 128
     hidden: int = 7168
     experts: int = 256
     top_k: int = 8
-    #: Type of the tokens given to dispatch: bfloat16 or another wide type, or 8-bit with scales.
+    #: Type of the tokens passed to dispatch: bfloat16 or another wide type, or 8-bit with scales.
     dtype: str = "bfloat16"
     #: Type on the wire: `dtype`, or an 8-bit type to which the kernel casts.
     wire: str = "float8_e4m3fn"
     layout: str = "contiguous"
-    #: Blocks of the launches; None leaves it to Weft.
+    #: Blocks per launch; None leaves it to Weft.
     num_sms: int | None = None
     #: The protocol's path; None leaves it to Weft.
     path: str | None = None
     routing: str = "uniform"
     seed: int = 0
-    #: Rounds of a graph, each with inputs of its own.
+    #: Rounds per graph, each with separate inputs.
     slots: int = 8
     #: Replays that are measured.
     samples: int = 50
@@ -49,13 +49,13 @@ class Case:
     cold: bool = False
     #: True to measure NCCL with the same bytes too.
     beside: bool = True
-    #: Of kind "start": the cache of compiled kernels, empty ("cold") or filled ("warm").
+    #: For kind "start": the compiled-kernel cache, empty ("cold") or filled ("warm").
     cache: str | None = None
-    #: Of kind "late": delay of the last rank, in microseconds.
+    #: For kind "late": the last rank's delay in microseconds.
     late_us: float = 0.0
-    #: Estimate of its seconds: it is skipped with less time left.
+    #: Estimated seconds: the case is skipped with less time left.
     seconds: float = 15.0
-    #: Timeout in seconds, after which its ranks are killed.
+    #: Timeout in seconds, after which the ranks are killed.
     limit: float = 150.0
 
     def __post_init__(self) -> None:
@@ -86,32 +86,32 @@ class Case:
 
     @property
     def scales(self) -> int:
-        """Scales of a token on the wire; 0 if it has none."""
+        """Scales per token on the wire; 0 if it has none."""
         return -(-self.hidden // BLOCK) if self.wire in FLOAT8 else 0
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token and its scales on the wire."""
+        """Bytes per token on the wire, with scales."""
         return self.hidden * (DTYPES | FLOAT8)[self.wire].itemsize + 4 * self.scales
 
     @property
     def reply_bytes(self) -> int:
-        """Bytes of a reply, which is in bfloat16 if tokens travel in 8 bits."""
+        """Bytes per reply, which is in bfloat16 if tokens travel in 8 bits."""
         return self.hidden * DTYPES[self.wide].itemsize
 
     @property
     def wide(self) -> str:
-        """Type of the experts' outputs, of replies and of the result."""
+        """Type of expert outputs, replies and the result."""
         return "bfloat16" if self.dtype in FLOAT8 else self.dtype
 
     def expert_capacity(self, ranks: int) -> int | None:
-        """Rows of each expert, in the padded layout: the worst case."""
+        """Rows per expert in the padded layout: the worst case."""
         return ranks * self.tokens if self.layout == "padded" else None
 
     def max_positions(self, ranks: int) -> int | None:
-        """Positions of a rank, if fewer than the worst case: long batches would fill a GPU.
+        """Positions per rank, if fewer than the worst case: long batches would fill a GPU.
 
-        Twice of what routes that are uniform bring.
+        Twice what uniform routes bring.
         """
         by_pair = self.layout in ("contiguous", "indexed")
         if self.routing != "uniform" or not by_pair or self.tokens <= 1024:
@@ -119,7 +119,7 @@ class Case:
         return min(2, ranks) * self.tokens * self.top_k
 
     def routes(self, ranks: int) -> Workload:
-        """Routing of the tokens; the tokens themselves are made elsewhere and have one element."""
+        """Token routing; the tokens themselves are made elsewhere and have one element."""
         return Workload(
             ranks=ranks,
             tokens=self.tokens,
@@ -144,7 +144,7 @@ PREFILL: Final = Case(
 
 
 def sweep() -> list[Case]:
-    """One number of decode changed at a time."""
+    """Cases that change one number of decode at a time."""
     quick = replace(DECODE, slots=4, samples=20, beside=False, seconds=10)
     axes: dict[str, tuple[Any, ...]] = {
         "routing": ("zipf", "incast"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "difference", "error_share", "expert_outputs", "plan"]
 
-#: Each type's unit roundoff and its smallest positive number.
+#: Unit roundoff and smallest positive number by type.
 PRECISION: Final = {
     "float32": (2.0**-24, 2.0**-149),
     "float16": (2.0**-11, 2.0**-24),
@@ -26,11 +26,11 @@ PRECISION: Final = {
 
 
 class Plan(NamedTuple):
-    """Received batch of a rank; arrays from `position` on have a value for each (token, expert)."""
+    """A rank's received batch; arrays from `position` on have a value for each (token, expert)."""
 
     counts: NDArray[np.int64]  # [local experts]
-    offsets: NDArray[np.int64]  # [local experts + 1], or of the dense layout [ranks + 1]
-    position: NDArray[np.int64]  # of the dense layout the row, which pairs share
+    offsets: NDArray[np.int64]  # [local experts + 1], or [ranks + 1] in the dense layout
+    position: NDArray[np.int64]  # in the dense layout the row, which pairs share
     expert: NDArray[np.int64]
     choice: NDArray[np.int64]
     source: NDArray[np.int64]
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 
 
 def plan(case: Case, source: Source, rank: int, number: int) -> Plan:
-    """Received batch of a rank, for one batch number."""
+    """A rank's received batch, for one batch number."""
     ranks = source.ranks
     capacity = case.expert_capacity(ranks)
     begin, end = (r * case.experts // ranks for r in (rank, rank + 1))
@@ -93,7 +93,7 @@ def plan(case: Case, source: Source, rank: int, number: int) -> Plan:
 def difference(
     case: Case, device: Device, source: Source, number: int, expected: Plan, received: Any
 ) -> str | None:
-    """First difference of the received batch from the reference, bit by bit; None if equal."""
+    """First difference between the received batch and the reference, bit by bit; None if equal."""
     torch = device.torch
     dense = case.layout == "dense"
     for name, wanted in (
@@ -149,7 +149,7 @@ def mismatch(seen: NDArray[Any], wanted: NDArray[Any]) -> str:
 
 
 def expert_outputs(case: Case, torch: Any, codes: Any, scales: Any, experts: Any) -> Any:
-    """Outputs of the experts: tokens as on the wire times the expert's factor, rounded once."""
+    """Expert outputs: tokens as on the wire times the expert's factor, rounded once."""
     factor = (0.5 + (experts + 1).to(torch.float32) / case.experts)[:, None]
     return (dequantise(torch, codes, scales) * factor).to(getattr(torch, case.wide))
 
@@ -157,7 +157,7 @@ def expert_outputs(case: Case, torch: Any, codes: Any, scales: Any, experts: Any
 def error_share(
     case: Case, device: Device, source: Source, rank: int, number: int, combined: Any
 ) -> float:
-    """Largest error, as a share of the error bound of docs/moe.md for its element.
+    """Largest error, as a share of the element's error bound in docs/moe.md.
 
     The reference is the dense sum in float64 over every token's experts.
     """

@@ -1,4 +1,4 @@
-"""Random tokens on the device and their routing; every rank can make those of all ranks."""
+"""Random tokens on the device and their routing; every rank can make the tokens of all ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["Inputs", "Source", "cast", "dequantise", "owners"]
 
 
 class Inputs(NamedTuple):
-    """Arguments of one rank's dispatch; tensors on its device."""
+    """Arguments for one rank's dispatch; tensors on the device."""
 
-    tokens: Any  # [tokens, hidden] of the case's dtype
+    tokens: Any  # [tokens, hidden] in the case's dtype
     ids: Any  # [tokens, top_k] int64
     weights: Any  # [tokens, top_k] float32
     scales: Any  # [tokens, scales] float32, or None
@@ -40,12 +40,12 @@ class Source:
         return ids, weights
 
     def wire(self, rank: int, number: int) -> tuple[Any, Any]:
-        """Tokens on the wire: [tokens, hidden] of the wire's type, and scales or None."""
+        """Tokens on the wire: [tokens, hidden] in the wire dtype, and scales or None."""
         tokens = self.tokens(rank, number)
         return cast(self.device.torch, tokens) if self.case.scales else (tokens, None)
 
     def tokens(self, rank: int, number: int) -> Any:
-        """Random tokens of a wide type, before any cast."""
+        """Random tokens in a wide type, before any cast."""
         torch = self.device.torch
         seed = (self.case.seed * 1_000_003 + number) * 1009 + rank
         generator = torch.Generator(device=self.device.name).manual_seed(seed)
@@ -54,7 +54,7 @@ class Source:
         return values.to(getattr(torch, self.case.wide))
 
     def inputs(self, rank: int, number: int) -> Inputs:
-        """Arguments of a rank's dispatch."""
+        """Arguments for a rank's dispatch."""
         torch = self.device.torch
         ids, weights = (torch.from_numpy(array) for array in self.routes(rank, number))
         given = (self.tokens(rank, number), None)
@@ -71,8 +71,7 @@ def cast(torch: Any, tokens: Any) -> tuple[Any, Any]:
     padded = torch.nn.functional.pad(tokens.float(), (0, blocks * BLOCK - hidden))
     values = padded.reshape(rows, blocks, BLOCK)
     largest = values.abs().amax(dim=2)
-    # By a tensor: on a GPU, PyTorch multiplies by the reciprocal of a number, which rounds another
-    # way.
+    # By a tensor: on a GPU, PyTorch multiplies by a number's reciprocal, which rounds another way.
     scales = torch.clamp(largest / torch.full_like(largest, 448), min=2.0**-126)
     scales = torch.where(largest == 0, torch.ones_like(scales), scales)
     codes = (values * (1 / scales)[:, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -81,7 +80,7 @@ def cast(torch: Any, tokens: Any) -> tuple[Any, Any]:
 
 
 def dequantise(torch: Any, codes: Any, scales: Any) -> Any:
-    """Float32 values of codes; of a wide type, its own."""
+    """Float32 values for 8-bit codes; a wide type keeps its values."""
     values = codes.to(torch.float32)
     if scales is None:
         return values

@@ -24,11 +24,11 @@ class Device:
 
     kind = "twin"
     name = "cpu"
-    #: Argument of `AllToAll`.
+    #: `AllToAll` argument.
     place = "twin"
     #: The library that moves the same bytes beside Weft.
     backend = "gloo"
-    #: Rounds of a loop that is timed as a whole, and calls of one whose host is timed.
+    #: Rounds in a loop that is timed as a whole, and calls in a loop for host time.
     loop, host_calls = 6, 5
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Device:
         self.torch.set_num_threads(1)
 
     def stamp(self) -> Any:
-        """Time at this point of the stream."""
+        """Time at this point in the stream."""
         return Stamp()
 
     def mark(self) -> Any:
@@ -44,7 +44,7 @@ class Device:
         return Stamp()
 
     def set_mark(self, mark: Any) -> None:
-        """Write the time at this point of the stream to the mark."""
+        """Write the time at this point in the stream to the mark."""
         mark.at = time.perf_counter_ns()
 
     def elapsed_us(self, begin: Any, end: Any) -> float:
@@ -113,7 +113,7 @@ class Cuda(Device):
 
     def mark(self) -> Any:
         """An event for a graph."""
-        # An external event is a node of the graph, which writes the time anew at each replay.
+        # An external event is a graph node, which writes the time anew at each replay.
         return self.torch.cuda.Event(enable_timing=True, external=True)
 
     def set_mark(self, mark: Any) -> None:
@@ -127,7 +127,7 @@ class Cuda(Device):
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """The work as a CUDA graph, which keeps the tensors that the work refers to."""
         cuda = self.torch.cuda
-        # What is set up at first use is set up outside of the capture.
+        # What is set up at first use is set up outside the capture.
         aside = cuda.Stream()
         aside.wait_stream(cuda.current_stream())
         with cuda.stream(aside):
@@ -158,12 +158,12 @@ class Cuda(Device):
         self._flushed.zero_()
 
     def synchronise(self) -> None:
-        """Wait until all work of the GPU is done."""
+        """Wait until the GPU has finished all work."""
         self.torch.cuda.synchronize()
 
 
 class Replay:
-    """Replays of a graph, with the work whose tensors have memory that the graph uses."""
+    """Graph replays, with the work whose tensors have memory that the graph uses."""
 
     def __init__(self, graph: Any, work: Callable[[], None]) -> None:
         self._graph, self._work = graph, work
@@ -173,7 +173,7 @@ class Replay:
 
 
 def open_device(kind: str, local_rank: int) -> Device:
-    """The device of a rank; ranks beyond the GPUs share them in turn."""
+    """A rank's device; ranks beyond the GPUs share them in turn."""
     return Twin() if kind == "twin" else Cuda(local_rank % visible())
 
 
@@ -200,7 +200,7 @@ def missing(kind: str) -> str | None:
 
 
 def describe(device: Device, ranks: int) -> dict[str, Any]:
-    """GPUs, links between them, and versions of the software on them."""
+    """GPUs, links between them, and software versions on them."""
     torch = device.torch
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
     if device.kind == "twin":
@@ -223,7 +223,7 @@ def describe(device: Device, ranks: int) -> dict[str, Any]:
 
 
 def links(gpus: list[dict[str, Any]] | None) -> str:
-    """Links between the GPUs of this machine, in words."""
+    """Links between this machine's GPUs, in words."""
     if not gpus:
         return "not known (no NVML)"
     counts = sorted({len(gpu["nvlinks"]) for gpu in gpus})
@@ -236,7 +236,7 @@ def links(gpus: list[dict[str, Any]] | None) -> str:
 
 
 def driver() -> str | None:
-    """Version of NVIDIA's driver, if NVML reports it."""
+    """NVIDIA driver version, if NVML reports it."""
     library = load("libnvidia-ml.so.1")
     if library is None or library.nvmlInit_v2() != 0:
         return None

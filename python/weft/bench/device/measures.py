@@ -1,4 +1,4 @@
-"""Measurements: a function for each kind of case, with this rank's figures as its result."""
+"""Measurements: a function for each kind of case, which returns this rank's figures."""
 
 from __future__ import annotations
 
@@ -6,37 +6,17 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from weft.bench.device.products import beside_products
-from weft.bench.device.rig import Rig
+from weft.bench.device.gemms import beside_gemms
 from weft.bench.device.rounds import Bank, Found, Rounds, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import weft
-    from weft.bench.device.beside import Beside
     from weft.bench.device.cases import Case
-    from weft.bench.device.machine import Device
+    from weft.bench.device.context import Context
+    from weft.bench.device.rig import Rig
 
-__all__ = ["MEASURES", "Context"]
-
-
-class Context:
-    """Arguments of every measurement."""
-
-    def __init__(
-        self,
-        communicator: weft.Communicator,
-        device: Device,
-        beside: Beside,
-        memory: str | None = None,
-    ) -> None:
-        self.communicator, self.device, self.beside = communicator, device, beside
-        self.memory = memory
-
-    def rig(self, case: Case) -> Rig:
-        """The all-to-all of a case."""
-        return Rig(self.communicator, self.device, case, self.memory)
+__all__ = ["MEASURES"]
 
 
 def rounds(context: Context, case: Case) -> dict[str, Any]:
@@ -87,7 +67,7 @@ def beside(context: Context, case: Case, matrix: list[list[int]]) -> dict[str, A
 
 
 def modes(context: Context, case: Case) -> dict[str, Any]:
-    """Calls one by one, compiled, and in a graph; and the host time of a call."""
+    """Calls one by one, compiled, and in a graph; and the host time per call."""
     rig, device = context.rig(case), context.device
     bank = Bank(rig, case.slots)
     align = Rounds(bank, count=1)
@@ -107,7 +87,7 @@ def modes(context: Context, case: Case) -> dict[str, Any]:
         compiled = device.compile(step)
         compiled(*bank.slots[0].inputs, bank.slots[0].outputs)
         device.synchronise()
-    except Exception as failure:  # PyTorch's compiler raises exceptions of any class
+    except Exception as failure:  # PyTorch's compiler raises exceptions from any class
         error = f"{type(failure).__name__}: {failure}"[:500]
     seconds = time.perf_counter() - began
     failed = context.communicator.all_gather((error or "").encode(), timeout=120)
@@ -139,13 +119,13 @@ def loop(
 
 
 def host(context: Context, rig: Rig, bank: Bank) -> dict[str, float]:
-    """Microseconds of the host for each call, while the device is behind."""
+    """Host microseconds for each call, while the device is behind."""
     device, slot = context.device, bank.slots[0]
     spent = dict.fromkeys(
         (
             *("dispatch", "combine", "dispatch out=", "combine out="),
             *("dispatch send", "dispatch recv", "combine send", "combine recv"),
-            # An idle kernel without outputs: the present speed of this host.
+            # An idle kernel without outputs: this host's present speed.
             "empty kernel",
         ),
         0.0,
@@ -186,8 +166,8 @@ def host(context: Context, rig: Rig, bank: Bank) -> dict[str, float]:
 def harness(context: Context, case: Case) -> dict[str, Any]:
     """Pairs in a loop, an event on each side of each, and the mean, as DeepEP's tests measure.
 
-    "once": the caches are flushed before the loop; "between": before each pair. By calls, and by
-    replays of a graph of one pair.
+    "once": the caches are flushed before the loop; "between": before each pair. Pairs run as calls,
+    and as replays of a one-pair graph.
     """
     rig, device = context.rig(case), context.device
     bank = Bank(rig, 1)
@@ -224,7 +204,7 @@ def harness(context: Context, case: Case) -> dict[str, Any]:
 
 
 def late(context: Context, case: Case) -> dict[str, Any]:
-    """Rounds whose last rank is late: times of each rank from its own arrival on."""
+    """Rounds whose last rank is late: each rank's times, from the rank's arrival on."""
     rig = context.rig(case)
     bank = Bank(rig, case.slots)
     align = Rounds(bank, count=1)
@@ -240,7 +220,7 @@ def late(context: Context, case: Case) -> dict[str, Any]:
 
 
 def start(context: Context, case: Case) -> dict[str, Any]:
-    """Seconds until the end of the first round, on ranks that need the same kernels at once."""
+    """Seconds until the first round ends, on ranks that need the same kernels at once."""
     device = context.device
     device.synchronise()
     context.communicator.barrier()
@@ -272,6 +252,6 @@ MEASURES: Final[dict[str, Callable[[Context, Case], dict[str, Any]]]] = {
     "modes": modes,
     "harness": harness,
     "late": late,
-    "gemm": beside_products,
+    "gemm": beside_gemms,
     "start": start,
 }

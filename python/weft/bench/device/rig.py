@@ -1,4 +1,4 @@
-"""Measuring rig of a rank: the all-to-all of a case, its inputs, and checked rounds."""
+"""A rank's measuring rig: a case's all-to-all, inputs, and checked rounds."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Checked:
     """A batch that went through a round, whose results were held to the reference."""
 
     inputs: Inputs
-    #: Outputs of the experts, [positions in use, hidden].
+    #: Expert outputs, [positions in use, hidden].
     outputs: Any
-    #: Result of combine, to be repeated bit by bit.
+    #: Combine result, to be repeated bit by bit.
     combined: Any
     share_of_bound: float
 
@@ -60,19 +60,19 @@ class Rig:
         self.all_to_all.close()
 
     def dispatch(self, inputs: Inputs, out: Any = None) -> Any:
-        """The fused launch of dispatch."""
+        """Fused dispatch launch."""
         return self.all_to_all.dispatch(
             inputs.tokens, inputs.ids, inputs.weights, scales=inputs.scales, out=out
         )
 
     def dispatch_send(self, inputs: Inputs) -> Any:
-        """The send half of dispatch."""
+        """Send half of dispatch."""
         return self.all_to_all.dispatch_send(
             inputs.tokens, inputs.ids, inputs.weights, scales=inputs.scales
         )
 
     def round(self, inputs: Inputs, outputs: Any) -> Any:
-        """Dispatch and combine with given outputs; the result of combine."""
+        """Dispatch and combine with given outputs; returns the result of combine."""
         with self.dispatch(inputs) as received:
             return self.all_to_all.combine(received, outputs)
 
@@ -99,7 +99,7 @@ class Rig:
         return Checked(inputs, outputs, torch.clone(combined), share)
 
     def outputs(self, received: Any, used: int, expected: Any) -> Any:
-        """Outputs of the experts for the received tokens; zeros at positions without one."""
+        """Expert outputs for the received tokens; zeros at positions without one."""
         case, torch, where = self.case, self.device.torch, self.device.name
         if case.layout == "dense":
             return self.dense_outputs(received, used, expected)
@@ -121,7 +121,7 @@ class Rig:
         return made
 
     def dense_outputs(self, received: Any, used: int, expected: Any) -> Any:
-        """The weighted sums of the experts of each row, in float32 and rounded once."""
+        """Weighted sums over each row's experts, in float32 and rounded once."""
         case, torch, where = self.case, self.device.torch, self.device.name
         sums = torch.zeros((used, case.hidden), dtype=torch.float32, device=where)
         first = self.all_to_all.local_experts.start
@@ -148,7 +148,7 @@ class Rig:
         raise WrongResultError(f"rank {self.rank}: {what}")
 
     def rows_sent(self, number: int) -> list[int]:
-        """Rows of this rank's batch to each rank; none to itself."""
+        """Rows in this rank's batch for each rank; none for itself."""
         ids, _ = self.source.routes(self.rank, number)
         rows = owners(self.case, self.source.ranks, ids).sum(axis=0)
         rows[self.rank] = 0
@@ -156,14 +156,14 @@ class Rig:
         return counts
 
     def facts(self) -> dict[str, Any]:
-        """Choices and memory of the all-to-all."""
+        """The all-to-all's choices and memory."""
         names = ("path", "num_sms", "positions", "build")
         facts = {name: getattr(self.all_to_all, name) for name in names}
         return facts | {"heap_bytes": self.all_to_all.memory_bytes}
 
 
 def gather(torch: Any, tensor: Any, at: Any) -> Any:
-    """Rows of a tensor of any dtype."""
+    """Tensor rows in any dtype."""
     if tensor.element_size() == 1:
         return tensor.view(torch.uint8)[at].view(tensor.dtype)
     return tensor[at]
@@ -172,7 +172,7 @@ def gather(torch: Any, tensor: Any, at: Any) -> Any:
 def make_all_to_all(
     communicator: weft.Communicator, device: Device, case: Case, memory: str | None
 ) -> Any:
-    """The all-to-all of a case."""
+    """All-to-all for a case."""
     ranks = communicator.world_size
     optional: dict[str, Any] = {
         "expert_capacity": case.expert_capacity(ranks),

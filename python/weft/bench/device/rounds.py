@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 __all__ = ["FUSED", "HALVES", "Bank", "Found", "Rounds", "Times", "sample"]
 
-#: Phases between the marks of a round; the last one is empty and measures the cost of a mark.
+#: Phases between a round's marks; the last one is empty and measures the mark cost.
 FUSED: Final = ("dispatch", "combine", "nothing")
 HALVES: Final = ("dispatch send", "dispatch recv", "combine send", "combine recv", "nothing")
 
-#: Microseconds by phase, in the order of the rounds.
+#: Microseconds by phase, in round order.
 Times = dict[str, list[float]]
 
 
 class Slot(NamedTuple):
-    """The addresses that one round of a graph reads."""
+    """Addresses that one round in a graph reads."""
 
     inputs: Inputs
     outputs: Any
@@ -56,12 +56,12 @@ class Bank:
         return self.batches[(slot + self.turn) % len(self.batches)]
 
     def largest_share(self) -> float:
-        """Of the error bound, over all batches."""
+        """Largest share of the error bound, over all batches."""
         return max(batch.share_of_bound for batch in self.batches)
 
 
 def copy(torch: Any, target: Any, source: Any) -> None:
-    """Copy bytes; some versions of PyTorch do not copy 8-bit floats everywhere."""
+    """Copy bytes; some PyTorch versions do not copy 8-bit floats everywhere."""
     if target.element_size() == 1:
         target, source = target.view(torch.uint8), source.view(torch.uint8)
     target.copy_(source)
@@ -73,10 +73,10 @@ class Rounds:
     Args:
         bank: slots and batches.
         count: rounds; by default one for each slot.
-        marks: write down when phases begin.
-        halves: launch the halves apart instead of fused.
+        marks: record when phases begin.
+        halves: launch separate halves instead of a fused kernel.
         cold: flush the caches before each round.
-        late_us: delay of this rank in microseconds.
+        late_us: this rank's delay in microseconds.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class Rounds:
             self.mark(marks)
 
     def run_fused(self, slot: Slot, marks: Any) -> Any:
-        """A round of fused launches."""
+        """A round with fused launches."""
         with self.rig.dispatch(slot.inputs) as received:
             self.mark(marks)
             return self.rig.all_to_all.combine(received, slot.outputs)
 
     def run_halves(self, slot: Slot, marks: Any) -> Any:
-        """A round of halves."""
+        """A round with separate halves."""
         dispatch = self.rig.dispatch_send(slot.inputs)
         self.mark(marks)
         with dispatch.recv() as received:
@@ -137,7 +137,7 @@ class Rounds:
             self.device.set_mark(mark)
 
     def wrong(self) -> Any:
-        """Number of rounds of the last replay whose result differs from the checked one in bits."""
+        """Number of rounds in the last replay whose result differs from the checked one in bits."""
         torch = self.device.torch
         total = torch.zeros((), dtype=torch.int64, device=self.device.name)
         for number, combined in enumerate(self.combined):
@@ -146,7 +146,7 @@ class Rounds:
         return total
 
     def phase_times(self) -> Times:
-        """Time of each phase of each round of the last replay, after `synchronise`."""
+        """Time by phase and round in the last replay, after `synchronise`."""
         times: Times = {phase: [] for phase in self.phases}
         for marks in self.marks:
             for phase, (begin, end) in zip(self.phases, pairwise(marks), strict=True):
@@ -158,7 +158,7 @@ def sample(rounds: Rounds, align: Rounds, samples: int) -> tuple[Times, int]:
     """Replay rounds with fresh inputs; microseconds by phase, and rounds with wrong results.
 
     Each replay follows an untimed round, so that the ranks begin together. With marks, there is a
-    time for each phase of each round; `round` is the time of a whole replay over its rounds.
+    time for each phase in each round; `round` is the whole replay's time over its rounds.
     """
     device, bank = rounds.device, rounds.bank
     times: Times = {"round": []}
@@ -183,7 +183,7 @@ def sample(rounds: Rounds, align: Rounds, samples: int) -> tuple[Times, int]:
 
 
 class Found:
-    """Figures of a rank for a case."""
+    """A rank's figures for a case."""
 
     def __init__(self, rig: Rig, bank: Bank) -> None:
         self.rig, self.bank = rig, bank
@@ -199,14 +199,14 @@ class Found:
         only: tuple[str, ...] = (),
         but: tuple[str, ...] = (),
     ) -> None:
-        """Keep times under their names behind a prefix, and count wrong results."""
+        """Keep times under prefixed names, and count wrong results."""
         self.wrong += wrong
         for name, values in times.items():
             if name not in but and (not only or name in only):
                 self.times[f"{prefix}{name}"] = values
 
     def result(self) -> dict[str, Any]:
-        """All figures, and the memory of the all-to-all."""
+        """All figures, and the memory that the all-to-all takes."""
         return {
             "times": self.times,
             "wrong": self.wrong,

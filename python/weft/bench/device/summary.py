@@ -1,4 +1,4 @@
-"""Summary of a case over the figures of all ranks."""
+"""Summary for a case over all ranks' figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["summarise"]
 
 
 def summarise(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Times of the slowest rank, bytes, throughput, and wrong results.
+    """The slowest rank's times, bytes, throughput, and wrong results.
 
     Args:
         ranks: what each rank's measure returned.
@@ -76,7 +76,7 @@ def spread(by_rank: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def volume(ranks: Sequence[dict[str, Any]], times: dict[str, Any]) -> dict[str, Any]:
-    """Throughput: mean bytes that a rank sent to others, over the time of the slowest rank."""
+    """Throughput: mean bytes that a rank sent to others, over the slowest rank's time."""
     found: dict[str, Any] = {"rows_per_rank": float(np.mean([rank["rows_sent"] for rank in ranks]))}
     for operation in ("dispatch", "combine"):
         sent = [rank[f"{operation}_bytes"] for rank in ranks]

@@ -1,27 +1,31 @@
-"""Kernels of table-wise sharded embedding bags: pooling with all-to-all, and its gradient.
+"""Kernels for table-wise sharded embedding bags: pooling with all-to-all, and the gradient.
 
-`pool` computes the bags of this rank's tables for the global batch and stores each pooled row at
-the rank of its sample; `return_gradients` stores the gradients of the outputs at the ranks of the
-tables, where the kernels of `embedding_gradient` follow.
+`pool` computes the bags in this rank's tables for the global batch and stores each pooled row at
+the rank that has its sample. `return_gradients` stores the output gradients at the ranks that have
+the tables, where the `embedding_gradient` kernels follow.
 
-Protocol of `pool` and `return_gradients`, whose inbox is read by later kernels of the stream:
+In both kernels, later kernels on the stream read the inbox. The protocol:
 
-1. At its start, program 0 sets the word `entry[rank]` of each peer: the inbox here is free, since
-   the kernels that read it come earlier on the stream.
+1. First, program 0 sets `entry[rank]` at each peer: the inbox here is free, since kernels
+   that read it come earlier on the stream.
 2. A program waits for `entry[destination]` before its first store to a destination.
-3. Programs add their finished tasks to a counter of the destination; the one that completes it
+3. Programs add finished tasks to a counter for the destination; the one that completes it
    sets `ready[rank]` there. Words are set to the epoch, whatever the shapes.
-4. The program that ends last waits for `ready` of all ranks.
+4. The program that ends last waits for `ready` from all ranks, and compares the arguments with
+   this rank's: ranks with another batch would store rows at other places.
 
-So a program waits for peers alone, and programs that have not begun are never waited for by one
-that holds a multiprocessor of this GPU: the grid need not be resident at once.
+So a program waits only for peers, and a program that holds an SM on this GPU never waits for
+programs that have not started: the grid need not be resident at once.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 import weft.triton as wt
-from weft.fused.kernels.rounds import STATE_WORDS, this_round
+from weft.fused.kernels.agreement import agree, announce
+from weft.fused.kernels.rounds import STATE_WORDS, Peers, this_round
 from weft.fused.kernels.tracing import COMPUTE, SEND, WAIT
 
 __all__ = [
@@ -30,41 +34,148 @@ __all__ = [
     "MEAN",
     "PIECE_ALIGNMENT",
     "SUM",
+    "UNCOVERED",
     "WEIGHTED_SUM",
+    "Bags",
+    "Counts",
+    "GradientCounts",
+    "GradientModes",
+    "Modes",
     "pool",
     "return_gradients",
 ]
 
-#: Fields of a piece, int64: columns of a table that one program pools.
+#: Fields for a table segment, int64: columns that one program pools.
 FIELDS = 8
 _ADDRESS, _ROWS, _DIM, _WIDTH, _COLUMN, _OWN_COLUMN, _TABLE, _MODE = map(tl.constexpr, range(8))
 _FIELDS = tl.constexpr(FIELDS)
-#: Modes of pooling.
+#: Pooling modes.
 SUM, MEAN, WEIGHTED_SUM = range(3)
 _MEAN, _WEIGHTED_SUM = tl.constexpr(MEAN), tl.constexpr(WEIGHTED_SUM)
-#: Bytes to whose multiples tables are aligned.
+#: Written in place of a table number if offsets do not cover all indices.
+UNCOVERED = -1
+_UNCOVERED = tl.constexpr(UNCOVERED)
+#: Required table alignment in bytes.
 PIECE_ALIGNMENT = 16
 
-#: First word of the state with a counter of each destination; the one before it marks a failure.
+#: First state word with a counter for each destination; the one before it marks a failure.
 COUNTERS = STATE_WORDS + 1
 _COUNTERS = tl.constexpr(COUNTERS)
 _FAILED = tl.constexpr(STATE_WORDS)
 _STATE_ENDED = tl.constexpr(1)
 
 
+class Bags(NamedTuple):
+    """A batch's bags, and this rank's tables.
+
+    Attributes:
+        table: int64 `[pieces, FIELDS]`.
+        indices: int32 or int64 `[total]`.
+        offsets: int32 or int64 `[tables * batch + 1]`: first index in each bag, by table.
+        sample_weights: `[total]`, if `weighted`.
+    """
+
+    table: Any
+    indices: Any
+    offsets: Any
+    sample_weights: Any
+
+
+class Counts(NamedTuple):
+    """Numbers for which Triton does not compile `pool` again.
+
+    Attributes:
+        rank: this rank.
+        batch: samples on all ranks.
+        total: number of indices.
+        pieces: number of table segments.
+        elements: inbox elements in use here.
+        own_last: eighths of the local tasks that come after all others: see `_task_at`; -1: all of
+            them come before.
+        tables: this rank's table count.
+        digest: argument digest for `agreement`.
+    """
+
+    rank: Any
+    batch: Any
+    total: Any
+    pieces: Any
+    elements: Any
+    own_last: Any
+    tables: Any = 0
+    digest: Any = 0
+
+
+class Modes(NamedTuple):
+    """Constants for `pool`.
+
+    Attributes:
+        ranks: number of ranks.
+        element: table dtype.
+        align: number that divides all widths and columns.
+        weighted: positions have sample weights.
+        fused: rows are stored at the ranks that have the samples; else here.
+        bags: bags in a task.
+        columns: columns in a task.
+        unroll: positions in a bag that are loaded at a time.
+    """
+
+    ranks: int
+    element: Any
+    align: int
+    weighted: bool
+    fused: bool
+    bags: int
+    columns: int
+    unroll: int
+
+
+class GradientCounts(NamedTuple):
+    """Numbers for which Triton does not compile `return_gradients` again.
+
+    Attributes:
+        rank: this rank.
+        batch: samples on all ranks.
+        elements: inbox elements in use here.
+        digest: argument digest for `agreement`.
+    """
+
+    rank: Any
+    batch: Any
+    elements: Any
+    digest: Any = 0
+
+
+class GradientModes(NamedTuple):
+    """Constants for `return_gradients`.
+
+    Attributes:
+        ranks: number of ranks.
+        align: number that divides all widths and columns.
+        rows: rows in a task.
+        columns: columns in a task.
+    """
+
+    ranks: int
+    align: int
+    rows: int
+    columns: int
+
+
 @triton.jit
 def _slice_of(batch, to, ranks):
-    """First sample and number of samples of a rank, as `torch.tensor_split`."""
+    """First sample and sample count for a rank, as in `torch.tensor_split`."""
     extra = batch % ranks
     return to * (batch // ranks) + tl.minimum(to, extra), batch // ranks + (to < extra).to(tl.int32)
 
 
 @triton.jit
-def _begin(words, context, epoch, rank, ranks: tl.constexpr, tasks):
-    """Program 0 signals that this rank's inbox is free, and that it is ready if without tasks.
+def _begin(peers: Peers, epoch, rank, ranks: tl.constexpr, tasks):
+    """Program 0 signals that this rank's inbox is free, and that it is ready if it has no tasks.
 
-    A thread for each peer; release.
+    Uses a thread for each peer. Memory order: release.
     """
+    context, words = peers.context, peers.words
     if (tl.program_id(0) == 0) & (ranks > 1):
         others = tl.arange(0, triton.next_power_of_2(ranks))
         present = (others < ranks) & (others != rank)
@@ -79,29 +190,29 @@ def _begin(words, context, epoch, rank, ranks: tl.constexpr, tasks):
 
 
 @triton.jit
-def _wait_entry(words, context, state, epoch, to, fine):
-    """Waits until the inbox of a destination is free; marks a failure."""
-    fine &= wt.wait(context, words + to, epoch, to, 0)
+def _wait_entry(peers: Peers, epoch, to, fine):
+    """Waits until a destination's inbox is free; marks a failure."""
+    fine &= wt.wait(peers.context, peers.words + to, epoch, to, 0)
     if fine == 0:
-        tl.atomic_xchg(state + _FAILED, 1, sem="relaxed", scope="gpu")
+        tl.atomic_xchg(peers.state + _FAILED, 1, sem="relaxed", scope="gpu")
     return fine
 
 
 @triton.jit
-def _arrive(words, context, state, epoch, rank, ranks: tl.constexpr, step, done, tasks, fine):
-    """Counts tasks of a destination; the program that completes them signals it."""
+def _arrive(peers: Peers, epoch, rank, ranks: tl.constexpr, step, done, tasks, fine):
+    """Counts tasks for a destination; the program that completes them signals it."""
     if (done > 0) & (step < ranks - 1) & fine:
         tl.debug_barrier()
-        before = tl.atomic_add(state + _COUNTERS + step, done, sem="acq_rel", scope="gpu")
+        before = tl.atomic_add(peers.state + _COUNTERS + step, done, sem="acq_rel", scope="gpu")
         if before + done == tasks:
-            tl.atomic_xchg(state + _COUNTERS + step, 0, sem="relaxed", scope="gpu")
+            tl.atomic_xchg(peers.state + _COUNTERS + step, 0, sem="relaxed", scope="gpu")
             to = wt.destination_at(step, rank, ranks)
-            wt.signal(context, words + ranks + rank, epoch, to)
+            wt.signal(peers.context, peers.words + ranks + rank, epoch, to)
 
 
 @triton.jit
 def _first_missing(ready, epoch, rank, ranks: tl.constexpr):
-    """Lowest other rank whose word has not reached the epoch, `ranks` if none. Acquire, system."""
+    """Lowest other rank whose word has not reached the epoch, else `ranks`. Acquire, system."""
     others = tl.arange(0, triton.next_power_of_2(ranks))
     present = (others < ranks) & (others != rank)
     zeros = tl.zeros_like(others)
@@ -112,13 +223,16 @@ def _first_missing(ready, epoch, rank, ranks: tl.constexpr):
 
 @triton.jit
 def _finish(
-    inbox, elements, words, context, state, epoch, rank, ranks: tl.constexpr, fill: tl.constexpr
+    inbox, elements, peers: Peers, epoch, rank, ranks: tl.constexpr, fill: tl.constexpr, digest
 ):
     """Ends a round: the last program waits for all ranks; on failure the inbox becomes NaN."""
+    words, context, state = peers.words, peers.context, peers.state
     tl.debug_barrier()
     before = tl.atomic_add(state + _STATE_ENDED, 1, sem="acq_rel", scope="gpu")
     if before == tl.num_programs(0) - 1:
         fine = tl.atomic_add(state + _FAILED, 0, sem="relaxed", scope="gpu") == 0
+        if peers.agreement is not None:
+            fine &= agree(context, peers.agreement, digest, epoch)
         missing = _first_missing(words + ranks, epoch, rank, ranks)
         while fine & (missing < ranks):
             fine &= wt.wait(context, words + ranks + missing, epoch, missing, 1)
@@ -135,29 +249,18 @@ def _finish(
 
 
 @triton.jit
-def _pooled(
-    piece,
-    block,
-    start,
-    count,
-    batch,
-    indices,
-    offsets,
-    sample_weights,
-    total,
-    errors,
-    element: tl.constexpr,
-    align: tl.constexpr,
-    weighted: tl.constexpr,
-    bags: tl.constexpr,
-    columns: tl.constexpr,
-    unroll: tl.constexpr,
-):
-    """Pooled rows of a block of bags, float32 of `[bags, columns]`.
+def _pooled(piece, block, start, count, batch, given: Bags, total, errors, modes: tl.constexpr):
+    """Pooled rows in a block of bags, float32 `[bags, columns]`.
 
-    Loads of `unroll` positions are independent. Positions of a bag are summed in order. An index
-    outside of the table is not read; its bag is counted without it, and `errors` gets the table.
+    Loads for `unroll` positions are independent. Positions in a bag are summed in order. An index
+    outside the table is not read; the bag is counted without it, and `errors` gets the table.
     """
+    indices, offsets = given.indices, given.offsets
+    element: tl.constexpr = modes.element
+    align: tl.constexpr = modes.align
+    bags: tl.constexpr = modes.bags
+    columns: tl.constexpr = modes.columns
+    unroll: tl.constexpr = modes.unroll
     address = tl.multiple_of(tl.load(piece + _ADDRESS), 16)
     table = tl.multiple_of(address.to(tl.pointer_type(element)), 16)
     rows = tl.load(piece + _ROWS)
@@ -176,7 +279,8 @@ def _pooled(
     lengths = tl.maximum(tl.minimum(end, total) - begin, 0).to(tl.int32)
     longest = tl.max(lengths, axis=0)
 
-    # Apart from the sums, whose layout is not that of this check; it brings indices into the L1.
+    # Separate from the sums, which have another layout than this check; it brings indices into the
+    # L1.
     span: tl.constexpr = 4 * unroll
     ahead = tl.arange(0, span)[None, :]
     outside = tl.zeros([bags, span], tl.int32)
@@ -198,8 +302,8 @@ def _pooled(
             pointers = (table + index * dim)[:, None] + place[None, :]
             mask = some[:, None] & inside[None, :]
             values = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
-            if weighted:
-                factors = tl.load(sample_weights + begin + position, mask=some, other=0.0)
+            if modes.weighted:
+                factors = tl.load(given.sample_weights + begin + position, mask=some, other=0.0)
                 factors = tl.where(mode == _WEIGHTED_SUM, factors.to(tl.float32), 1.0)
                 values *= factors[:, None]
             sums += values
@@ -211,15 +315,15 @@ def _pooled(
 
 @triton.jit
 def _task_at(index, tasks, held, ranks: tl.constexpr):
-    """Step, number and place of the task that is at `index` in the order of this rank.
+    """Step, number and place for the task at `index` in this rank's order.
 
-    Tasks of peers are in the order of `destination_at`. An own task follows each `ranks - 1` of
-    these, so that the link is in use while own bags are pooled; the last `held` own tasks come
-    after all others, while the last stores to peers are on their way.
+    Peers' tasks are in `destination_at` order. One local task follows each `ranks - 1` of these, so
+    that the link is in use while local bags are pooled. The last `held` local tasks come after all
+    others, while the last stores to peers are in flight.
 
     Returns:
-        The step, `ranks - 1` for own tasks; the number among the `tasks` of the step; true for the
-        last own tasks.
+        The step, `ranks - 1` for local tasks; the number among the `tasks` in the step; true for
+        the last local tasks.
     """
     mixed = tasks - held
     is_mixed = index < ranks * mixed
@@ -232,56 +336,43 @@ def _task_at(index, tasks, held, ranks: tl.constexpr):
     return step, tl.where(is_own, own, peers % tasks), is_last
 
 
-@triton.jit(do_not_specialize=["rank", "batch", "total", "pieces", "elements", "own_last"])
+@triton.jit(do_not_specialize=["counts"])
 def pool(
     outputs,
-    words,
-    context,
-    state,
+    peers: Peers,
     errors,
-    table,
-    indices,
-    offsets,
-    sample_weights,
-    rank,
-    batch,
-    total,
-    pieces,
-    elements,
-    own_last,
+    given: Bags,
+    counts: Counts,
     strides,
-    ranks: tl.constexpr,
-    element: tl.constexpr,
-    align: tl.constexpr,
-    weighted: tl.constexpr,
-    fused: tl.constexpr,
-    bags: tl.constexpr,
-    columns: tl.constexpr,
-    unroll: tl.constexpr,
+    modes: tl.constexpr,
     trace=None,
 ):
-    """Pools the bags of all samples for the tables of this rank.
+    """Pools all samples' bags for this rank's tables.
 
     Parameters:
         outputs: `fused`: inbox in symmetric memory, `[local batch, stride]` at each rank. Otherwise
-            `[batch, stride]` here, with the columns of this rank alone.
-        strides: the stride of rows in units of `align`.
-        words: `entry` and `ready`, of all ranks.
-        errors: int32; gets the number of a table, from 1 on, with an index outside of it.
-        table: int64 of `[pieces, FIELDS]`.
-        indices: int32 or int64 of `[total]`.
-        offsets: int32 or int64 of `[tables * batch + 1]`: first index of each bag, by table.
-        sample_weights: of `[total]`, if `weighted`.
-        elements: of the inbox that are in use here.
-        own_last: eighths of the own tasks that come after all others: see `_task_at`; -1: all of
-            them come before.
-        element: dtype of the tables.
-        align: number of elements of which widths and columns are multiples.
-        bags, columns: of a task; `unroll`: positions of a bag that are loaded at a time.
-        trace: of spans, or None.
+            `[batch, stride]` here, with only this rank's columns.
+        peers: `words` are `entry` and `ready`, for all ranks.
+        errors: int32; gets the number of a table, from 1, with an index outside it, or `UNCOVERED`
+            if offsets do not begin with 0 or do not end with `total`.
+        given: bags and tables.
+        counts: numbers that may change from call to call.
+        strides: row stride in units of `align`.
+        modes: `Modes`.
+        trace: span buffer, or None.
     """
+    context, state = peers.context, peers.state
+    agreement, digest = peers.agreement, counts.digest
+    table, offsets = given.table, given.offsets
+    rank, batch, total, pieces = counts.rank, counts.batch, counts.total, counts.pieces
+    own_last, tables = counts.own_last, counts.tables
+    ranks: tl.constexpr = modes.ranks
+    align: tl.constexpr = modes.align
+    fused: tl.constexpr = modes.fused
+    bags: tl.constexpr = modes.bags
+    columns: tl.constexpr = modes.columns
     spans = 0
-    # By a product, since the compiler has no information on the divisibility of a parameter.
+    # As a multiplication, since the compiler does not know what divides a parameter.
     stride = strides * align
     blocks = tl.cdiv(tl.cdiv(batch, ranks), bags)
     tasks = blocks * pieces
@@ -292,10 +383,18 @@ def pool(
     epoch = 0
     if fused:
         epoch = this_round(state)
-        _begin(words, context, epoch, rank, ranks, tasks)
+        if agreement is not None:  # noqa: SIM102 (a constant)
+            if tl.program_id(0) == 0:
+                announce(context, agreement, digest, epoch)
+        _begin(peers, epoch, rank, ranks, tasks)
+    if tl.program_id(0) == 0:
+        begin = tl.load(offsets).to(tl.int64)
+        end = tl.load(offsets + tl.cast(tables, tl.int64) * batch).to(tl.int64)
+        if (begin != 0) | (end != total):
+            tl.store(errors, _UNCOVERED)
     held = tl.where(own_last < 0, tasks, tasks * own_last // 8)
-    # Programs are turned from one wave to the next, so that each gets all tables in turn: bags of
-    # one may be longer than those of others.
+    # Programs rotate from one wave to the next, so that each gets all tables in turn: one table's
+    # bags may be longer than others.
     programs = tl.num_programs(0)
     period = tl.maximum(pieces, 1) * tl.where(held < tasks, ranks, 1)
     shift = (1 + period - programs % period) % period
@@ -306,47 +405,30 @@ def pool(
         # The last wave may lack tasks.
         index = tl.where(wave + programs <= tasks * ranks, index, first)
         turn += shift
-        # Own tasks first: the order in which all tasks for peers come first, turned.
+        # Local tasks first: the order with all peers' tasks first, rotated.
         index += tl.where(own_last < 0, (ranks - 1) * tasks, 0)
         index = tl.where(index < ranks * tasks, index, index - ranks * tasks)
         next_step, inside, is_last = _task_at(index, tasks, held, ranks)
         block = inside // pieces
         piece = table + inside % pieces * _FIELDS
-        # Own tasks between those of a peer do not end the peer's. Nested: the outer condition is a
-        # constant.
+        # Local tasks between a peer's do not end the peer's. Nested, because the outer condition is
+        # a constant.
         if fused:  # noqa: SIM102
             if (next_step != step) & ((next_step < ranks - 1) | is_last):
                 began = wt.span_begin(trace)
-                _arrive(words, context, state, epoch, rank, ranks, step, done, tasks, fine)
+                _arrive(peers, epoch, rank, ranks, step, done, tasks, fine)
                 spans = wt.span_end(trace, spans, SEND, began)
                 done = 0
                 step = next_step
         to = wt.destination_at(next_step, rank, ranks)
         start, count = _slice_of(batch, to, ranks)
         began = wt.span_begin(trace)
-        values = _pooled(
-            piece,
-            block,
-            start,
-            count,
-            batch,
-            indices,
-            offsets,
-            sample_weights,
-            total,
-            errors,
-            element,
-            align,
-            weighted,
-            bags,
-            columns,
-            unroll,
-        )
+        values = _pooled(piece, block, start, count, batch, given, total, errors, modes)
         spans = wt.span_end(trace, spans, COMPUTE, began)
         began = wt.span_begin(trace)
         if fused:
             if (next_step != waited) & (next_step < ranks - 1):
-                fine = _wait_entry(words, context, state, epoch, to, fine)
+                fine = _wait_entry(peers, epoch, to, fine)
                 waited = next_step
                 spans = wt.span_end(trace, spans, WAIT, began)
                 began = wt.span_begin(trace)
@@ -367,44 +449,48 @@ def pool(
         spans = wt.span_end(trace, spans, SEND, began)
     if fused:
         began = wt.span_begin(trace)
-        _arrive(words, context, state, epoch, rank, ranks, step, done, tasks, fine)
+        _arrive(peers, epoch, rank, ranks, step, done, tasks, fine)
         spans = wt.span_end(trace, spans, SEND, began)
         began = wt.span_begin(trace)
-        _finish(outputs, elements, words, context, state, epoch, rank, ranks, bags * columns)
+        _finish(outputs, counts.elements, peers, epoch, rank, ranks, bags * columns, digest)
         spans = wt.span_end(trace, spans, WAIT, began)
 
 
-@triton.jit(do_not_specialize=["rank", "batch", "elements"])
+@triton.jit(do_not_specialize=["counts"])
 def return_gradients(
     inbox,
     gradients,
-    words,
-    context,
-    state,
+    peers: Peers,
     firsts,
-    rank,
-    batch,
-    elements,
+    counts: GradientCounts,
     strides,
-    ranks: tl.constexpr,
-    align: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
+    modes: tl.constexpr,
 ):
-    """Stores the gradients of this rank's outputs at the ranks of the tables.
+    """Stores the gradients for this rank's outputs at the ranks that have the tables.
 
     Parameters:
-        inbox: in symmetric memory: `[batch, columns of the rank]` at each rank.
+        inbox: in symmetric memory: `[batch, this rank's columns]` at each rank.
         gradients: `[local batch, stride]`, contiguous; `strides` is in units of `align`.
-        firsts: int64 of `[ranks + 1]`: first column of each rank.
-        elements: of the inbox that are in use here.
-        rows, columns: of a task.
+        peers: `words` are `entry` and `ready`, for all ranks.
+        firsts: int64 `[ranks + 1]`: first column for each rank.
+        counts: numbers that may change from call to call.
+        modes: `GradientModes`.
     """
-    # By a product, since the compiler has no information on the divisibility of a parameter.
+    context, words = peers.context, peers.words
+    agreement, digest = peers.agreement, counts.digest
+    rank, batch = counts.rank, counts.batch
+    ranks: tl.constexpr = modes.ranks
+    align: tl.constexpr = modes.align
+    rows: tl.constexpr = modes.rows
+    columns: tl.constexpr = modes.columns
+    # As a multiplication, since the compiler does not know what divides a parameter.
     stride = strides * align
-    epoch = this_round(state)
+    epoch = this_round(peers.state)
     start, count = _slice_of(batch, rank, ranks)
-    _begin(words, context, epoch, rank, ranks, 1)
+    if agreement is not None:  # noqa: SIM102 (a constant)
+        if tl.program_id(0) == 0:
+            announce(context, agreement, digest, epoch)
+    _begin(peers, epoch, rank, ranks, 1)
     for step in range(ranks):
         to = wt.destination_at(step, rank, ranks)
         first = tl.multiple_of(tl.load(firsts + to), align)
@@ -413,10 +499,10 @@ def return_gradients(
         tasks = tl.cdiv(count, rows) * across
         fine = rank >= 0
         done = 0
-        # Turned by the destination, so that few tasks of several do not fall to the same programs.
+        # Rotated by destination, so that a few tasks for several do not go to the same programs.
         own = (tl.program_id(0) + step * tasks) % tl.num_programs(0)
         if (step < ranks - 1) & (own < tasks):
-            fine = _wait_entry(words, context, state, epoch, to, fine)
+            fine = _wait_entry(peers, epoch, to, fine)
         for index in range(own, tasks, tl.num_programs(0)):
             sample = index // across * rows + tl.arange(0, rows)
             place = index % across * columns + tl.arange(0, columns)
@@ -427,5 +513,5 @@ def return_gradients(
             done += 1
         if (tasks == 0) & (step < ranks - 1) & (tl.program_id(0) == 0):
             wt.signal(context, words + ranks + rank, epoch, to)
-        _arrive(words, context, state, epoch, rank, ranks, step, done, tasks, fine)
-    _finish(inbox, elements, words, context, state, epoch, rank, ranks, rows * columns)
+        _arrive(peers, epoch, rank, ranks, step, done, tasks, fine)
+    _finish(inbox, counts.elements, peers, epoch, rank, ranks, rows * columns, digest)

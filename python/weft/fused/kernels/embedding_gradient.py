@@ -1,8 +1,10 @@
-"""Kernels of gradients of embedding bags, from those of the pooled rows; without peers.
+"""Gradient kernels for embedding bags, from the pooled rows' gradients; without peers.
 
-`segment_sums` and `join_segments` make dense gradients of tables, in a fixed order of sums;
-`entries` makes the entries of sparse ones, `factor_gradients` those of sample weights.
+`segment_sums` and `join_segments` make dense table gradients, and sum in a fixed order; `entries`
+makes the entries for sparse gradients, `factor_gradients` makes sample-weight gradients.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -18,10 +20,25 @@ from weft.fused.kernels.embedding import (
     _WEIGHTED_SUM,
 )
 
-__all__ = ["GRADIENT_FIELDS", "entries", "factor_gradients", "join_segments", "segment_sums"]
+__all__ = [
+    "GRADIENT_FIELDS",
+    "Counts",
+    "Entries",
+    "EntryCounts",
+    "EntryModes",
+    "FactorCounts",
+    "FactorModes",
+    "SegmentModes",
+    "Sorted",
+    "Sums",
+    "entries",
+    "factor_gradients",
+    "join_segments",
+    "segment_sums",
+]
 
-#: Fields of a table for gradients, int64: first element in the gradients of all tables, dim, first
-#: column among those of this rank, mode, first key.
+#: Fields for a table's gradients, int64: first element among all tables' gradients, dim, first
+#: column among this rank's columns, mode, first key.
 GRADIENT_FIELDS = 5
 _GRADIENT_FIELDS = tl.constexpr(GRADIENT_FIELDS)
 _GRADIENT_FIRST, _GRADIENT_DIM, _GRADIENT_COLUMN, _GRADIENT_MODE, _GRADIENT_KEY = map(
@@ -29,42 +46,95 @@ _GRADIENT_FIRST, _GRADIENT_DIM, _GRADIENT_COLUMN, _GRADIENT_MODE, _GRADIENT_KEY 
 )
 
 
+class Sums(NamedTuple):
+    """Memory for row sums.
+
+    Attributes:
+        outputs: all tables' gradients, zero; `table` has the first element for each.
+        heads: float32 `[chunks, columns]`: sums for runs that began in an earlier chunk.
+        tails: float32 `[chunks, columns]`: sums for runs that go on in the next chunk.
+    """
+
+    outputs: Any
+    heads: Any
+    tails: Any
+
+
+class Sorted(NamedTuple):
+    """Indices and their bags, sorted by key.
+
+    Attributes:
+        keys: int64 `[total]`, ascending: rows, numbered through all tables; `missing` if none.
+        bags: int32 `[total]`, in `keys` order.
+        offsets: first index in each bag, by table.
+        factors: sample weights in `keys` order, if `weighted`.
+        table: int64 `[tables, GRADIENT_FIELDS]`.
+        gradients: pooled rows' gradients, `[batch, stride]`.
+    """
+
+    keys: Any
+    bags: Any
+    offsets: Any
+    factors: Any
+    table: Any
+    gradients: Any
+
+
+class Counts(NamedTuple):
+    """Numbers for which Triton does not compile the kernels for sums again.
+
+    Attributes:
+        batch: samples on all ranks.
+        total: number of indices.
+        missing: key for an index outside its table.
+    """
+
+    batch: Any
+    total: Any
+    missing: Any
+
+
+class SegmentModes(NamedTuple):
+    """Constants for `segment_sums`.
+
+    Attributes:
+        align: number that divides all widths and columns.
+        weighted: indices have sample weights.
+        chunk: sorted positions for a program, a multiple of 4.
+        columns: a power of 2, at least each table's columns.
+    """
+
+    align: int
+    weighted: bool
+    chunk: int
+    columns: int
+
+
 @triton.jit
-def _gradient_row(
-    keys,
-    bags,
-    offsets,
-    factors,
-    table,
-    gradients,
-    stride,
-    batch,
-    position,
-    end,
-    missing,
-    align: tl.constexpr,
-    weighted: tl.constexpr,
-    columns: tl.constexpr,
-):
-    """Key at a sorted position and the gradient that its bag passes on, float32 of `[columns]`."""
+def _gradient_row(given: Sorted, stride, counts: Counts, position, end, modes: tl.constexpr):
+    """Key at a sorted position and the gradient that the bag passes on, float32 `[columns]`."""
+    keys, bags, offsets = given.keys, given.bags, given.offsets
+    batch, missing = counts.batch, counts.missing
+    align: tl.constexpr = modes.align
+    columns: tl.constexpr = modes.columns
     some = position < end
     key = tl.load(keys + position, mask=some, other=missing)
     bag = tl.load(bags + position, mask=some, other=0)
     number = bag // batch
-    its = table + number * _GRADIENT_FIELDS
+    its = given.table + number * _GRADIENT_FIELDS
     dim = tl.multiple_of(tl.load(its + _GRADIENT_DIM), align)
     column = tl.multiple_of(tl.load(its + _GRADIENT_COLUMN), align)
     mode = tl.load(its + _GRADIENT_MODE)
     place = tl.arange(0, columns)
-    row = gradients + column + (bag - number * batch).to(tl.int64) * stride + place
+    row = given.gradients + column + (bag - number * batch).to(tl.int64) * stride + place
     values = tl.load(row, mask=(place < dim) & (key < missing), other=0.0).to(tl.float32)
-    # Without a branch, which would part the loads of several rows.
+    # Without a branch, which would separate the loads of several rows.
     is_mean = mode == _MEAN
     length = tl.load(offsets + bag + 1, mask=is_mean, other=1)
     length -= tl.load(offsets + bag, mask=is_mean, other=0)
     values = values / tl.maximum(length, 1).to(tl.float32)
-    if weighted:
-        factor = tl.load(factors + position, mask=some, other=0.0).to(tl.float32)
+    if modes.weighted:
+        factor = tl.load(given.factors + position, mask=some, other=0.0).to(tl.float32)
         values = values * tl.where(mode == _WEIGHTED_SUM, factor, 1.0)
     return key, number, values
 
@@ -73,7 +143,7 @@ def _gradient_row(
 def _store_row(
     outputs, table, key, number, values, missing, align: tl.constexpr, columns: tl.constexpr
 ):
-    """Stores the gradient of a row of a table."""
+    """Stores a table row's gradient."""
     its = table + number * _GRADIENT_FIELDS
     dim = tl.multiple_of(tl.load(its + _GRADIENT_DIM), align)
     first = tl.multiple_of(tl.load(its + _GRADIENT_FIRST), 16)
@@ -84,6 +154,14 @@ def _store_row(
     tl.store(pointers, values.to(outputs.dtype.element_ty), mask=mask)
 
 
+class _Run(NamedTuple):
+    """A run with one key: the key, its table, and whether the run began in an earlier chunk."""
+
+    key: Any
+    number: Any
+    is_head: Any
+
+
 @triton.jit
 def _add_row(
     outputs,
@@ -92,61 +170,44 @@ def _add_row(
     key,
     number,
     values,
-    current,
-    current_number,
-    is_head,
+    run: _Run,
     sums,
     missing,
     align: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """Adds a row to the run of its key; stores the run before, if that has ended."""
+    """Adds a row to the key's run; stores the previous run, if it has ended."""
+    current, is_head = run.key, run.is_head
     if key != current:
         if is_head:
             tl.store(heads + tl.arange(0, columns), sums)
         else:
-            _store_row(outputs, table, current, current_number, sums, missing, align, columns)
+            _store_row(outputs, table, current, run.number, sums, missing, align, columns)
         is_head = key < 0
         sums = tl.zeros([columns], tl.float32)
     return key, number, is_head, sums + values
 
 
-@triton.jit(do_not_specialize=["batch", "total", "missing"])
-def segment_sums(
-    outputs,
-    heads,
-    tails,
-    keys,
-    bags,
-    offsets,
-    factors,
-    table,
-    gradients,
-    batch,
-    total,
-    missing,
-    strides,
-    align: tl.constexpr,
-    weighted: tl.constexpr,
-    chunk: tl.constexpr,
-    columns: tl.constexpr,
-):
-    """Gradients of the rows of all tables, for runs of a key that are inside of a chunk.
+@triton.jit(do_not_specialize=["counts"])
+def segment_sums(to: Sums, given: Sorted, counts: Counts, strides, modes: tl.constexpr):
+    """Row gradients for all tables, for keys whose run is inside one chunk.
 
-    A program sums the chunk of its number, in order. A run that began in a chunk before leaves its
-    sum in `heads`; one that goes on in the next chunk, in `tails`: `join_segments` adds these.
+    Each program sums one chunk, in order. A run that began in an earlier chunk leaves its sum in
+    `heads`; one that goes on in the next chunk, in `tails`: `join_segments` adds these.
 
     Parameters:
-        outputs: gradients of all tables, zero; `table` has the first element of each.
-        heads, tails: float32 of `[chunks, columns]`.
-        keys: int64 of `[total]`, ascending: rows, numbered through all tables; `missing` if none.
-        bags: int32 of `[total]`, in the order of `keys`.
-        factors: sample weights in the order of `keys`, if `weighted`.
-        table: int64 of `[tables, GRADIENT_FIELDS]`.
-        gradients: of the pooled rows, `[batch, stride]`; `strides` is in units of `align`.
-        chunk: sorted positions of a program, a multiple of 4.
+        to: memory for the sums.
+        given: sorted indices.
+        counts: numbers that may change from call to call.
+        strides: `gradients` row stride, divided by `align`.
+        modes: `SegmentModes`.
     """
-    # By a product, since the compiler has no information on the divisibility of a parameter.
+    outputs, heads, tails = to.outputs, to.heads, to.tails
+    keys, table, total, missing = given.keys, given.table, counts.total, counts.missing
+    align: tl.constexpr = modes.align
+    chunk: tl.constexpr = modes.chunk
+    columns: tl.constexpr = modes.columns
+    # As a multiplication, since the compiler does not know what divides a parameter.
     stride = strides * align
     number_of_chunk = tl.program_id(0).to(tl.int64)
     first = number_of_chunk * chunk
@@ -158,40 +219,28 @@ def segment_sums(
     number = 0
     sums = tl.zeros([columns], tl.float32)
     for position in range(first, end, 4):
-        # Four loads are on their way before the first is used.
-        key0, number0, values0 = _gradient_row(
-            *(keys, bags, offsets, factors, table, gradients, stride, batch, position, end),
-            *(missing, align, weighted, columns),
-        )
-        key1, number1, values1 = _gradient_row(
-            *(keys, bags, offsets, factors, table, gradients, stride, batch, position + 1, end),
-            *(missing, align, weighted, columns),
-        )
-        key2, number2, values2 = _gradient_row(
-            *(keys, bags, offsets, factors, table, gradients, stride, batch, position + 2, end),
-            *(missing, align, weighted, columns),
-        )
-        key3, number3, values3 = _gradient_row(
-            *(keys, bags, offsets, factors, table, gradients, stride, batch, position + 3, end),
-            *(missing, align, weighted, columns),
-        )
+        # Four loads are in flight before the first is used.
+        key0, number0, values0 = _gradient_row(given, stride, counts, position, end, modes)
+        key1, number1, values1 = _gradient_row(given, stride, counts, position + 1, end, modes)
+        key2, number2, values2 = _gradient_row(given, stride, counts, position + 2, end, modes)
+        key3, number3, values3 = _gradient_row(given, stride, counts, position + 3, end, modes)
         if position == first:
             number = number0
         current, number, is_head, sums = _add_row(
-            *(outputs, heads, table, key0, number0, values0, current, number, is_head, sums),
-            *(missing, align, columns),
+            *(outputs, heads, table, key0, number0, values0, _Run(current, number, is_head)),
+            *(sums, missing, align, columns),
         )
         current, number, is_head, sums = _add_row(
-            *(outputs, heads, table, key1, number1, values1, current, number, is_head, sums),
-            *(missing, align, columns),
+            *(outputs, heads, table, key1, number1, values1, _Run(current, number, is_head)),
+            *(sums, missing, align, columns),
         )
         current, number, is_head, sums = _add_row(
-            *(outputs, heads, table, key2, number2, values2, current, number, is_head, sums),
-            *(missing, align, columns),
+            *(outputs, heads, table, key2, number2, values2, _Run(current, number, is_head)),
+            *(sums, missing, align, columns),
         )
         current, number, is_head, sums = _add_row(
-            *(outputs, heads, table, key3, number3, values3, current, number, is_head, sums),
-            *(missing, align, columns),
+            *(outputs, heads, table, key3, number3, values3, _Run(current, number, is_head)),
+            *(sums, missing, align, columns),
         )
     goes_on = tl.load(keys + end, mask=end < total, other=-1) == current
     place = tl.arange(0, columns)
@@ -218,9 +267,9 @@ def join_segments(
     chunk: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """Gradients of the rows whose runs are in several chunks; a program for each chunk.
+    """Gradients for rows whose runs span several chunks; a program for each chunk.
 
-    A program adds a run that begins in its chunk and goes on in the next. See `segment_sums`.
+    A program adds the run that begins in its chunk and goes on in the next. See `segment_sums`.
     """
     first = tl.program_id(0).to(tl.int64) * chunk
     end = tl.minimum(first + chunk, total)
@@ -242,47 +291,85 @@ def join_segments(
         _store_row(outputs, table, key, number, sums, missing, align, columns)
 
 
-@triton.jit(do_not_specialize=["batch", "first", "end", "searches"])
-def entries(
-    values,
-    rows,
-    indices,
-    offsets,
-    factors,
-    table,
-    limits,
-    gradients,
-    batch,
-    all_bags,
-    first,
-    end,
-    searches,
-    widths,
-    strides,
-    align: tl.constexpr,
-    weighted: tl.constexpr,
-    positions: tl.constexpr,
-    columns: tl.constexpr,
-):
-    """Row and gradient of each index of adjacent tables of equal width.
+class Entries(NamedTuple):
+    """Tensors for `entries`.
+
+    Attributes:
+        outputs: `[end - first, width]`: the gradient from the index's bag, scaled for its length or
+            by sample weight; zero if the index is outside the table.
+        rows: int64 `[end - first]`: the index, or 0 if it is outside.
+        indices: all tables' indices.
+        offsets: `[all_bags + 1]`, for the bags in all tables; `batch` for each table.
+        factors: sample weights by index, if `weighted`.
+        table: int64 `[tables, GRADIENT_FIELDS]`.
+        limits: int64 `[tables + 1]`: rows in earlier tables.
+        gradients: pooled rows' gradients, `[batch, stride]`.
+    """
+
+    outputs: Any
+    rows: Any
+    indices: Any
+    offsets: Any
+    factors: Any
+    table: Any
+    limits: Any
+    gradients: Any
+
+
+class EntryCounts(NamedTuple):
+    """Numbers for which Triton does not compile `entries` again.
+
+    Attributes:
+        batch: samples on all ranks.
+        first: first index for the tables.
+        end: the index after the last one.
+        searches: at least the bits of `all_bags`.
+    """
+
+    batch: Any
+    first: Any
+    end: Any
+    searches: Any
+
+
+class EntryModes(NamedTuple):
+    """Constants for `entries`.
+
+    Attributes:
+        align: number that divides all widths and columns.
+        weighted: indices have sample weights.
+        positions: indices for a program.
+        columns: a power of 2 from the width on.
+    """
+
+    align: int
+    weighted: bool
+    positions: int
+    columns: int
+
+
+@triton.jit(do_not_specialize=["counts"])
+def entries(tensors: Entries, counts: EntryCounts, all_bags, widths, strides, modes: tl.constexpr):
+    """Row and gradient for each index into adjacent tables of equal width.
 
     Parameters:
-        values: `[end - first, width]`: that of the index's bag, by its length or sample weight;
-            zero if the index is outside of its table.
-        rows: int64 of `[end - first]`: the index, or 0 if it is outside.
-        offsets: `[all_bags + 1]`, of the bags of all tables; `batch` of each.
-        factors: sample weights by index, if `weighted`.
-        table: int64 of `[tables, GRADIENT_FIELDS]`.
-        limits: int64 of `[tables + 1]`: rows of the tables before.
-        gradients: of the pooled rows, `[batch, stride]`; `strides` is in units of `align`, and so
-            is `widths`, the width of the tables.
-        first, end: indices of the tables.
-        searches: at least the bits of `all_bags`.
-        positions: indices of a program; `columns`: a power of 2 from the width on.
+        tensors: inputs and outputs.
+        counts: numbers that may change from call to call.
+        all_bags: bags in all tables.
+        widths: table width, divided by `align`.
+        strides: `gradients` row stride, divided by `align`.
+        modes: `EntryModes`.
     """
+    outputs, rows, offsets, table = tensors.outputs, tensors.rows, tensors.offsets, tensors.table
+    limits, batch = tensors.limits, counts.batch
+    first, end, searches = counts.first, counts.end, counts.searches
+    align: tl.constexpr = modes.align
+    positions: tl.constexpr = modes.positions
+    columns: tl.constexpr = modes.columns
     at = first + tl.program_id(0).to(tl.int64) * positions + tl.arange(0, positions)
     some = at < end
-    # The last bag that begins at or before the index: of equal offsets, those before are empty.
+    # The last bag that begins at or before the index: among equal offsets, the earlier bags are
+    # empty.
     bag, after = tl.zeros([positions], tl.int32), tl.zeros([positions], tl.int32) + all_bags
     for _ in range(searches):
         middle = (bag + after) // 2
@@ -290,7 +377,7 @@ def entries(
         bag, after = tl.where(begun, middle, bag), tl.where(begun, after, middle)
     number = bag // batch
     its = table + number * _GRADIENT_FIELDS
-    index = tl.load(indices + at, mask=some, other=-1).to(tl.int64)
+    index = tl.load(tensors.indices + at, mask=some, other=-1).to(tl.int64)
     count = tl.load(limits + number + 1) - tl.load(limits + number)
     is_valid = (index >= 0) & (index < count)
     tl.store(rows + at - first, tl.where(is_valid, index, 0), mask=some)
@@ -299,47 +386,77 @@ def entries(
     length = tl.load(offsets + bag + 1, mask=is_mean, other=1)
     length -= tl.load(offsets + bag, mask=is_mean, other=0)
     scale = 1.0 / tl.maximum(length, 1).to(tl.float32)
-    if weighted:
-        factor = tl.load(factors + at, mask=some, other=0.0).to(tl.float32)
+    if modes.weighted:
+        factor = tl.load(tensors.factors + at, mask=some, other=0.0).to(tl.float32)
         scale *= tl.where(mode == _WEIGHTED_SUM, factor, 1.0)
     width = widths * align
     place = tl.arange(0, columns)
     inside = (place < width)[None, :] & some[:, None]
     column = tl.multiple_of(tl.load(its + _GRADIENT_COLUMN), align)
-    row = gradients + column + (bag - number * batch).to(tl.int64) * (strides * align)
+    row = tensors.gradients + column + (bag - number * batch).to(tl.int64) * (strides * align)
     mask = inside & is_valid[:, None]
     found = tl.load(row[:, None] + place[None, :], mask=mask, other=0.0).to(tl.float32)
     found *= scale[:, None]
-    to = values + (at - first)[:, None] * width + place[None, :]
-    tl.store(to, found.to(values.dtype.element_ty), mask=inside)
+    to = outputs + (at - first)[:, None] * width + place[None, :]
+    tl.store(to, found.to(outputs.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["batch", "total", "widest"])
+class FactorCounts(NamedTuple):
+    """Numbers for which Triton does not compile `factor_gradients` again.
+
+    Attributes:
+        batch: samples on all ranks.
+        total: number of indices.
+        widest: columns in the widest table.
+    """
+
+    batch: Any
+    total: Any
+    widest: Any
+
+
+class FactorModes(NamedTuple):
+    """Constants for `factor_gradients`.
+
+    Attributes:
+        element: table dtype.
+        align: number that divides all widths and columns.
+        positions: indices for a program.
+        columns: columns that it multiplies at a time.
+    """
+
+    element: Any
+    align: int
+    positions: int
+    columns: int
+
+
+@triton.jit(do_not_specialize=["counts"])
 def factor_gradients(
     outputs,
     bags,
     indices,
     table,
     gradients,
-    batch,
-    total,
-    widest,
+    counts: FactorCounts,
     strides,
-    element: tl.constexpr,
-    align: tl.constexpr,
-    positions: tl.constexpr,
-    columns: tl.constexpr,
+    modes: tl.constexpr,
 ):
-    """Gradients of the sample weights: products of rows of tables and gradients of their bags.
+    """Sample-weight gradients: table rows multiplied by bag gradients.
 
     Parameters:
-        outputs: `[total]`; zero for tables of other modes and indices outside of them.
-        bags: int32 of `[total]`, in the order of `indices`.
-        table: int64 of `[tables, FIELDS]`: a piece for each table.
-        gradients: of the pooled rows, `[batch, stride]`; `strides` is in units of `align`.
-        widest: columns of the widest table.
-        positions: indices of a program; `columns`: that it multiplies at a time.
+        outputs: `[total]`; zero for tables with other modes and for indices outside.
+        bags: int32 `[total]`, in `indices` order.
+        table: int64 `[tables, FIELDS]`: one segment for each table.
+        gradients: pooled rows' gradients, `[batch, stride]`; `strides` is in units of `align`.
+        counts: numbers that may change from call to call.
+        modes: `FactorModes`.
     """
+    batch, total, widest = counts.batch, counts.total, counts.widest
+    element: tl.constexpr = modes.element
+    align: tl.constexpr = modes.align
+    positions: tl.constexpr = modes.positions
+    columns: tl.constexpr = modes.columns
     place = tl.program_id(0).to(tl.int64) * positions + tl.arange(0, positions)
     some = place < total
     bag = tl.load(bags + place, mask=some, other=0)

@@ -1,9 +1,9 @@
-"""Device functions: flags of several ranks, which release and announce plain stores.
+"""Device functions for flags on several ranks, which release and announce plain stores.
 
-A flag is an int32 that one program of one rank sets to the epoch of its round. Rounds of a space
-are as in `packets`: a peer may have begun the round after this one, and no later one. So a flag of
-this round has its epoch or the next, and a flag with any other value is one of an earlier round,
-however long ago that was.
+A flag is an int32 that one program on one rank sets to the round's epoch. Rounds in a space are as
+in `packets`: a peer may have begun the round after this one, but no later one. So this round's flag
+has its epoch or the next, and any other value comes from an earlier round, however long ago that
+was.
 """
 
 import triton
@@ -21,14 +21,14 @@ _MAX_RANKS = tl.constexpr(layout.MAX_RANKS)
 
 @triton.jit
 def raise_flags(context, flag, first, last, epoch, rank):
-    """Sets a flag at several ranks, but this one. Release of stores of the whole program.
+    """Sets a flag at several other ranks. Releases all stores by the program.
 
     Args:
-        context: of the tensor that `flag` points into.
+        context: for the tensor that `flag` points into.
         flag: pointer to int32 in this rank's tensor.
         first: first rank.
         last: the rank after the last one.
-        epoch: of the round.
+        epoch: this round's epoch.
         rank: this rank.
     """
     peers = tl.arange(0, _MAX_RANKS)
@@ -42,15 +42,15 @@ def raise_flags(context, flag, first, last, epoch, rank):
 
 @triton.jit
 def await_flags(context, flags, stride, first, last, epoch, rank, slot):
-    """Waits for flags of several ranks, but this one; true once all are set. Acquire.
+    """Waits for flags from several other ranks; true once all are set. Acquire.
 
     Args:
-        context: of any tensor of the communicator.
-        flags: pointer to int32 in this rank's tensor: the flag of rank 0.
-        stride: words from the flag of a rank to that of the next.
+        context: for any tensor in the communicator.
+        flags: pointer to int32 in this rank's tensor: rank 0's flag.
+        stride: words between one rank's flag and the next rank's.
         first: first rank.
         last: the rank after the last one.
-        epoch: of the round.
+        epoch: this round's epoch.
         rank: this rank.
         slot: number for the error.
     """
@@ -72,7 +72,7 @@ def await_flags(context, flags, stride, first, last, epoch, rank, slot):
 
 @triton.jit
 def _first_missing(flags, stride, sources, awaited, epoch):
-    """Lowest rank whose flag is not set, `_MAX_RANKS` if none; flags of all."""
+    """Lowest rank whose flag is not set, else `_MAX_RANKS`; flags from all ranks."""
     zeros = tl.zeros([_MAX_RANKS], tl.int32)
     seen = tl.atomic_add(flags + sources * stride, zeros, mask=awaited, sem="acquire", scope="sys")
     missing = awaited & (seen != epoch) & (seen != next_epoch(epoch))

@@ -1,4 +1,4 @@
-"""Kernel: RMS norm of rows, on this GPU alone."""
+"""Standalone RMS-norm kernel, without peers."""
 
 import triton
 import triton.language as tl
@@ -8,15 +8,15 @@ __all__ = ["norm_kernel"]
 
 @triton.jit(do_not_specialize=["hidden_by_8"])
 def norm_kernel(x, norm_weight, output, hidden_by_8, eps, block: tl.constexpr):
-    """A program for each row, which it has in registers; rounding as in `gemv_kernel`.
+    """A program for each row, which it keeps in registers; rounding as in `gemv_kernel`.
 
     Args:
         x: [rows, hidden].
         norm_weight: [hidden].
         output: [rows, hidden]: the normed rows.
-        hidden_by_8: elements of a row, by 8.
-        eps: added to the mean of squares.
-        block: a power of 2, at least the elements of a row.
+        hidden_by_8: elements in a row, divided by 8.
+        eps: added to the mean square.
+        block: a power of 2, at least a row's elements.
     """
     hidden = hidden_by_8 * 8
     begin = tl.program_id(0).to(tl.int64) * hidden

@@ -1,18 +1,19 @@
-"""Device functions: packets, which need no fence and no flag, and rounds of programs by themselves.
+"""Device functions for packets, which need no fence or flag, and rounds that programs count.
 
-**Packets.** A packet is an int64 in an inbox: a payload of 32 bits below, the epoch of its round
-above. A store of 64 bits arrives whole, so a packet with the epoch of this round has its payload.
-Stores and loads are of two packets where they lie side by side; each of the two is whole by itself.
+**Packets.** A packet is an int64 in an inbox: a 32-bit payload in the low half, the round's epoch
+in the high half. A 64-bit store arrives whole, so a packet with this round's epoch has the payload
+too, as in NCCL's LL protocol (see https://arxiv.org/abs/2507.04786). Stores and loads handle two
+packets at a time where they lie side by side; each packet is whole.
 
-**Inboxes.** Packets of a round lie in the half of the inbox that the parity of its epoch selects. A
-kernel ends only after it has received what depends on packets of all ranks. So when a rank sends in
-round e + 2, its round e + 1 has ended, all ranks have sent in round e + 1, and hence their kernels
-of round e have ended: all have read the half, whatever the shapes of these rounds were. Packets
-of earlier rounds that a round of another shape has left there have earlier epochs; they would be
-taken for new ones only if they stayed for 2^32 rounds.
+**Inboxes.** A round's packets lie in the inbox half that the epoch's parity selects. A kernel ends
+only after it has received what depends on packets from all ranks. So when a rank sends in round e +
+2, its round e + 1 has ended, all ranks have sent in round e + 1, and hence their kernels for round
+e have ended: all have read the half, whatever the shapes in these rounds were. Packets that an
+earlier round with another shape has left there have earlier epochs; they would pass for new ones
+only if they stayed for 2^32 rounds.
 
-**Rounds.** Each program has the epoch of its last round in a word of its own, so none waits for
-others to begin or to end a round. Program 0 sets the words of programs that a smaller grid lacks.
+**Rounds.** Each program has the epoch of its last round in a separate word, so none waits for
+others to begin or to end a round. Program 0 sets the words for programs that a smaller grid lacks.
 """
 
 import triton
@@ -39,23 +40,23 @@ __all__ = [
     "words_of",
 ]
 
-#: Words of int32 at the begin of a state: the epoch of each program's last round.
+#: Words of int32 where a state begins: each program's last round as an epoch.
 MAX_PROGRAMS = 1024
 _PROGRAMS = tl.constexpr(MAX_PROGRAMS)
 
 
 @triton.jit
 def last_round(state):
-    """Epoch of the last round, int32. Loaded at the begin of a kernel, it is there when needed."""
+    """Last round's epoch, int32. If a kernel loads it first, it is there when needed."""
     return tl.load(state + tl.program_id(0))
 
 
 @triton.jit
 def keep_round(state, epoch):
-    """Stores the epoch of this round; all programs call it once, after they have sent.
+    """Stores this round's epoch; all programs call it once, after they have sent.
 
-    The block barrier in it stands between the last packet sent and the first poll, and between
-    the loads of all threads in `last_round` and the store.
+    The block barrier stands between the last packet sent and the first poll, and between all
+    threads' loads in `last_round` and the store.
     """
     program = tl.program_id(0)
     tl.debug_barrier()
@@ -70,8 +71,8 @@ def keep_round(state, epoch):
 def distances_of(context, ranks: tl.constexpr):
     """Distances to all ranks, in the order in which `send` needs them.
 
-    Loaded ahead, as `last_round`. Programs begin with different ranks, in an order that depends on
-    no load, since all that follows would wait for it.
+    These are loaded ahead, as in `last_round`. Programs start with different ranks, in an order
+    that depends on no load, since all that follows would wait for it.
     """
     found = ()
     for step in tl.static_range(ranks):
@@ -81,7 +82,7 @@ def distances_of(context, ranks: tl.constexpr):
 
 @triton.jit
 def send(inboxes, distances, offsets, packets, mask, ranks: tl.constexpr, but=None):
-    """Stores packets at the same offsets of the inboxes of all ranks, but that of rank `but`."""
+    """Stores packets at the same offsets in all ranks' inboxes, except at rank `but`."""
     for step in tl.static_range(ranks):
         peer = (inboxes.to(tl.pointer_type(tl.int8)) + distances[step]).to(inboxes.dtype)
         if but is None:
@@ -93,13 +94,13 @@ def send(inboxes, distances, offsets, packets, mask, ranks: tl.constexpr, but=No
 
 @triton.jit
 def half_of(epoch, half_by_16):
-    """Offset of the half of the inbox that a round uses; `half_by_16`: its packets, by 16."""
+    """Offset of the inbox half that a round uses; `half_by_16`: packets in it, divided by 16."""
     return (epoch & 1).to(tl.int64) * half_by_16 * 16
 
 
 @triton.jit
 def pack(payload, epoch):
-    """Packets of int32 or float32 payloads."""
+    """Packets with int32 or float32 payloads."""
     low = payload.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
     return low | (epoch.to(tl.int64) << 32)
 
@@ -112,16 +113,16 @@ def float_of(packets):
 
 @triton.jit
 def receive(context, inbox, mask, epoch, source, slot):
-    """Packets of one source, and true once all have arrived; false on failure.
+    """Packets from one source, and true once all have arrived; false on failure.
 
     Here and below, the block has at least as many elements as the program has threads: no two
-    threads then read a packet by themselves, and the number that have arrived is the same for all.
+    threads then read the same packet, and all threads see the same arrival count.
 
     Args:
-        context: of the inbox.
-        inbox: block of pointers to int64.
-        mask: block of int1; packets without it are 0.
-        epoch: of the round.
+        context: the inbox's context.
+        inbox: block of int64 pointers.
+        mask: int1 block; packets without it are 0.
+        epoch: this round's epoch.
         source: rank, for the error.
         slot: number for the error.
     """
@@ -144,14 +145,14 @@ def receive(context, inbox, mask, epoch, source, slot):
 def receive_sum(
     context, inbox, stride, mask, epoch, slot, ranks: tl.constexpr, group: tl.constexpr
 ):
-    """Sum of the float32 payloads of all ranks, in rank order; true once all have arrived.
+    """Sum of float32 payloads from all ranks, in rank order; true once all have arrived.
 
     Args:
-        context: of the inbox.
-        inbox: block of pointers to the packets of rank 0.
-        stride: packets from those of a rank to those of the next.
-        mask: block of int1.
-        epoch: of the round.
+        context: the inbox's context.
+        inbox: block of pointers to rank 0's packets.
+        stride: packets between one rank's and the next rank's.
+        mask: int1 block.
+        epoch: this round's epoch.
         slot: number for the error.
         ranks: number of ranks.
         group: ranks whose packets are loaded together, as registers allow.
@@ -190,20 +191,20 @@ def receive_words(
     """Sum of payloads in rank order, and true once all have arrived; this rank sends none.
 
     Args:
-        context: of the inbox.
-        inbox: block of pointers to the packets of rank 0.
-        stride: packets from those of a rank to those of the next.
-        own: block of words: the payloads of this rank.
+        context: the inbox's context.
+        inbox: block of pointers to rank 0's packets.
+        stride: packets between one rank's and the next rank's.
+        own: word block: this rank's payloads.
         rank: this rank.
-        mask: block of int1.
-        epoch: of the round.
+        mask: int1 block.
+        epoch: this round's epoch.
         slot: number for the error.
-        dtype: of the elements, see `parts_of`.
+        dtype: element dtype, see `parts_of`.
         ranks: number of ranks.
         group: ranks whose packets are loaded together.
 
     Returns:
-        Sums of the low and of the high elements, float32, and int1.
+        Sums over the low and the high elements, float32, and int1.
     """
     low = tl.zeros(inbox.shape, tl.float32)
     high = tl.zeros(inbox.shape, tl.float32)
@@ -239,7 +240,7 @@ def receive_halves(
     ranks: tl.constexpr,
     group: tl.constexpr,
 ):
-    """`receive_words` of payloads of all ranks: this rank has sent its own to itself."""
+    """`receive_words` for payloads from all ranks: this rank has sent its own to itself."""
     none = tl.zeros(inbox.shape, tl.int32)
     rank = tl.cast(-1, tl.int32)
     return receive_words(context, inbox, stride, none, rank, mask, epoch, slot, dtype, ranks, group)
@@ -247,7 +248,7 @@ def receive_halves(
 
 @triton.jit
 def parts_of(words, dtype: tl.constexpr):
-    """Low and high elements of words, as float32; of float32, both are the element."""
+    """Low and high elements in words, as float32; for float32, both are the element."""
     if dtype == tl.float32:
         low = words.to(tl.float32, bitcast=True)
         high = low
@@ -258,7 +259,7 @@ def parts_of(words, dtype: tl.constexpr):
 
 @triton.jit
 def halves_of(words, dtype: tl.constexpr):
-    """Low and high values of 16 bits in int32 words, as float32."""
+    """Low and high 16-bit values in int32 words, as float32."""
     low = words.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
     high = (words >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
     return low, high
@@ -266,7 +267,7 @@ def halves_of(words, dtype: tl.constexpr):
 
 @triton.jit
 def words_of(low, high, dtype: tl.constexpr):
-    """Words of values, rounded to the dtype; `high` is not used if that is float32."""
+    """Words from values, rounded to the dtype; `high` is unused for float32."""
     if dtype == tl.float32:
         words = low
     else:
@@ -287,12 +288,12 @@ def _sum(
     ranks: tl.constexpr,
     group: tl.constexpr,
 ):
-    """`total` and what is there of a group, and its last rank that misses packets, plus 1, or 0."""
+    """`total` plus a group's arrived payloads; its last rank that misses packets, plus 1, or 0."""
     late = tl.zeros(inbox.shape, tl.int32)
     for index in tl.static_range(group):
         if first + index < ranks:
             packets = tl.load(inbox + (first + index) * stride, mask=mask, other=0, volatile=True)
-            # The first as it is: -0 remains -0.
+            # The first is taken unchanged: -0 remains -0.
             values = float_of(packets)
             total = values if first + index == 0 else total + values
             late = tl.where(_epochs(packets) != epoch, first + index + 1, late)
@@ -340,13 +341,13 @@ def _epochs(packets):
 
 @triton.jit
 def _most(values):
-    """Largest value of a block: the same in all threads, by way of shared memory."""
+    """Block maximum: the same in all threads, through shared memory."""
     return tl.max(tl.ravel(values.to(tl.int32)), axis=0)
 
 
 @triton.jit
 def _expired(context, inbox, stride, mask, epoch, source, slot, began):
-    """`expired` of a wait that misses packets of `source`."""
+    """`expired` for a wait that misses packets from `source`."""
     packets = tl.load(inbox + source * stride, mask=mask, other=0, volatile=True)
     seen = _seen(packets, mask, epoch)
     return expired(context, source, slot, epoch, seen, began)
@@ -354,7 +355,7 @@ def _expired(context, inbox, stride, mask, epoch, source, slot, began):
 
 @triton.jit
 def _seen(packets, mask, epoch):
-    """The epoch of a packet that has not arrived, for the error."""
+    """Epoch of a packet that has not arrived, for the error."""
     distances = epoch.to(tl.int64) - (packets >> 32)
     farthest = tl.max(tl.ravel(tl.where(mask, distances & 0xFFFFFFFF, 0)), axis=0)
     return (epoch.to(tl.int64) - farthest).to(tl.int32)

@@ -1,16 +1,19 @@
-"""Kernels: sum of rows over the ranks, residual and RMS norm.
+"""Kernels for all-reduce with residual and RMS norm.
 
-Rows are of words: one float32, or two elements of 16 bits. `packets_kernel`, for few rows, sends
-words in packets; the tiles of its programs are rows or parts of rows. `flags_kernel`, for more,
-sends rows by plain stores, and one flag for the rows of a program: half of the bytes, but a release
-and an acquire. In both, a program sends all that it has before it waits, and it waits for peers'
-programs of the same number alone.
+Rows consist of words: one float32, or two 16-bit elements. `packets_kernel`, for few rows, sends
+words in packets; the tiles are rows or row parts. `flags_kernel`, for more rows, sends
+them by plain stores, with one flag for each program's rows: half as many bytes, but a release and
+an acquire. In both, a program sends all that it has before it waits, and it waits only for the
+peers' programs with the same number.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 import weft.triton as wt
+from weft.fused.kernels.agreement import agree, announce
 from weft.fused.kernels.flags import await_flags, raise_flags
 from weft.fused.kernels.packets import (
     distances_of,
@@ -26,62 +29,130 @@ from weft.fused.kernels.packets import (
     words_of,
 )
 
-__all__ = ["MAX_ROWS", "flags_kernel", "packets_kernel"]
+__all__ = [
+    "MAX_ROWS",
+    "FlagModes",
+    "FlagSizes",
+    "Flags",
+    "PacketModes",
+    "PacketSizes",
+    "Packets",
+    "Tensors",
+    "flags_kernel",
+    "packets_kernel",
+]
 
-#: Rows of a call at most; flags are at fixed places, whatever the shape.
+#: Maximum rows in a call; flags are at fixed places, whatever the shape.
 MAX_ROWS = 1024
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
 
 
-@triton.jit(do_not_specialize=["rows", "width_by_4", "half_by_16"])
-def packets_kernel(
-    x,
-    residual,
-    norm_weight,
-    output,
-    summed,
-    inboxes,
-    squares,
-    state,
-    context,
-    rows,
-    width_by_4,
-    half_by_16,
-    eps,
-    dtype: tl.constexpr,
-    two_shot: tl.constexpr,
-    ranks: tl.constexpr,
-    group: tl.constexpr,
-    block: tl.constexpr,
-    divided: tl.constexpr,
-    single: tl.constexpr,
-    chunk: tl.constexpr,
-):
-    """One call; a grid of one dimension, resident as a whole if `divided`.
+class Tensors(NamedTuple):
+    """A call's tensors.
 
-    Args:
-        x: [rows, 4 * width_by_4] words: int32 with two elements of 16 bits, or float32.
-        residual: words as of `x`.
-        norm_weight: words of a row.
-        output: words of the normed rows; it may be `x`.
-        summed: words of the rows before the norm.
-        inboxes: int64, symmetric, two halves of `16 * half_by_16` packets.
+    Attributes:
+        x: [rows, 4 * width_by_4] words: int32 with two 16-bit elements, or float32.
+        residual: words in the same format as `x`.
+        norm_weight: words for a row.
+        output: words for the normed rows; it may be `x`.
+        summed: words for the rows before the norm.
+    """
+
+    x: Any
+    residual: Any
+    norm_weight: Any
+    output: Any
+    summed: Any
+
+
+class Packets(NamedTuple):
+    """Memory for packets to peers and to other programs.
+
+    Attributes:
+        inboxes: int64, symmetric, two halves with `16 * half_by_16` packets each.
         squares: int64 on this GPU, a packet for each tile.
-        state: of `last_round`.
-        context: of `inboxes`.
+        state: see `last_round`.
+        context: for `inboxes`.
+    """
+
+    inboxes: Any
+    squares: Any
+    state: Any
+    context: Any
+
+
+class PacketSizes(NamedTuple):
+    """Sizes for which Triton does not compile `packets_kernel` again.
+
+    Attributes:
         rows: number of rows.
-        width_by_4: words of a row, by 4.
-        half_by_16: packets of half of an inbox, by 16.
-        eps: added to the mean of squares.
-        dtype: of the elements.
+        width_by_4: words in a row, divided by 4.
+        half_by_16: packets in an inbox half, divided by 16.
+    """
+
+    rows: Any
+    width_by_4: Any
+    half_by_16: Any
+
+
+class PacketModes(NamedTuple):
+    """Constants for `packets_kernel`.
+
+    Attributes:
+        dtype: element dtype.
         two_shot: tile t is summed by rank t modulo `ranks`, which sends it to all.
         ranks: number of ranks.
-        group: of `receive_words`.
-        block: words of a tile; at least the threads of a program.
-        divided: a row has several tiles; else `block` is at least the words of a row.
+        group: see `receive_words`.
+        block: words in a tile; at least the threads in a program.
+        divided: a row has several tiles; else `block` is at least a row's words.
         single: there is one tile for each program.
-        chunk: at least the tiles of a row, and the threads of a program.
+        chunk: at least the tiles in a row, and the threads in a program.
     """
+
+    dtype: Any
+    two_shot: bool
+    ranks: int
+    group: int
+    block: int
+    divided: bool
+    single: bool
+    chunk: int
+
+
+@triton.jit(do_not_specialize=["sizes", "digest"])
+def packets_kernel(
+    tensors: Tensors,
+    packets: Packets,
+    sizes: PacketSizes,
+    eps,
+    modes: tl.constexpr,
+    agreement=None,
+    digest=0,
+):
+    """One call; a one-dimensional grid, resident as a whole if `divided`.
+
+    Args:
+        tensors: input and output words.
+        packets: memory for packets.
+        sizes: sizes that may change from call to call.
+        eps: added to the mean square.
+        modes: `PacketModes`.
+        agreement: see `weft.fused.kernels.agreement`, or None.
+        digest: argument digest for `agreement`.
+    """
+    x, residual, norm_weight = tensors.x, tensors.residual, tensors.norm_weight
+    output, summed = tensors.output, tensors.summed
+    inboxes, squares = packets.inboxes, packets.squares
+    state, context = packets.state, packets.context
+    rows, width_by_4, half_by_16 = sizes.rows, sizes.width_by_4, sizes.half_by_16
+    dtype: tl.constexpr = modes.dtype
+    two_shot: tl.constexpr = modes.two_shot
+    ranks: tl.constexpr = modes.ranks
+    group: tl.constexpr = modes.group
+    block: tl.constexpr = modes.block
+    divided: tl.constexpr = modes.divided
+    single: tl.constexpr = modes.single
+    chunk: tl.constexpr = modes.chunk
     width = width_by_4 * 4
     size = rows * width
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -106,7 +177,13 @@ def packets_kernel(
         if not single:
             places, _, present = _tile(tile + programs, tiles, parts, width, block)
             words = tl.load(x + places, mask=present, other=0)
+    if agreement is not None:  # noqa: SIM102 (a constant)
+        if program == 0:
+            announce(context, agreement, digest, epoch)
     keep_round(state, epoch)
+    if agreement is not None:  # noqa: SIM102 (a constant)
+        if program == 0:
+            agree(context, agreement, digest, epoch)
     if two_shot:
         for tile in range(program, tiles, programs):
             if tile % ranks == rank:
@@ -118,19 +195,19 @@ def packets_kernel(
                 )
                 low = tl.where(fine, low, float("nan"))
                 high = tl.where(fine, high, float("nan"))
-                packets = pack(words_of(low, high, dtype), epoch)
-                send(inboxes, distances, sums + places, packets, present, ranks)
+                sent = pack(words_of(low, high, dtype), epoch)
+                send(inboxes, distances, sums + places, sent, present, ranks)
         tl.debug_barrier()
     for tile in range(program, tiles, programs):
         places, columns, present = _tile(tile, tiles, parts, width, block)
-        # Loaded while packets are on their way.
+        # Loaded while packets are in flight.
         added = tl.load(residual + places, mask=present, other=0)
         factors = tl.load(norm_weight + columns, mask=present, other=0)
         if two_shot:
-            packets, fine = receive(
+            arrived, fine = receive(
                 context, inboxes + sums + places, present, epoch, tile % ranks, tile
             )
-            low, high = parts_of(packets.to(tl.int32), dtype)
+            low, high = parts_of(arrived.to(tl.int32), dtype)
         else:
             if not single:
                 words = tl.load(x + places, mask=present, other=0)
@@ -160,50 +237,86 @@ def packets_kernel(
             tl.store(output + places, words, mask=present)
 
 
-@triton.jit(do_not_specialize=["rows", "unit", "width_by_4", "half_by_16"])
-def flags_kernel(
-    x,
-    residual,
-    norm_weight,
-    output,
-    summed,
-    inboxes,
-    flags,
-    state,
-    context,
-    rows,
-    unit,
-    width_by_4,
-    half_by_16,
-    eps,
-    dtype: tl.constexpr,
-    two_shot: tl.constexpr,
-    ranks: tl.constexpr,
-    block: tl.constexpr,
-):
-    """One call; a grid of one dimension.
+class Flags(NamedTuple):
+    """Memory for rows from peers, and their flags.
 
-    Args:
-        x: [rows, 4 * width_by_4] words: int32 with two elements of 16 bits, or float32.
-        residual: words as of `x`.
-        norm_weight: words of a row.
-        output: words of the normed rows; it may be `x`.
-        summed: words of the rows before the norm.
-        inboxes: words as of `x`, symmetric, two halves of `16 * half_by_16`.
-        flags: int32 in the tensor of `context`, [ranks + 1, MAX_ROWS]: of the parts of each rank,
-            and of sums.
-        state: of `last_round`.
-        context: of `inboxes` and `flags`.
+    Attributes:
+        inboxes: words like `x`, symmetric, two halves with `16 * half_by_16` each.
+        flags: int32 in `context`'s tensor, [ranks + 1, MAX_ROWS]: for each rank's parts, and for
+            sums.
+        state: see `last_round`.
+        context: for `inboxes` and `flags`.
+    """
+
+    inboxes: Any
+    flags: Any
+    state: Any
+    context: Any
+
+
+class FlagSizes(NamedTuple):
+    """Sizes for which Triton does not compile `flags_kernel` again.
+
+    Attributes:
         rows: number of rows.
-        unit: rows that have a flag together.
-        width_by_4: words of a row, by 4.
-        half_by_16: words of half of an inbox, by 16.
-        eps: added to the mean of squares.
-        dtype: of the elements.
+        unit: rows that share a flag.
+        width_by_4: words in a row, divided by 4.
+        half_by_16: words in an inbox half, divided by 16.
+    """
+
+    rows: Any
+    unit: Any
+    width_by_4: Any
+    half_by_16: Any
+
+
+class FlagModes(NamedTuple):
+    """Constants for `flags_kernel`.
+
+    Attributes:
+        dtype: element dtype.
         two_shot: unit u is summed by rank u modulo `ranks`, which sends it to all.
         ranks: number of ranks.
-        block: at least the words of a row and the threads of a program.
+        block: at least a row's words and the threads in a program.
     """
+
+    dtype: Any
+    two_shot: bool
+    ranks: int
+    block: int
+
+
+@triton.jit(do_not_specialize=["sizes", "digest"])
+def flags_kernel(
+    tensors: Tensors,
+    exchange: Flags,
+    sizes: FlagSizes,
+    eps,
+    modes: tl.constexpr,
+    agreement=None,
+    digest=0,
+):
+    """One call; a one-dimensional grid.
+
+    Args:
+        tensors: input and output words.
+        exchange: memory for rows and flags.
+        sizes: sizes that may change from call to call.
+        eps: added to the mean square.
+        modes: `FlagModes`.
+        agreement: see `weft.fused.kernels.agreement`, or None.
+        digest: argument digest for `agreement`.
+    """
+    x, residual, norm_weight = tensors.x, tensors.residual, tensors.norm_weight
+    output, summed = tensors.output, tensors.summed
+    inboxes, flags = exchange.inboxes, exchange.flags
+    state, context = exchange.state, exchange.context
+    rows, unit = sizes.rows, sizes.unit
+    width_by_4, half_by_16 = sizes.width_by_4, sizes.half_by_16
+    dtype: tl.constexpr = modes.dtype
+    two_shot: tl.constexpr = modes.two_shot
+    ranks: tl.constexpr = modes.ranks
+    block: tl.constexpr = modes.block
     width = width_by_4 * 4
     size = rows * width
     units = tl.cdiv(rows, unit)
@@ -236,7 +349,13 @@ def flags_kernel(
             raise_flags(context, own_flag, owner, owner + 1, epoch, rank)
         else:
             raise_flags(context, own_flag, 0, ranks, epoch, rank)
+    if agreement is not None:  # noqa: SIM102 (a constant)
+        if program == 0:
+            announce(context, agreement, digest, epoch)
     keep_round(state, epoch)
+    if agreement is not None:  # noqa: SIM102 (a constant)
+        if program == 0:
+            agree(context, agreement, digest, epoch)
     if two_shot:
         for index in range(program, units, programs):
             if index % ranks == rank:
@@ -257,7 +376,7 @@ def flags_kernel(
     for index in range(program, units, programs):
         owner = index % ranks
         end = tl.minimum(index * unit + unit, rows)
-        # Loaded while rows are on their way.
+        # Loaded while rows are in flight.
         places = index * unit * width + place
         added = tl.load(residual + places, mask=present, other=0)
         own = tl.load(x + places, mask=present & (not two_shot), other=0)
@@ -284,20 +403,20 @@ def flags_kernel(
 
 @triton.jit
 def _tile(tile, tiles, parts, width, block: tl.constexpr):
-    """Indices of a tile in words of all rows, and of a row, and which of them exist."""
+    """Indices for a tile in all rows' words, and within a row, and which exist."""
     columns = tile % parts * block + tl.arange(0, block)
     return tile // parts * width + columns, columns, (columns < width) & (tile < tiles)
 
 
 @triton.jit
 def _sum(inbox, size, own, rank, present, dtype: tl.constexpr, ranks: tl.constexpr):
-    """Sums of the low and the high elements of a row, in rank order."""
+    """Sums over a row's low and high elements, in rank order."""
     low = tl.zeros(inbox.shape, tl.float32)
     high = tl.zeros(inbox.shape, tl.float32)
     for source in tl.static_range(ranks):
         words = tl.load(inbox + source * size, mask=present & (rank != source), other=0)
         lows, highs = parts_of(tl.where(rank == source, own, words), dtype)
-        # The first as it is: -0 remains -0.
+        # The first is taken unchanged: -0 remains -0.
         low = lows if source == 0 else low + lows
         high = highs if source == 0 else high + highs
     return low, high
@@ -314,14 +433,14 @@ def _add(low, high, added, fine, dtype: tl.constexpr):
 
 @triton.jit
 def _squares(low, high, present, dtype: tl.constexpr):
-    """Sum of the squares of a tile."""
+    """Sum of squares over a tile."""
     squares = low * low if dtype == tl.float32 else low * low + high * high
     return tl.sum(tl.where(present, squares, 0.0), axis=0)
 
 
 @triton.jit
 def _row_squares(context, squares, tile, parts, epoch, rank, chunk: tl.constexpr):
-    """Sum of the squares of the row of a tile, once all its tiles have stored theirs."""
+    """Sum of squares over a tile's row, once all tiles in the row have stored a sum."""
     some = tl.arange(0, chunk)
     present = some < parts
     places = squares + tile // parts * parts + some
@@ -332,7 +451,7 @@ def _row_squares(context, squares, tile, parts, epoch, rank, chunk: tl.constexpr
 
 @triton.jit
 def _normed(low, high, factors, square, width, eps, dtype: tl.constexpr):
-    """Words of a tile of normed rows, each step rounded to the dtype."""
+    """Words for a tile in normed rows, each step rounded to the dtype."""
     elements = width if dtype == tl.float32 else 2 * width
     scale = tl.rsqrt(square / elements + eps)
     low_factors, high_factors = parts_of(factors, dtype)

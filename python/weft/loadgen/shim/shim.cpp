@@ -4,6 +4,8 @@
 
 #include <cstring>
 #include <exception>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -100,6 +102,13 @@ mlperf::TestSettings to_loadgen(const weft_settings& from) {
   return to;
 }
 
+// Error for a test whose query schedule does not fit into memory; the standard text names a C++
+// type.
+std::string no_memory() {
+  return "LoadGen has not enough memory for the queries of this test, which it schedules before the start: reduce the "
+         "rate, the least duration or the least number of queries";
+}
+
 const mlperf::QuerySampleResponse* answers(const weft_response* responses) {
   return reinterpret_cast<const mlperf::QuerySampleResponse*>(responses);
 }
@@ -147,8 +156,12 @@ int weft_loadgen_run(const weft_callbacks* callbacks, const weft_settings* setti
       mlperf::StartTest(&sut, &qsl, requested, log, audit);
       return 0;
     }
+  } catch (const std::bad_alloc&) {
+    problem = no_memory();
+  } catch (const std::length_error&) {
+    problem = no_memory();
   } catch (const std::exception& thrown) {
-    problem = thrown.what();
+    problem = std::string("LoadGen: ") + thrown.what();
   } catch (...) {
     problem = "LoadGen threw an unknown exception";
   }

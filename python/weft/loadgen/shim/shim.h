@@ -19,10 +19,10 @@ typedef struct {
 
 typedef struct {
   uintptr_t id;
-  // Address and bytes of the answer, which LoadGen reads during the call alone.
+  // Answer address and bytes, which LoadGen reads only during the call.
   uintptr_t data;
   size_t size;
-  // 0: not a sequence of tokens.
+  // 0: not a token sequence.
   int64_t n_tokens;
 } weft_response;
 
@@ -39,7 +39,7 @@ typedef struct {
   void (*unload)(void* context, const size_t* indices, size_t count);
 } weft_callbacks;
 
-// Fields of mlperf::TestSettings by these names; enumerations in the order of LoadGen's.
+// Fields of mlperf::TestSettings by these names; enumerations in LoadGen's order.
 typedef struct {
   int32_t scenario;
   int32_t mode;

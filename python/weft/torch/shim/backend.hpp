@@ -1,20 +1,20 @@
-// The backend `weft` of torch.distributed: its collectives in terms of the C table.
+// The backend `weft` for torch.distributed: collectives in terms of the C table.
 #pragma once
 
 #include "submitter.hpp"
 
 namespace weft {
 
-// Tag of messages of monitored_barrier, beyond those of programs.
+// Message tag for monitored_barrier, beyond program tags.
 constexpr uint64_t MONITORED_BARRIER = uint64_t{1} << 32;
 
 class WeftBackend final : public Submitter {
  public:
-  // Makes the backend of some ranks of this one; without the GIL held.
+  // Makes the backend for some ranks in this one; without the GIL held.
   using Splitter = intrusive_ptr<c10d::Backend> (*)(
       const intrusive_ptr<c10d::Store>& store, int rank, int size, Milliseconds timeout, const std::string& settings);
 
-  // `settings`: those of the group, for groups that are split from it.
+  // `settings`: the group's settings, for groups that are split from it.
   WeftBackend(
       std::shared_ptr<Engine> engine, Milliseconds timeout, std::string settings, Splitter splitter, py::object calls)
       : Submitter(std::move(engine), timeout, std::move(calls)), settings_(std::move(settings)), splitter_(splitter) {
@@ -22,7 +22,7 @@ class WeftBackend final : public Submitter {
   }
 
   ~WeftBackend() override {
-    engine_->close("the process group was destroyed");
+    engine_->close_quietly("the process group was destroyed");
   }
 
   const std::string getBackendName() const override {
@@ -69,7 +69,7 @@ class WeftBackend final : public Submitter {
     if (self == ranks.end()) {
       return nullptr;
     }
-    // torch splits each kind of device, and this backend is that of two.
+    // torch splits each device type, and this backend serves two.
     if (split_store_ == store) {
       if (auto made = split_.lock()) {
         return made;
@@ -87,7 +87,7 @@ class WeftBackend final : public Submitter {
     return device_->allocates(index);
   }
 
-  // A tensor of one dimension in symmetric memory, whose operations are direct; in torch's own if there is no room.
+  // A one-dimensional tensor in symmetric memory, whose operations are direct; in torch's own if there is no room.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
     const char* name = "allocate_tensor";
     engine_->check_open(name);
@@ -101,7 +101,7 @@ class WeftBackend final : public Submitter {
     return true;
   }
 
-  // An exception of the program may have skipped an earlier end: those operations stay works of their own.
+  // A program exception may have skipped an earlier end: those operations remain separate works.
   void startCoalescing() override {
     engine_->check_open("coalesced operations");
     set_coalesced(c10::make_intrusive<WeftWork>(
@@ -120,7 +120,7 @@ class WeftBackend final : public Submitter {
       messages->messages.clear();
     }
     if (last) {
-      // Those on the CPU, if there are any, end first.
+      // CPU operations, if there are any, end first.
       await(work);
       return last;
     }
@@ -207,7 +207,7 @@ class WeftBackend final : public Submitter {
     TORCH_CHECK_VALUE(
         lists.size() == static_cast<size_t>(size_),
         name, " of ", lists.size(), " lists of tensors: expected one for each of ", size_, " ranks");
-    // List r has the tensors of rank r; gather_all takes the tensors of each input.
+    // List r has rank r's tensors; gather_all takes the tensors for each input.
     TensorLists by_input(inputs.size());
     for (size_t input = 0; input < inputs.size(); input++) {
       for (auto& list : lists) {
@@ -244,7 +244,7 @@ class WeftBackend final : public Submitter {
     }
     check_numel(name, "output", out, inputs[rank_].numel());
     return submit(name, OpType::REDUCE_SCATTER, outputs, inputs, options, [&](auto& call) {
-      // Shares of the table are equal: shorter ones are padded.
+      // The table takes equal shares: shorter ones are padded.
       auto in = at::zeros({size_, longest}, out.options());
       for (int64_t rank = 0; rank < size_; rank++) {
         in[rank].narrow(0, 0, inputs[rank].numel()).copy_(inputs[rank].reshape({-1}));
@@ -265,7 +265,7 @@ class WeftBackend final : public Submitter {
     check_alike(name, in, out);
     check_tensor(name, in);
     Tensors outputs{out}, inputs{in};
-    // Shares that are equal here may differ at another rank, which passes sizes then, as this one does.
+    // Equal shares here may differ at another rank, which passes sizes then, as this one does.
     bool is_equal = received.empty() && sent.empty();
     auto sources = is_equal ? std::vector<int64_t>{} : split_bytes(name, "input", in, sent);
     auto destinations = is_equal ? std::vector<int64_t>{} : split_bytes(name, "output", out, received);
@@ -409,7 +409,7 @@ class WeftBackend final : public Submitter {
 
   std::string settings_;
   Splitter splitter_;
-  // The last group that was split from this one, and its store.
+  // The last group that was split from this one, and the store.
   c10::weak_intrusive_ptr<Backend> split_{intrusive_ptr<Backend>()};
   intrusive_ptr<c10d::Store> split_store_;
 };

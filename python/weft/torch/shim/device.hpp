@@ -1,6 +1,7 @@
-// Operations on CUDA tensors: calls of Python's `weft.torch.device.DeviceCalls`, which put kernels on the current stream.
+// Operations on CUDA tensors: calls to Python's `weft.torch.device.DeviceCalls`, which put kernels on the current
+// stream.
 //
-// Streams and events are those that c10 has for any device, so no header of CUDA is needed.
+// c10 has streams and events for any device, so no CUDA header is needed.
 #pragma once
 
 #include "submission.hpp"
@@ -23,7 +24,7 @@ namespace weft {
 
 namespace py = pybind11;
 
-// Runs `call` with the GIL. Exceptions of Python become errors of the operation, apart from that of Ctrl-C.
+// Runs `call` with the GIL. Python exceptions become errors of the operation, except for Ctrl-C.
 template <typename Call>
 void with_python(const char* name, Call call) {
   py::gil_scoped_acquire gil;
@@ -38,23 +39,23 @@ void with_python(const char* name, Call call) {
   }
 }
 
-// True while the current stream is part of a capture; `calls`: as of DevicePart.
+// True while the current stream is being captured; `calls`: same as in DevicePart.
 inline bool is_capturing(const char* name, const py::object& calls) {
   bool result = false;
   with_python(name, [&] { result = calls.attr("is_capturing")().cast<bool>(); });
   return result;
 }
 
-// Arithmetic of a call, in the names of `weft.cuda.Collectives`.
+// Arithmetic for a call, in the names that `weft.cuda.Collectives` uses.
 struct DeviceArithmetic {
   const char* element;
   const char* reduction;
   bool average;
-  // Elements for each of the tensor: two for a complex number.
+  // Elements for each tensor element: two for a complex number.
   int64_t parts;
 };
 
-// Throws TypeError for a pair of dtype and reduction that kernels lack.
+// Throws TypeError for a dtype and reduction that the kernels do not support together.
 inline DeviceArithmetic device_arithmetic(const char* name, at::ScalarType dtype, const ReduceOp& op) {
   static const std::map<at::ScalarType, const char*> elements{
       {at::kBool, "bool"},     {at::kByte, "uint8"},     {at::kChar, "int8"},      {at::kUInt16, "uint16"},
@@ -98,9 +99,10 @@ inline DeviceArithmetic device_arithmetic(const char* name, at::ScalarType dtype
   return {element->second, reduction->second, kind == ReduceOp::AVG, is_complex ? 2 : 1};
 }
 
-// Writes `tensor` times the factor of PREMUL_SUM to `product`, which has its shape and dtype and may be itself, on the
-// current stream. The factor is rounded to float32 and the product computed there, in float64 for that dtype, and rounded
-// to the dtype: as the table does on the CPU. A factor on the GPU stays there, so that captures have it.
+// Writes `tensor` times the PREMUL_SUM factor to `product`, which has the same shape and dtype and may be `tensor`, on
+// the current stream. The factor is rounded to float32 and multiplied there, or in float64 for that dtype, and the
+// result is rounded to the dtype: same as the table does on the CPU. A factor on the GPU stays there, so that captures
+// have it.
 inline void multiply_by_factor(const char* name, const at::Tensor& tensor, const at::Tensor& product, const ReduceOp& op) {
   auto given = static_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK_VALUE(given != nullptr, name, " with ReduceOp.PREMUL_SUM: expected a factor");
@@ -117,12 +119,12 @@ inline void multiply_by_factor(const char* name, const at::Tensor& tensor, const
       factor.device() == tensor.device() && !factor.is_complex(),
       name, " with ReduceOp.PREMUL_SUM: factor of ", name_of(factor.scalar_type()), " on ", factor.device(),
       ": expected a real one on cpu or ", tensor.device());
-  // Of one dimension, so that the dtype of the factor is that of the arithmetic.
+  // One-dimensional, so that the factor's dtype determines the arithmetic.
   auto wide = in.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::mul_out(out, in, factor.detach().reshape({1}).to(wide));
 }
 
-// Handle of an operation on a GPU: its end on the stream of the call.
+// Handle for an operation on a GPU, which ends on the call's stream.
 class DeviceWork final : public c10d::Work {
  public:
   DeviceWork(
@@ -142,7 +144,7 @@ class DeviceWork final : public c10d::Work {
         calls_(std::move(calls)),
         stream_(stream) {}
 
-  // Records the end of the operation on its stream; `is_captured`: as part of a graph, where no event may be queried.
+  // Records the operation's end on its stream; `is_captured`: as part of a graph, where no event may be queried.
   void record_end(bool is_captured) {
     is_captured_ = is_captured;
     event_.emplace(stream_->device_type());
@@ -154,7 +156,7 @@ class DeviceWork final : public c10d::Work {
     blocks_host_ = true;
   }
 
-  // Ends the event of the profiler: the operation is on its stream.
+  // Ends the profiler event: the operation is on its stream.
   void end_profile() {
     if (recordFunctionEndCallback_) {
       recordFunctionEndCallback_();
@@ -166,11 +168,11 @@ class DeviceWork final : public c10d::Work {
     if (!event_ || is_captured_) {
       return true;
     }
-    // A query would invalidate a capture of this thread.
+    // A query would invalidate this thread's capture.
     return !is_capturing(name_, *calls_) && event_->query();
   }
 
-  // Errors of kernels are those of later operations.
+  // Later operations report errors in kernels.
   bool isSuccess() const override {
     return true;
   }
@@ -191,7 +193,7 @@ class DeviceWork final : public c10d::Work {
     }
   }
 
-  // As `synchronize`; with a timeout, and after a barrier, the host waits as well.
+  // Same as `synchronize`; with a timeout, and after a barrier, the host waits as well.
   bool wait(Milliseconds timeout = kNoTimeout) override {
     synchronize();
     if (event_ && !is_captured_ && (blocks_host_ || timeout > kNoTimeout) && !is_capturing(name_, *calls_)) {
@@ -207,7 +209,7 @@ class DeviceWork final : public c10d::Work {
       c10::OptionalStreamGuard guard;
       if (stream_) {
         devices.push_back(stream_->device());
-        // The future records its end on the current stream.
+        // The future records the end on the current stream.
         guard.reset_stream(*stream_);
       }
       auto type = c10::ListType::create(c10::TensorType::get());
@@ -243,7 +245,7 @@ class DeviceWork final : public c10d::Work {
         std::this_thread::yield();
       }
     }
-    // An expired wait of the kernel left a record.
+    // An expired wait in the kernel left a record.
     with_python(name_, [&] { calls_->attr("check")(); });
   }
 
@@ -265,7 +267,7 @@ struct DeviceMessage {
   bool receives;
 };
 
-// Handle of coalesced messages: that of their batch, which is put on a stream at the end of coalescing.
+// Handle for coalesced messages, shared by the batch, which is put on a stream when coalescing ends.
 class CoalescedMessages final : public c10d::Work {
  public:
   explicit CoalescedMessages(int rank) : Work(rank, c10d::OpType::COALESCED) {}
@@ -305,7 +307,7 @@ class CoalescedMessages final : public c10d::Work {
   c10::intrusive_ptr<c10d::Work> batch_;
 };
 
-// Calls that make up one work on a GPU: each has contiguous memory, copied in and out on the same stream where it is not.
+// Calls that make up one work on a GPU: each has contiguous memory, copied in and out on the same stream if needed.
 class DeviceSubmission {
  public:
   using Segments = std::vector<int64_t>;
@@ -344,14 +346,14 @@ class DeviceSubmission {
     auto count = (is_scattered ? elements / ranks_ : elements) * arithmetic.parts;
     auto from = in;
     if (op.op_ == ReduceOp::PREMUL_SUM) {
-      // All ranks multiply in place or none does, so that their tensors are symmetric alike.
+      // All ranks multiply in place or none does, so that symmetric tensors match on all ranks.
       from = in.data_ptr() == out.data_ptr() && !is_scattered ? out : at::empty_like(in);
       multiply_by_factor(name_, in, from, op);
     }
     run(is_scattered ? "reduce_scatter" : "all_reduce", from, out, arithmetic.element, count, 0, &arithmetic);
   }
 
-  // Reduction of `tensor` into that of the root.
+  // Reduces `tensor` into the root's tensor.
   void reduce_to(const at::Tensor& tensor, int64_t root, const ReduceOp& op) {
     auto arithmetic = device_arithmetic(name_, tensor.scalar_type(), op);
     auto memory = root == rank_ ? in_place(tensor) : input(tensor);
@@ -394,7 +396,7 @@ class DeviceSubmission {
     run_words("scatter", tensors.empty() ? into : flat(tensors), into, out.numel(), root);
   }
 
-  // Parts of given bytes, in rank order.
+  // Parts with given sizes in bytes, in rank order.
   void exchange(const at::Tensor& in, const Segments& sent, const at::Tensor& out, const Segments& received) {
     TORCH_CHECK_VALUE(
         sent[rank_] == received[rank_],
@@ -459,7 +461,7 @@ class DeviceSubmission {
     return at::cat(rows);
   }
 
-  // Words of an element that has no type, and their number.
+  // Words for an element without type, and how many.
   static std::pair<const char*, int64_t> word_of(const at::Tensor& tensor) {
     switch (tensor.element_size()) {
       case 1:
@@ -502,12 +504,12 @@ class DeviceSubmission {
     }
   }
 
-  // `count` elements as words; of an uneven all-to-all those of the lists.
+  // `count` elements as words; for an uneven all-to-all, the elements in the lists.
   void run_words(
       const char* operation, const at::Tensor& in, const at::Tensor& out, int64_t count, int64_t root, Words sent = {},
       Words received = {}) {
     auto [word, each] = word_of(in);
-    // All ranks pass as many elements, unless there are lists.
+    // All ranks pass the same number of elements, unless there are lists.
     if (count > 0 || sent) {
       call(operation, address(in), address(out), word, count * each, root, nullptr, std::move(sent), std::move(received));
     }
@@ -533,16 +535,16 @@ class DeviceSubmission {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
 };
 
-// The part of a group for tensors on its GPU; Python makes what it needs at the first operation.
+// A group's part for tensors on the GPU; Python makes what it needs at the first operation.
 class DevicePart {
  public:
-  // `calls`: a `weft.torch.device.DeviceCalls`, or None for a group on the CPU alone.
+  // `calls`: a `weft.torch.device.DeviceCalls`, or None for a CPU-only group.
   DevicePart(py::object calls, int rank, int ranks) : rank_(rank), ranks_(ranks) {
     if (calls.is_none()) {
       return;
     }
     is_twin_ = calls.attr("is_twin").cast<bool>();
-    // Its last owner may be a thread without the GIL, or outlive the interpreter.
+    // The last owner may be a thread without the GIL, or outlive the interpreter.
     calls_ = std::shared_ptr<py::object>(new py::object(std::move(calls)), [](py::object* object) {
       if (!Py_IsInitialized()) {
         object->release();
@@ -558,12 +560,12 @@ class DevicePart {
     return calls_ != nullptr && (is_twin_ || tensor.is_cuda());
   }
 
-  // True for barriers of this group, once an operation on the GPU has begun or for a GPU that is named.
+  // True for this group's barriers, once an operation on the GPU has begun or if a GPU is named.
   bool serves_barrier(const std::vector<int64_t>& device_ids) const {
     return calls_ != nullptr && (has_started_ || (!device_ids.empty() && !is_twin_ && at::hasCUDA()));
   }
 
-  // Device of barriers.
+  // Device for barriers.
   c10::Device barrier_device(const std::vector<int64_t>& device_ids) const {
     if (is_twin_) {
       return {c10::kCPU};
@@ -571,12 +573,12 @@ class DevicePart {
     return {c10::kCUDA, has_started_ ? index_ : static_cast<c10::DeviceIndex>(device_ids[0])};
   }
 
-  // True if tensors of this device may be allocated in symmetric memory. torch passes no index for the CPU.
+  // True if tensors on this device may be allocated in symmetric memory. torch passes no index for the CPU.
   bool allocates(c10::DeviceIndex index) const {
     return calls_ != nullptr && (is_twin_ || index >= 0);
   }
 
-  // A tensor of `bytes` bytes in symmetric memory, of the current stream; `nullopt` if a rank has no room, and in a
+  // A tensor with `bytes` bytes in symmetric memory, on the current stream; `nullopt` if a rank has no room, and in a
   // capture. Every rank makes this call.
   std::optional<at::Tensor> allocate(const char* name, c10::Device device, int64_t bytes) {
     WithoutGil without_gil;
@@ -592,13 +594,13 @@ class DevicePart {
     return result;
   }
 
-  // Makes a work and puts its calls on a stream: on the current one, or behind it on the communication stream.
+  // Makes a work and puts the calls on a stream: on the current one, or behind it on the communication stream.
   template <typename Start>
   c10::intrusive_ptr<DeviceWork> submit(
       const char* name, c10d::OpType type, std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& inputs,
       c10::Device device, bool is_async, uint64_t sequence, Start start) {
     WithoutGil without_gil;
-    // Calls of a group are whole, and in order, among threads.
+    // A group's calls are whole, and in order, among threads.
     std::lock_guard<std::timed_mutex> lock(mutex_);
     begin(name, device);
     at::AutoDispatchBelowADInplaceOrView without_autograd;
@@ -634,7 +636,7 @@ class DevicePart {
     before.record(current);
     before.block(*own_);
     c10::StreamGuard on_stream(*own_);
-    // The allocator reuses their memory behind the communication stream only.
+    // The allocator reuses this memory only behind the communication stream.
     auto record = [&](const at::Tensor& tensor) {
       streams.recordDataPtrOnStream(tensor.storage().data_ptr(), *own_);
     };
@@ -646,8 +648,7 @@ class DevicePart {
     return work;
   }
 
-  // Frees the memory on the GPU, on this rank alone, behind calls in flight. `end_waits` ends the waits of those that take
-  // long.
+  // Frees the GPU memory, only on this rank, behind calls in flight. `end_waits` ends waits in calls that take long.
   template <typename EndWaits>
   void end(EndWaits end_waits) {
     if (calls_ == nullptr || !has_started_ || !Py_IsInitialized()) {
@@ -669,7 +670,7 @@ class DevicePart {
   }
 
  private:
-  // Makes the collectives of the GPU at the first operation: a collective call.
+  // Makes the GPU's collectives at the first operation: a collective call.
   void begin(const char* name, c10::Device device) {
     if (has_started_) {
       TORCH_CHECK_VALUE(
@@ -696,7 +697,7 @@ class DevicePart {
   std::timed_mutex mutex_;
   std::atomic<bool> has_started_{false};
   c10::DeviceIndex index_ = 0;
-  // High-priority stream of asynchronous operations, which all groups on the GPU share.
+  // High-priority stream for asynchronous operations, which all groups on the GPU share.
   std::optional<c10::Stream> own_;
 };
 

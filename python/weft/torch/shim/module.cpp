@@ -1,4 +1,4 @@
-// The Python module of the shim: makes backends of torch.distributed from a table of C functions, and has an operator.
+// Python module with the shim: makes torch.distributed backends from a table of C functions, and has an operator.
 #include "backend.hpp"
 #include "operator.hpp"
 
@@ -12,11 +12,11 @@ namespace {
 
 namespace py = pybind11;
 
-// Backends of the process, for the end of the program.
+// Backends in this process, closed when the program ends.
 std::mutex registry_mutex;
 std::vector<std::weak_ptr<Engine>> registry;
 
-// Backends of the process that are alive.
+// Backends in this process that are alive.
 std::vector<std::shared_ptr<Engine>> engines() {
   std::lock_guard<std::mutex> lock(registry_mutex);
   std::vector<std::shared_ptr<Engine>> alive;
@@ -28,7 +28,7 @@ std::vector<std::shared_ptr<Engine>> engines() {
   return alive;
 }
 
-// Asks Python for the backend of a split group, with the settings of the group that is split.
+// Asks Python for a split group's backend, with the original group's settings.
 intrusive_ptr<c10d::Backend> split(
     const intrusive_ptr<c10d::Store>& store, int rank, int size, Milliseconds timeout, const std::string& settings) {
   py::gil_scoped_acquire gil;
@@ -47,7 +47,9 @@ intrusive_ptr<c10d::Backend> create(
   registry.erase(
       std::remove_if(registry.begin(), registry.end(), [](auto& each) { return each.expired(); }), registry.end());
   registry.push_back(engine);
-  return c10::make_intrusive<WeftBackend>(std::move(engine), timeout, std::move(settings), split, std::move(device));
+  auto backend = c10::make_intrusive<WeftBackend>(engine, timeout, std::move(settings), split, std::move(device));
+  engine->start();
+  return backend;
 }
 
 void close_all() {
@@ -71,7 +73,7 @@ PYBIND11_MODULE(_weft_torch, module) {
   namespace py = pybind11;
   py::module_::import("torch._C._distributed_c10d");
   py::class_<weft::WeftBackend, c10::intrusive_ptr<weft::WeftBackend>, c10d::Backend>(module, "WeftBackend")
-      // torch calls this on ranks outside of a new group, if a device is bound to the default group.
+      // torch calls this on ranks outside a new group, if a device is bound to the default group.
       .def("perform_nocolor_split", [](weft::WeftBackend&, const py::object&) {});
   module.def(
       "create", &weft::create, py::arg("table"), py::arg("context"), py::arg("timeout"), py::arg("settings"),

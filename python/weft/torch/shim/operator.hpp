@@ -1,4 +1,4 @@
-// The operator `weft::all_reduce_`: an all-reduce without the Python code of torch.distributed.
+// The operator `weft::all_reduce_`: an all-reduce without Python code from torch.distributed.
 #pragma once
 
 #include "backend.hpp"
@@ -22,7 +22,7 @@ inline c10d::ReduceOp reduction_of(c10::string_view name) {
   TORCH_CHECK_VALUE(false, "weft.torch.all_reduce_: op '", name, "': expected sum, avg, product, min, max, band, bor or bxor");
 }
 
-// Returns once the result is in `tensor`. Any backend of the group for the tensor's device serves.
+// Returns once the result is in `tensor`. Any backend that the group has for the tensor's device serves.
 inline void all_reduce_(at::Tensor& tensor, c10::string_view op, c10::string_view group) {
   c10d::AllreduceOptions options;
   options.reduceOp = reduction_of(op);

@@ -1,4 +1,4 @@
-// Operations that make up one work: each is started with contiguous memory, copied in and out where it is not.
+// Operations that make up one work: each is started with contiguous memory, copied in and out if needed.
 #pragma once
 
 #include "progress.hpp"
@@ -6,20 +6,20 @@
 
 namespace weft {
 
-// True if the memory of `tensor` holds its values in order: contiguous, and neither lazily conjugated nor negated.
+// True if the memory in `tensor` holds the values in order: contiguous, and neither lazily conjugated nor negated.
 inline bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// Contiguous memory with the values of `tensor`.
+// Contiguous memory with the values in `tensor`.
 inline at::Tensor plain_values(const at::Tensor& tensor) {
   return is_plain(tensor) ? tensor : tensor.contiguous().resolve_conj().resolve_neg();
 }
 
-// Time for which a blocking collective is waited for when it is started, before signals are looked for.
+// Wait time for a blocking collective when it is started, before signals are looked for.
 constexpr uint64_t FIRST_WAIT_NS = std::chrono::nanoseconds(SIGNAL_INTERVAL).count();
 
-// Throws the error of a function of the table, if it is one.
+// Throws an error from a table function, if it is one.
 inline void check_status(Engine& engine, const char* name, int32_t status) {
   if (status == WEFT_OK) {
     return;
@@ -31,7 +31,7 @@ inline void check_status(Engine& engine, const char* name, int32_t status) {
   std::rethrow_exception(backend_error(c10::str("weft: ", name, ": ", text)));
 }
 
-// Reduction of `kind` of contiguous tensors; `elements` of the whole vector.
+// Reduction call for contiguous tensors; `elements` counts the whole vector.
 inline weft_call reduction_call(
     const char* name, uint32_t kind, const at::Tensor& in, const at::Tensor& out, int64_t elements, const ReduceOp& op) {
   weft_call call{};
@@ -55,14 +55,14 @@ class Submission {
   Submission(Engine& engine, WeftWork& work, const char* name, bool runs)
       : engine_(engine), work_(work), name_(name), runs_(runs) {}
 
-  // Contiguous memory with the values of `tensor`.
+  // Contiguous memory with the values in `tensor`.
   at::Tensor input(const at::Tensor& tensor) {
     auto plain = plain_values(tensor);
     work_.hold(plain);
     return plain;
   }
 
-  // Contiguous memory of the shape of `tensor` that ends up in it.
+  // Contiguous memory in the shape of `tensor`, whose contents end up in it.
   at::Tensor output(const at::Tensor& tensor) {
     if (is_plain(tensor)) {
       return tensor;
@@ -72,7 +72,7 @@ class Submission {
     return made;
   }
 
-  // As `output`, with the values of `tensor` at first.
+  // Same as `output`, but starts with the values in `tensor`.
   at::Tensor in_place(const at::Tensor& tensor) {
     if (is_plain(tensor)) {
       return tensor;
@@ -87,7 +87,7 @@ class Submission {
     work_.copy_after(to, from);
   }
 
-  // One buffer for tensors of equal size that ends up in them.
+  // One buffer for equally sized tensors, whose contents end up in them.
   at::Tensor outputs(const std::vector<at::Tensor>& tensors) {
     auto size = tensors[0].numel();
     auto buffer = at::empty({static_cast<int64_t>(tensors.size()), size}, tensors[0].options());
@@ -98,12 +98,12 @@ class Submission {
     return buffer;
   }
 
-  // Reduction of `kind` of contiguous tensors; `elements` of the whole vector.
+  // Reduces contiguous tensors; `elements` counts the whole vector.
   void reduce(uint32_t kind, const at::Tensor& in, const at::Tensor& out, int64_t elements, const ReduceOp& op) {
     start(reduction_call(name_, kind, in, out, elements, op));
   }
 
-  // Movement of contiguous bytes; `elements` of the whole vector.
+  // Moves contiguous bytes; `elements` counts the whole vector.
   void move(uint32_t kind, const at::Tensor& in, const at::Tensor& out, int64_t elements, int64_t root = 0) {
     weft_call call{};
     call.kind = kind;
@@ -115,14 +115,14 @@ class Submission {
     start(call);
   }
 
-  // Reduction of `tensor` into that of the root.
+  // Reduces `tensor` into the root's tensor.
   void reduce_to(const at::Tensor& tensor, int64_t root, const ReduceOp& op) {
     auto in = input(tensor);
     auto out = root == static_cast<int64_t>(engine_.table().rank) ? in_place(tensor) : input(at::empty_like(in));
     reduce(WEFT_ALL_REDUCE, in, out, in.numel(), op);
   }
 
-  // `in` into the tensor of this rank among those of the root.
+  // Sends `in` to this rank's place among the root's tensors.
   void gather(const at::Tensor& in, const std::vector<at::Tensor>& tensors, int64_t root) {
     std::vector<weft_segment> sends(engine_.table().ranks), receives(engine_.table().ranks);
     sends[root] = segment(input(in));
@@ -132,7 +132,7 @@ class Submission {
     exchange(sends, receives);
   }
 
-  // The tensor of this rank among those of the root into `out`.
+  // Receives this rank's tensor from the root into `out`.
   void scatter(const std::vector<at::Tensor>& tensors, const at::Tensor& out, int64_t root) {
     std::vector<weft_segment> sends(engine_.table().ranks), receives(engine_.table().ranks);
     receives[root] = segment(output(out));
@@ -142,14 +142,14 @@ class Submission {
     exchange(sends, receives);
   }
 
-  // Parts of given bytes, in rank order.
+  // Parts with given sizes in bytes, in rank order.
   void exchange(
       const at::Tensor& in, const std::vector<int64_t>& sent, const at::Tensor& out,
       const std::vector<int64_t>& received) {
     exchange(segments(in, sent), segments(out, received));
   }
 
-  // Tensor r of the inputs to rank r, tensor r of the outputs from there.
+  // Input r goes to rank r, output r comes from there.
   void exchange(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& tensors) {
     std::vector<weft_segment> sends, receives;
     for (size_t rank = 0; rank < inputs.size(); rank++) {
@@ -196,7 +196,7 @@ class Submission {
   }
 
   void start(const weft_call& call) {
-    // All ranks pass as many elements, so none of them starts anything.
+    // All ranks pass the same number of elements, so no rank starts anything.
     if (call.elements == 0) {
       return;
     }

@@ -1,4 +1,4 @@
-// Base of the backend: submission of works, and collectives that several of torch's functions share.
+// Base class for the backend: submits works, and has collectives that several torch functions share.
 #pragma once
 
 #include "device.hpp"
@@ -13,7 +13,7 @@ using TensorLists = std::vector<std::vector<at::Tensor>>;
 
 class Submitter : public c10d::Backend {
  public:
-  // `calls`: those on the GPU, as of `DevicePart`.
+  // `calls`: calls on the GPU, same as in `DevicePart`.
   Submitter(std::shared_ptr<Engine> engine, Milliseconds timeout, py::object calls)
       : Backend(static_cast<int>(engine->table().rank), static_cast<int>(engine->table().ranks)),
         engine_(std::move(engine)),
@@ -23,11 +23,11 @@ class Submitter : public c10d::Backend {
   }
 
  protected:
-  // `submit_on_host` for tensors on the CPU, `submit_on_device` for those on a GPU. `start` takes either's submission.
+  // `submit_on_host` for CPU tensors, `submit_on_device` for GPU tensors. `start` takes either's submission.
   template <typename Options, typename Start>
   intrusive_ptr<Work> submit(
       const char* name, OpType type, Tensors outputs, const Tensors& inputs, const Options& options, Start start) {
-    // An operation of no tensors is one of the CPU.
+    // An operation without tensors runs on the CPU.
     auto& some = inputs.empty() ? outputs : inputs;
     if (!some.empty() && device_->serves(some[0])) {
       auto device = some[0].device();
@@ -38,7 +38,7 @@ class Submitter : public c10d::Backend {
     return submit_on_host(name, type, std::move(outputs), inputs, options, start);
   }
 
-  // Makes a work and puts its calls on a stream; the host does not wait.
+  // Makes a work and puts the calls on a stream; the host does not wait.
   template <typename Start>
   intrusive_ptr<Work> submit_on_device(
       const char* name, OpType type, Tensors outputs, const Tensors& inputs, c10::Device device, bool is_async,
@@ -47,13 +47,13 @@ class Submitter : public c10d::Backend {
     auto work = device_->submit(name, type, std::move(outputs), inputs, device, is_async, ++sequence_, start);
     if (coalesced()) {
       std::lock_guard<std::mutex> lock(coalesced_mutex_);
-      // The collectives of a group are in one order on all streams: the last covers the others.
+      // A group's collectives are in one order on all streams: the last covers the others.
       coalesced_on_device_[std::this_thread::get_id()] = work;
     }
     return work;
   }
 
-  // A message between GPUs, on the communication stream. One that is coalesced joins the batch of its thread.
+  // A message between GPUs, on the communication stream. A coalesced message joins the thread's batch.
   intrusive_ptr<Work> transfer(const char* name, OpType type, const at::Tensor& tensor, int peer, bool receives) {
     TORCH_CHECK_VALUE(
         peer != rank_, name, " of rank ", rank_, " to itself: expected another rank; copy the tensor instead");
@@ -90,12 +90,12 @@ class Submitter : public c10d::Backend {
         [&](DeviceSubmission& call) { call.transfer(messages); });
   }
 
-  // Makes a work and starts its operations. Unless it is asynchronous, the call returns once they are done. One that is
-  // asynchronous joins the operations that its thread coalesces.
+  // Makes a work and starts the operations. A blocking call returns once they are done. An asynchronous one joins the
+  // operations that the thread coalesces.
   template <typename Options, typename Start>
   intrusive_ptr<Work> submit_on_host(
       const char* name, OpType type, Tensors outputs, const Tensors& inputs, const Options& options, Start start) {
-    // Of several operations, all are started before a wait.
+    // With several operations, all are started before a wait.
     bool runs = !options.asyncOp && inputs.size() <= 1;
     auto work = started(name, type, std::move(outputs), inputs, options.timeout, runs, start);
     if (options.asyncOp) {
@@ -122,7 +122,7 @@ class Submitter : public c10d::Backend {
       }
       work->wait();
     } catch (...) {
-      // A signal may have ended the wait alone.
+      // A signal may have ended only the wait.
       engine_->add(work, false);
       throw;
     }
@@ -149,7 +149,7 @@ class Submitter : public c10d::Backend {
     return work;
   }
 
-  // The work of all operations that the calling thread coalesces; null if it coalesces none.
+  // The work for all operations that the calling thread coalesces; null if it coalesces none.
   intrusive_ptr<WeftWork> coalesced() {
     if (coalescing_.load(std::memory_order_relaxed) == 0) {
       return nullptr;
@@ -200,7 +200,7 @@ class Submitter : public c10d::Backend {
     });
   }
 
-  // Input i of all ranks, in rank order, into output i.
+  // Gathers input i from all ranks, in rank order, into output i.
   intrusive_ptr<Work> gather_into(
       const char* name, OpType type, Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
     check_pairs(name, outputs, inputs);
@@ -215,7 +215,7 @@ class Submitter : public c10d::Backend {
     });
   }
 
-  // Input i of rank r into tensor r of list i.
+  // Gathers input i on rank r into tensor r in list i.
   intrusive_ptr<Work> gather_all(
       const char* name, OpType type, TensorLists& lists, Tensors& inputs, const c10d::AllgatherOptions& options) {
     Tensors outputs;
@@ -236,7 +236,7 @@ class Submitter : public c10d::Backend {
     });
   }
 
-  // This rank's share of the reduced input i into output i.
+  // Puts this rank's share in the reduced input i into output i.
   intrusive_ptr<Work> scatter_reduced(
       const char* name, OpType type, Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
     check_pairs(name, outputs, inputs);
@@ -297,7 +297,7 @@ class Submitter : public c10d::Backend {
     return true;
   }
 
-  // Bytes of each rank's part of a tensor that is split along its first dimension, in rank order.
+  // Bytes in each rank's part when a tensor is split along the first dimension, in rank order.
   std::vector<int64_t> split_bytes(
       const char* name, const char* which, const at::Tensor& tensor, const std::vector<int64_t>& sizes) const {
     auto rows = tensor.dim() == 0 ? 1 : tensor.size(0);

@@ -1,4 +1,4 @@
-// Tensors and reductions of torch as the C table takes them; rejected ones raise TypeError or ValueError by name.
+// torch's tensors and reductions as the C table takes them; rejected ones raise TypeError or ValueError by name.
 #pragma once
 
 #include "weft.h"
@@ -92,12 +92,12 @@ inline uint32_t element_of(const char* name, at::ScalarType dtype, ReduceOp::Red
   }
 }
 
-// True for sums, also scaled by a real factor.
+// True for sums, including sums scaled by a real factor.
 inline bool is_linear(const ReduceOp& op) {
   return op.op_ == ReduceOp::SUM || op.op_ == ReduceOp::AVG || op.op_ == ReduceOp::PREMUL_SUM;
 }
 
-// Fills in the reduction of a call.
+// Fills in a call's reduction.
 inline void set_reduction(const char* name, const ReduceOp& op, at::ScalarType dtype, weft_call& call) {
   auto kind = op.op_;
   bool is_float = at::isFloatingType(dtype);

@@ -1,9 +1,9 @@
-/* Weft's collectives as a table of C functions: the boundary between the PyTorch shim (C++, bound to one release
- * of torch) and Weft's native module (Rust, any Python). `crates/python/src/collectives` implements it.
+/* Weft's collectives as a table of C functions: the boundary between the PyTorch shim (C++, bound to one torch release)
+ * and Weft's native module (Rust, any Python). `crates/python/src/collectives` implements it.
  *
  * Functions return WEFT_OK or an error code; `last_error` then has the text, for the calling thread. Any thread may
- * call at any time until `release`. Calls of `start`, `run` and `exchange` have the same order on all ranks. None needs the
- * GIL or takes it.
+ * call at any time until `release`. All ranks call `start`, `run` and `exchange` in the same order. None needs the GIL
+ * or takes it.
  */
 #ifndef WEFT_H
 #define WEFT_H
@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Version of this file. Rises with every change; the shim rejects a table of another version. */
+/* File version. Rises with every change; the shim rejects a table of another version. */
 #define WEFT_ABI 2
 
 enum weft_status {
@@ -29,15 +29,15 @@ enum weft_status {
 };
 
 enum weft_kind {
-  /* `elements` of `input` reduced into `output`, which may be `input`. */
+  /* Reduces `elements` in `input` into `output`, which may be `input`. */
   WEFT_ALL_REDUCE = 0,
-  /* `elements` of `input`; this rank's share of the reduction, elements / ranks, into `output`. */
+  /* Reduces `elements` in `input`; this rank's share, elements / ranks, goes into `output`. */
   WEFT_REDUCE_SCATTER = 1,
-  /* This rank's share, elements / ranks, of `input`; all shares, `elements`, into `output`. */
+  /* This rank's share, elements / ranks, is in `input`; all shares, `elements`, go into `output`. */
   WEFT_ALL_GATHER = 2,
-  /* `elements` of `output` at the root into `output` of all; `input` equals `output`. */
+  /* Copies `elements` from `output` at the root into `output` on all ranks; `input` equals `output`. */
   WEFT_BROADCAST = 3,
-  /* Share i of `input` to rank i; share i of `output` from rank i. Shares are elements / ranks. */
+  /* Share i in `input` goes to rank i; share i in `output` comes from rank i. Shares are elements / ranks. */
   WEFT_ALL_TO_ALL = 4,
 };
 
@@ -67,7 +67,7 @@ enum weft_reduction {
 
 enum weft_scale {
   WEFT_NO_SCALE = 0,
-  /* Sum divided by the number of ranks. */
+  /* Sum divided by the rank count. */
   WEFT_AVERAGE = 1,
   /* Addends multiplied by `factor` before the sum. */
   WEFT_BEFORE = 2,
@@ -81,7 +81,7 @@ typedef struct weft_call {
   uint32_t scale;
   double factor;
   uint32_t root;
-  /* Of the whole vector. */
+  /* Element count in the whole vector. */
   uint64_t elements;
   const void *input;
   void *output;
@@ -93,7 +93,7 @@ typedef struct weft_segment {
   uint64_t bytes;
 } weft_segment;
 
-/* Source of a receive that accepts a message of any rank. */
+/* Source value for a receive that accepts a message from any rank. */
 #define WEFT_ANY_RANK UINT32_MAX
 
 /* Memory that an operation was given stays valid until the operation is done; after an error, until `close`. */
@@ -106,19 +106,19 @@ typedef struct weft_table {
   /* Starts a collective and waits for it as `wait` does. `id` becomes 0 if it is done; otherwise the operation goes on
    * under this number, and the result is WEFT_TIMEOUT, without a text. */
   int32_t (*run)(void *context, const weft_call *call, uint64_t timeout_ns, uint64_t *id);
-  /* Starts an exchange of segments, one for each rank in both lists; segment r of `sends` has the length of this
-   * rank's segment of `receives` at rank r. Empty segments do not travel. The segment of this rank is copied. */
+  /* Starts an exchange of segments, one for each rank in both lists; segment r in `sends` has the length of this
+   * rank's segment in `receives` at rank r. Empty segments do not travel. This rank's segment is copied. */
   int32_t (*exchange)(void *context, const weft_segment *sends, const weft_segment *receives, uint64_t *id);
-  /* Starts a message. Messages of one sender, receiver and tag keep their order. */
+  /* Starts a message. Messages with the same sender, receiver and tag keep their order. */
   int32_t (*send)(void *context, uint32_t peer, uint64_t tag, const void *data, uint64_t bytes, uint64_t *id);
-  /* Starts the receipt of a message of `bytes` bytes from `peer` or WEFT_ANY_RANK. */
+  /* Starts receiving a message with `bytes` bytes from `peer` or WEFT_ANY_RANK. */
   int32_t (*receive)(void *context, uint32_t peer, uint64_t tag, void *data, uint64_t bytes, uint64_t *id);
   /* 1 if the operation is done, 0 if not or after an error. Makes progress for all operations. */
   int32_t (*is_done)(void *context, uint64_t id);
-  /* Makes progress for all operations until this one is done; `from`: sender of a received message. An operation
-   * that was waited for with success is removed: later waits succeed at once, without `from`. */
+  /* Makes progress for all operations until this one is done; `from`: a received message's sender. An operation
+   * that was waited for successfully is removed: later waits succeed at once, without `from`. */
   int32_t (*wait)(void *context, uint64_t id, uint64_t timeout_ns, uint32_t *from);
-  /* Text of the calling thread's last error, cut to `capacity` bytes with the final zero; returns its length. */
+  /* The calling thread's last error text, cut to `capacity` bytes with the final zero; returns its length. */
   size_t (*last_error)(char *text, size_t capacity);
   /* Ends the group at every rank, with this text. */
   void (*poison)(void *context, const char *text);

@@ -1,4 +1,4 @@
-// Handle of an operation: waits, future, and the tensors that stay alive until the operation is done.
+// Handle for an operation: waits, future, and the tensors that stay alive until the operation is done.
 #pragma once
 
 #include "engine.hpp"
@@ -7,10 +7,21 @@
 
 namespace weft {
 
-// Time between two looks for signals of Python in a wait.
+// Time between two checks for Python signals in a wait.
 constexpr Milliseconds SIGNAL_INTERVAL{100};
 
-// Deadline of a work without one.
+// Runs signal handlers on a Python thread; throws an exception from one.
+inline void run_signal_handlers() {
+  if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr) {
+    return;
+  }
+  pybind11::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) {
+    throw pybind11::error_already_set();
+  }
+}
+
+// Deadline for a work without one.
 constexpr Clock::time_point NEVER = Clock::time_point::max();
 
 class WeftWork : public c10d::Work {
@@ -29,11 +40,21 @@ class WeftWork : public c10d::Work {
         name_(name),
         outputs_(std::move(outputs)),
         timeout_(timeout),
-        // A message may be posted long before its peer's: its time runs while the program waits.
+        // A message may be posted long before its peer's: its time limit runs while the program waits.
         deadline_(c10d::isP2POp(type) ? NEVER : time_after(timeout)),
-        sequence_(sequence) {}
+        sequence_(sequence),
+        depth_(CallbackRun::next_depth()),
+        starter_(CallbackRun::current()) {
+    if (starter_) {
+      starter_->in_flight += 1;
+    }
+  }
 
-  // An operation of the table that is part of this work.
+  ~WeftWork() override {
+    leave_starter();
+  }
+
+  // A table operation that is part of this work.
   void add(uint64_t id) {
     ids_.push_back(id);
   }
@@ -41,7 +62,7 @@ class WeftWork : public c10d::Work {
   // A work that is part of this one, before this one is awaited.
   void add(c10::intrusive_ptr<WeftWork> part) {
     if (parts_.size() == prune_at_) {
-      // An exception of the program may have skipped the end of coalescing: parts would pile up.
+      // A program exception may have skipped the end of coalescing: parts would pile up.
       auto is_over = [](auto& each) { return each->isSuccess(); };
       parts_.erase(std::remove_if(parts_.begin(), parts_.end(), is_over), parts_.end());
       prune_at_ = std::max(prune_at_, 2 * parts_.size());
@@ -66,8 +87,8 @@ class WeftWork : public c10d::Work {
     }
     engine_->check_not_forked(name_);
     if (!is_done()) {
-      // The thread makes progress; it also ends works of a group that has ended, which are never done.
-      leave_to_thread();
+      // The leader makes progress; it also ends works in a closed group, which are never done.
+      leave_to_leader();
       return false;
     }
     progress(Milliseconds(0));
@@ -104,7 +125,7 @@ class WeftWork : public c10d::Work {
   }
 
   bool wait(Milliseconds timeout = kNoTimeout) override {
-    // torch waits for the work of a blocking call too, which is complete.
+    // torch also waits for a blocking call's work, which is complete.
     if (!is_complete()) {
       wait_until_complete(timeout);
     }
@@ -128,13 +149,13 @@ class WeftWork : public c10d::Work {
     if (complete) {
       settle_future();
     } else {
-      leave_to_thread();
+      leave_to_leader();
     }
     return future_;
   }
 
-  // Waits for the operation for at most `slice` and completes the work if it is done, has failed or is past its
-  // deadline. Returns true if the work is complete.
+  // Waits at most `slice` for the operation and completes the work if it is done, has failed or is past the deadline.
+  // Returns true if the work is complete.
   bool progress(Milliseconds slice) {
     for (auto& part : parts_) {
       if (!part->progress(slice)) {
@@ -174,7 +195,7 @@ class WeftWork : public c10d::Work {
     return true;
   }
 
-  // True if all operations of this work are done.
+  // True if all operations in this work are done.
   bool is_done() const {
     auto is_part_done = [](auto& part) { return part->is_complete() || part->is_done(); };
     return std::all_of(parts_.begin(), parts_.end(), is_part_done) &&
@@ -206,7 +227,7 @@ class WeftWork : public c10d::Work {
     engine_->keep(std::move(tensors));
   }
 
-  // Completes the work after its operations.
+  // Completes the work after the operations.
   void complete() {
     if (!begin_end()) {
       return;
@@ -230,34 +251,63 @@ class WeftWork : public c10d::Work {
       return !exception_;
     }
     held_.clear();
+    leave_starter();
     completed_ = true;
     state_.store(DONE, std::memory_order_release);
     return true;
   }
 
-  // Runs handlers of signals, so that Ctrl-C ends a wait.
+  // Runs signal handlers, so that Ctrl-C ends a wait.
   void check_signals() {
-    if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr) {
-      return;
+    if (Py_IsInitialized() && PyGILState_GetThisThreadState() != nullptr) {
+      // Another thread may hold the GIL for long, while peers need progress here.
+      leave_to_leader();
+      run_signal_handlers();
     }
-    // Another thread may hold the GIL for long, while peers need progress here.
-    leave_to_thread();
-    pybind11::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) {
-      throw pybind11::error_already_set();
+  }
+
+  // Number of callbacks around the call that started this work, on whatever threads.
+  size_t depth() const {
+    return depth_;
+  }
+
+  // True for a collective: all ranks start it in one order with the others.
+  bool is_ordered() {
+    auto type = retrieveOpType();
+    return !c10d::isP2POp(type) && type != c10d::OpType::COALESCED;
+  }
+
+  // Completes the future, which runs the callbacks, as part of `run`, or in a new run if null. They may take the GIL.
+  void run_callbacks(std::shared_ptr<CallbackRun> run) {
+    InCallback in_callback(run ? std::move(run) : std::make_shared<CallbackRun>(depth_));
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    std::exception_ptr error;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      future = future_;
+      error = exception_;
+    }
+    try {
+      if (error) {
+        future->setError(error);
+      } else {
+        future->markCompleted(at::IValue(outputs_));
+      }
+    } catch (const std::exception& thrown) {
+      TORCH_WARN("weft: ", name_, ": a callback of its future has thrown: ", thrown.what());
     }
   }
 
   // True if an operation was waited for when it was started, and goes on.
   bool is_late = false;
-  // True if the engine keeps this work alive, and if its thread completes it. Guarded by the engine's mutex.
+  // True if the engine keeps this work alive, and if its leader completes it. Guarded by the engine's mutex.
   bool is_listed = false;
   bool is_asynchronous = false;
 
  private:
   enum State : int { PENDING, ENDING, DONE };
 
-  // Fails the work and its group if the deadline has passed; true then.
+  // Fails the work and the group if the deadline has passed; true then.
   bool fail_after_deadline(const std::string& reason) {
     if (Clock::now() < deadline_.load()) {
       return false;
@@ -273,8 +323,8 @@ class WeftWork : public c10d::Work {
     return true;
   }
 
-  // Leaves the completion of this work to the thread of the engine.
-  void leave_to_thread() {
+  // Lets the engine's leader complete this work.
+  void leave_to_leader() {
     engine_->add(c10::intrusive_ptr<WeftWork>::unsafe_reclaim_from_nonowning(this), true);
   }
 
@@ -323,6 +373,7 @@ class WeftWork : public c10d::Work {
   void end(std::exception_ptr error) {
     copies_.clear();
     held_.clear();
+    leave_starter();
     auto self = c10::intrusive_ptr<WeftWork>::unsafe_reclaim_from_nonowning(this);
     // Sets completed_ and wakes waiting threads.
     finish(error);
@@ -331,23 +382,22 @@ class WeftWork : public c10d::Work {
     settle_future();
   }
 
-  // Completes the future, if there is one. Its callbacks may take the GIL.
+  // Completes the future, if there is one.
   void settle_future() {
-    c10::intrusive_ptr<c10::ivalue::Future> future;
-    std::exception_ptr error;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!future_ || future_settled_) {
         return;
       }
       future_settled_ = true;
-      future = future_;
-      error = exception_;
     }
-    if (error) {
-      future->setError(error);
-    } else {
-      future->markCompleted(at::IValue(outputs_));
+    engine_->settle(c10::intrusive_ptr<WeftWork>::unsafe_reclaim_from_nonowning(this));
+  }
+
+  // Ends this work's part in the callback that started it.
+  void leave_starter() {
+    if (auto starter = std::move(starter_)) {
+      starter->in_flight -= 1;
     }
   }
 
@@ -362,6 +412,8 @@ class WeftWork : public c10d::Work {
   Milliseconds timeout_;
   std::atomic<Clock::time_point> deadline_;
   uint64_t sequence_;
+  size_t depth_;
+  std::shared_ptr<CallbackRun> starter_;
   std::atomic<int> state_{PENDING};
   std::atomic<int> source_{-1};
   c10::intrusive_ptr<c10::ivalue::Future> future_;

@@ -1,0 +1,1 @@
+"""Foundations without other Weft imports: errors, arguments, arrays, files, environment."""

@@ -1,0 +1,1 @@
+"""Collectives between GPUs on one host; `weft.cuda` exports these classes."""

@@ -1,0 +1,1 @@
+"""Collectives between GPUs on several hosts, in two levels."""

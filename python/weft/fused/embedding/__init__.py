@@ -1,0 +1,1 @@
+"""Embedding bags fused with all-to-all, and gradients for them."""

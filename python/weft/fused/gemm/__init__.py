@@ -1,0 +1,1 @@
+"""GEMMs fused with collectives: operators, tilings, float8 scales."""

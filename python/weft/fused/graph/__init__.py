@@ -1,0 +1,1 @@
+"""Fused-operator substitution in torch.compile's graphs."""

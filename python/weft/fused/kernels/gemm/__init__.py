@@ -1,0 +1,1 @@
+"""Triton kernels of GEMMs fused with collectives."""

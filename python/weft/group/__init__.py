@@ -1,0 +1,1 @@
+"""Groups: the communicator, with regions, counters and requests; pairs; rendezvous."""

@@ -1,0 +1,1 @@
+"""Dispatch and combine between GPUs; `weft.cuda` exports these classes."""

@@ -1,0 +1,211 @@
+"""Device functions: puts to ranks on any host, which a host thread sends, and waits for them.
+
+`context` is `weft.triton.Proxy.context`, or the context of a symmetric tensor in `Proxy.local`. A
+put names windows, words and ranks by number: windows and words as they were passed to `Proxy`,
+ranks as in the communicator that it was made with.
+
+Memory order: a put releases all earlier stores by the program, behind a block barrier and
+system-wide, before the host sees the command. The host raises a word behind the bytes; a wait
+acquires it, and ends with a block barrier. Each quarter of a command has its use number stored with
+release, so nothing is assumed about wide stores to host memory.
+"""
+
+import triton
+import triton.language as tl
+
+from weft.triton import layout
+from weft.triton.primitives import _at, _reach, _read
+
+__all__ = [
+    "remote_drained",
+    "remote_put_signal",
+    "remote_rank",
+    "remote_release",
+    "remote_signal",
+    "remote_wait",
+    "remote_world_size",
+]
+
+_TABLE = tl.constexpr(layout.CONTEXT_TABLE // 8)
+_DEAD = tl.constexpr(layout.TABLE_DEAD)
+_RING = tl.constexpr(layout.TABLE_RING)
+_TICKET = tl.constexpr(layout.TABLE_TICKET)
+_RELEASED = tl.constexpr(layout.TABLE_RELEASED)
+_SEEN_RELEASED = tl.constexpr(layout.TABLE_SEEN_RELEASED)
+_WORDS = tl.constexpr(layout.TABLE_WORDS)
+_SLOTS = tl.constexpr(layout.TABLE_SLOTS)
+_WORDS_EACH = tl.constexpr(layout.TABLE_WORDS_EACH)
+_PROXY_RANK = tl.constexpr(layout.TABLE_PROXY_RANK)
+_PROXY_RANKS = tl.constexpr(layout.TABLE_PROXY_RANKS)
+_WAIT = tl.constexpr(layout.PHASE_PROXY_WAIT)
+_PUSH = tl.constexpr(layout.PHASE_PROXY_PUSH)
+
+# Kinds and flag as in `weft/command.cuh`; a test compares them.
+_PUT, _SIGNAL, _RELEASE, _DRAINED = (
+    tl.constexpr(1),
+    tl.constexpr(2),
+    tl.constexpr(4),
+    tl.constexpr(5),
+)
+_HOLD = tl.constexpr(1)
+_SLOT_BYTES = tl.constexpr(64)
+
+
+@triton.jit
+def remote_rank(context):
+    """This rank in the proxy's communicator, int32; see `Proxy`."""
+    return tl.load(_at(tl.load(context + _TABLE) + _PROXY_RANK, tl.int32))
+
+
+@triton.jit
+def remote_world_size(context):
+    """Number of ranks in the proxy's communicator, int32; 0 without a proxy."""
+    return tl.load(_at(tl.load(context + _TABLE) + _PROXY_RANKS, tl.int32))
+
+
+@triton.jit
+def remote_put_signal(
+    context,
+    rank,
+    word,
+    source_window,
+    source_offset,
+    window,
+    offset,
+    length,
+    hold: tl.constexpr = False,
+):
+    """Writes bytes from a window here into a window at a rank, then raises a word there by 1.
+
+    It returns once the command is in the ring: true, or false once the wait limit has passed, after
+    a wait has failed, or without a proxy. For the source's next use see `remote_drained`. Puts from
+    one program to one rank and word are counted in order.
+
+    Args:
+        context: as above.
+        rank: destination, another rank.
+        word: word number; the destination waits for it with `remote_wait`.
+        source_window: window number here.
+        source_offset: first byte in it.
+        window: window number at `rank`.
+        offset: first byte there.
+        length: bytes, 1 to `Proxy.max_put_bytes`.
+        hold: true for a word with `hold`: the destination gives the round back by
+            `remote_release`.
+    """
+    head = _head(_PUT, rank, hold)
+    windows = tl.cast(source_window, tl.int32) | (tl.cast(window, tl.int32) << 16)
+    return _push(context, head, length, windows, word, source_offset, 0, offset)
+
+
+@triton.jit
+def remote_signal(context, rank, word, hold: tl.constexpr = False):
+    """Raises a word at a rank by 1, without bytes; as `remote_put_signal`."""
+    return _push(context, _head(_SIGNAL, rank, hold), 0, 0, word, 0, 0, 0)
+
+
+@triton.jit
+def remote_release(context, source, word, rounds):
+    """Gives `rounds` rounds from `source` back, after all programs' loads from them.
+
+    Args:
+        context: as above.
+        source: rank that put them with `hold`.
+        word: word number.
+        rounds: 1 up to the number of rounds that have arrived and were not given back.
+    """
+    return _push(context, _head(_RELEASE, source, False), 0, 0, word, 0, rounds, 0)
+
+
+@triton.jit
+def remote_drained(context, word):
+    """Raises this rank's own word by 1 once the sources of all earlier puts may be reused.
+
+    Wait for it with `remote_wait(context, remote_rank(context), word, count)`.
+    """
+    return _push(context, _head(_DRAINED, 0, False), 0, 0, word, 0, 0, 0)
+
+
+@triton.jit
+def remote_wait(context, source, word, rounds):
+    """Waits until `rounds` puts and signals from a rank have raised a word here, modulo 2^32.
+
+    Acquire: all threads observe the bytes. False once the wait limit has passed or the proxy has
+    failed: `Proxy.check` raises the error. False at once without a proxy, or if there is no such
+    rank or word.
+
+    Args:
+        context: as above.
+        source: rank that raises the word; this rank for `remote_drained`.
+        word: word number.
+        rounds: int32, counted since the proxy was made.
+    """
+    table = tl.load(context + _TABLE)
+    each = tl.load(_at(table + _WORDS_EACH, tl.int32))
+    ranks = tl.load(_at(table + _PROXY_RANKS, tl.int32))
+    fine = tl.load(_at(table + _RING, tl.int64)) != 0
+    fine &= (source >= 0) & (source < ranks) & (word >= 0) & (word < each)
+    if fine:
+        position = tl.cast(source, tl.int64) * each + word
+        address = tl.load(_at(table + _WORDS, tl.int64)) + 4 * position
+        fine = _reach(context, _WAIT, _at(address, tl.int32), rounds, source, word)
+    tl.debug_barrier()
+    return fine
+
+
+@triton.jit
+def _head(kind: tl.constexpr, rank, hold: tl.constexpr):
+    flags: tl.constexpr = _HOLD.value if hold else 0
+    return tl.cast(rank, tl.int32) << 16 | (kind | flags << 8)
+
+
+@triton.jit
+def _push(context, head, length, windows, word, source, count, destination):
+    """Pushes a command, as `weft::push` does; true if it is in the ring."""
+    table = tl.load(context + _TABLE)
+    ring = tl.load(_at(table + _RING, tl.int64))
+    fine = (ring != 0) & (_read(_at(table + _DEAD, tl.int32)) == 0)
+    if fine:
+        ticket = tl.atomic_add(_at(table + _TICKET, tl.int64), 1, sem="relaxed", scope="sys")
+        slots = tl.load(_at(table + _SLOTS, tl.int32)).to(tl.int64)
+        # Room: the ticket's slot was released, ticket - slots + 1 tickets in all. A count that a
+        # program of this GPU has seen spares the load from the host.
+        needed = (ticket - slots + 1).to(tl.int32)
+        seen = tl.atomic_add(_at(table + _SEEN_RELEASED, tl.int64), 0, sem="relaxed", scope="sys")
+        fine = ticket - seen < slots
+        if fine == 0:
+            released = tl.load(_at(table + _RELEASED, tl.int64))
+            slot = (ticket % slots).to(tl.int32)
+            fine = _reach(context, _PUSH, _at(released, tl.int32), needed, -1, slot)
+            if fine:
+                least = ticket - slots + 1
+                tl.atomic_max(
+                    _at(table + _SEEN_RELEASED, tl.int64), least, sem="relaxed", scope="sys"
+                )
+        at = ring + ticket % slots * _SLOT_BYTES
+        low = _at(at, tl.int32)
+        wide_length, wide_source = tl.cast(length, tl.int64), tl.cast(source, tl.int64)
+        wide_destination = tl.cast(destination, tl.int64)
+        tl.store(low, head, mask=fine)
+        tl.store(low + 1, wide_length.to(tl.int32), mask=fine)
+        tl.store(low + 2, (wide_length >> 32).to(tl.int32), mask=fine)
+        tl.store(low + 4, windows, mask=fine)
+        tl.store(low + 5, tl.cast(word, tl.int32), mask=fine)
+        tl.store(low + 6, 0, mask=fine)
+        tl.store(low + 8, wide_source.to(tl.int32), mask=fine)
+        tl.store(low + 9, (wide_source >> 32).to(tl.int32), mask=fine)
+        tl.store(low + 10, tl.cast(count, tl.int32), mask=fine)
+        tl.store(low + 12, wide_destination.to(tl.int32), mask=fine)
+        tl.store(low + 13, (wide_destination >> 32).to(tl.int32), mask=fine)
+        tl.store(low + 14, 0, mask=fine)
+        tl.debug_barrier()
+        use = (ticket // slots + 1).to(tl.int32)
+        quarters = tl.arange(0, 4)
+        tl.atomic_xchg(
+            low + 4 * quarters + 3,
+            tl.zeros([4], tl.int32) + use,
+            mask=(quarters < 4) & fine,
+            sem="release",
+            scope="sys",
+        )
+    return fine
