@@ -1,4 +1,4 @@
-"""Twins of a device all-to-all in this process, and small batches for them."""
+"""Twins for a device all-to-all in this process, and small batches for them."""
 
 from typing import Any
 

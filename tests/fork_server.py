@@ -1,8 +1,8 @@
-"""Launcher of `weft run` whose ranks are forked, with torch imported, instead of executed.
+"""`weft run` launcher whose ranks are forked instead of executed, with slow modules imported.
 
-A server imports torch once. The server forks the launcher, and the launcher forks ranks: processes,
-signals, exit statuses and output are those of `weft run`. Each rank imports Weft. Forked ranks have
-equal addresses and hash seeds; those of executed ones differ.
+A server imports NumPy once, another one torch. The server forks the launcher, and the launcher
+forks ranks: processes, signals, exit statuses and output are the same as in `weft run`. Each rank
+imports Weft. Forked ranks have equal addresses and hash seeds; executed ones differ.
 """
 
 import ctypes
@@ -17,24 +17,45 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from tests import stacks
+
 CONTEXT = multiprocessing.get_context("forkserver")
-#: Modules of ranks that are slow to import; those that are not installed are left out.
-SLOW_MODULES = [
+#: Rank modules that are slow to import; those that are not installed are left out.
+MODULES = ["numpy", "ml_dtypes", "typing_extensions"]
+TORCH_MODULES = [
     "torch",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "transformers.models.deepseek_v3.modeling_deepseek_v3",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
 ]
-#: A server of its own: `multiprocessing` has one for all tests of a process, and tests of losses
-#: have it import Weft, whose operators torch registers only once in a process.
-SERVER = forkserver.ForkServer()
-SERVER.set_forkserver_preload(SLOW_MODULES)
+
+
+def server_with(modules: list[str]) -> forkserver.ForkServer:
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload(modules)
+    return server
+
+
+def start_from(server: forkserver.ForkServer, process: BaseProcess) -> None:
+    """Start a `CONTEXT` process as a fork from this server.
+
+    The server of `multiprocessing` imports only what is preloaded before its first process.
+    """
+    with mock.patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process):
+        process.start()
+
+
+#: Separate servers: a test that forks ranks from one with Weft cannot share it with a test whose
+#: ranks import Weft, because torch registers its operators only once in a process.
+SERVER = server_with(MODULES)
+TORCH_SERVER = server_with(TORCH_MODULES)
 
 
 def launch(
@@ -43,17 +64,21 @@ def launch(
     directory: Path,
     environment: dict[str, str],
     timeout: float,
+    *,
+    with_torch: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m workers` on all ranks; output and errors are both in `stdout`."""
+    """Run `python -m tests.workers` on all ranks; output and errors are both in `stdout`."""
+    server = TORCH_SERVER if with_torch else SERVER
     output = Path(environment["TEST_RESULTS"], "output")
     arguments = (command, ranks, directory, environment, output)
     process = CONTEXT.Process(target=run_launcher, args=arguments)
-    with mock.patch.object(forkserver, "connect_to_new_process", SERVER.connect_to_new_process):
-        process.start()
+    start_from(server, process)
     try:
         process.join(timeout)
         if process.exitcode is None:
-            raise subprocess.TimeoutExpired(command, timeout, output.read_bytes())
+            late = subprocess.TimeoutExpired(command, timeout, output.read_bytes())
+            late.add_note(stacks.shared(output.parent))
+            raise late
     finally:
         process.kill()
     text = output.read_text(encoding="utf-8")
@@ -67,7 +92,7 @@ def run_launcher(
     environment: dict[str, str],
     output: Path,
 ) -> None:
-    """The process of the launcher."""
+    """The launcher process."""
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -94,7 +119,7 @@ def run_launcher(
 def start(
     command: Sequence[str], *, env: dict[str, str], preexec_fn: Callable[[], None], **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m workers ARGUMENTS` as a fork of this process."""
+    """Start `python -m tests.workers ARGUMENTS` as a fork from this process."""
 
     def run() -> None:
         preexec_fn()
@@ -109,7 +134,7 @@ def run_rank(command: Sequence[str], environment: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     release_descriptors()
-    # At exit, cycles of torch's own objects take longer to collect than a short test runs.
+    # At exit, cycles among torch's own objects take longer to collect than a short test runs.
     gc.freeze()
     gc.enable()
     os.environ.clear()
@@ -120,14 +145,16 @@ def run_rank(command: Sequence[str], environment: dict[str, str]) -> None:
     status = 0
     try:
         # Read by OpenMP when it was loaded.
-        import torch
-
-        torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", torch.get_num_threads())))
+        if (torch := sys.modules.get("torch")) is not None:
+            threads = environment.get("OMP_NUM_THREADS", torch.get_num_threads())
+            torch.set_num_threads(int(threads))
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         traceback.print_exc()
         status = 1
-    # Unlike `os._exit`, it waits for threads and calls functions of `atexit` and destructors.
+    # Unlike `os._exit`, it waits for threads and calls `atexit` functions and destructors.
     ctypes.pythonapi.Py_Exit(status)
 
 

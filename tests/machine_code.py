@@ -18,8 +18,8 @@ class Kernel(NamedTuple):
     """One kernel.
 
     Attributes:
-        registers: registers of a thread.
-        local: bytes of a thread's local memory, its stack included.
+        registers: registers for each thread.
+        local: a thread's local memory bytes, including the stack.
         code: instructions in order, operands included, without predicates.
     """
 
@@ -32,7 +32,7 @@ class Kernel(NamedTuple):
         return [line for line in self.code if set(parts) <= set(line.split()[0].split("."))]
 
     def each(self, name: str) -> list[int]:
-        """Positions of instructions of exactly this name."""
+        """Positions of instructions with exactly this name."""
         return [at for at, line in enumerate(self.code) if line.split()[0] == name]
 
 
@@ -68,9 +68,9 @@ def collectives(
     *,
     transfers: bool = False,
 ) -> dict[str, Kernel]:
-    """Kernels of collectives by name: those of a reduction, or those without arithmetic.
+    """Collective kernels by name: a reduction's, or the ones without arithmetic.
 
-    `transfers`: the kernel of sends and receives.
+    `transfers`: the send and receive kernel.
 
     Raises:
         AssertionError: with the compiler's log, if it fails.
@@ -134,7 +134,7 @@ def _compile(name: str, files: dict[str, str], options: list[str]) -> bytes:
 
 
 def tools() -> Path | None:
-    """Folder of cuobjdump and nvdisasm in Triton's package, or None."""
+    """Folder with cuobjdump and nvdisasm in Triton's package, or None."""
     found = importlib.util.find_spec("triton")
     if found is None or found.origin is None:
         return None
@@ -143,7 +143,7 @@ def tools() -> Path | None:
 
 
 def dump(option: str, file: str) -> str:
-    """Output of cuobjdump for a file."""
+    """Output from cuobjdump for a file."""
     folder = tools()
     assert folder is not None
     # cuobjdump searches nvdisasm on the path.
@@ -159,6 +159,6 @@ def dump(option: str, file: str) -> str:
 
 
 def _instructions(listing: str) -> list[str]:
-    """Instructions of a listing: `/*0010*/ @P0 LDG.E R2, desc[UR4][R2.64] ; /* 0x... */`."""
+    """Instructions in a listing: `/*0010*/ @P0 LDG.E R2, desc[UR4][R2.64] ; /* 0x... */`."""
     found = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w[^;]*?)\s*;", listing)
     return [line for line in found if not line.startswith("0x")]

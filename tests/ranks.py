@@ -1,4 +1,4 @@
-"""Groups of real processes: `weft run` with a function of `workers`, and the ranks' results."""
+"""Real process groups: `weft run` with a `workers` function, and the ranks' results."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import fork_server
+from tests import ROOT, fork_server, stacks
 
 #: Transports by name: variables for all ranks, options of `weft run`.
 TRANSPORTS: dict[str, tuple[dict[str, str], list[str]]] = {
@@ -34,34 +34,30 @@ def run(
     environment: dict[str, str] | None = None,
     quiet: bool = True,
     options: Sequence[str] = (),
-    fork: bool = False,
+    execute: bool = False,
+    with_torch: bool = False,
     **arguments: Any,
 ) -> list[Any]:
-    """Run `MODULE.FUNCTION` of `workers` on every rank; results in rank order.
+    """Run `FOLDER.MODULE.FUNCTION` in `workers` on every rank; results in rank order.
 
-    `options` are of `weft run`. `fork`: ranks that have imported torch, by `fork_server`.
+    Ranks are forked by `fork_server`, which saves two thirds of their start, unless there are
+    `options` for `weft run`, or with `execute`. `with_torch`: the server has imported torch.
     """
     variables, own = (TRANSPORTS | RDMA)[transport]
     options = [*(own if ranks > 1 else []), *options]
     with tempfile.TemporaryDirectory() as results:
-        command = [sys.executable, "-m", "workers", worker, json.dumps(arguments)]
-        directory = Path(__file__).parent
+        command = [sys.executable, "-m", "tests.workers", worker, json.dumps(arguments)]
+        directory = ROOT
         environment = os.environ | variables | {"TEST_RESULTS": results} | (environment or {})
-        if fork:
-            assert not options, "options of `weft run` need executed ranks"
-            process = fork_server.launch(command, ranks, directory, environment, timeout)
+        if options or execute:
+            launched = [
+                *(sys.executable, "-m", "weft", "run", "-n", str(ranks), *options),
+                *("--grace", "5", "--", *command),
+            ]
+            process = completed(launched, directory, environment, timeout)
         else:
-            process = subprocess.run(
-                [
-                    *(sys.executable, "-m", "weft", "run", "-n", str(ranks), *options),
-                    *("--grace", "5", "--", *command),
-                ],
-                cwd=directory,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
+            process = fork_server.launch(
+                command, ranks, directory, environment, timeout, with_torch=with_torch
             )
         message = process.stdout + process.stderr
         assert process.returncode == 0, message
@@ -69,3 +65,26 @@ def run(
             assert message == "", message
         files = [Path(results, str(rank)) for rank in range(ranks)]
         return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+
+def completed(
+    command: list[str], directory: Path, environment: dict[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a rank command; if it does not end in time, the error has the ranks' stacks."""
+    process = subprocess.Popen(
+        command,
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as late:
+        late.add_note(stacks.shared(environment["TEST_RESULTS"]))
+        raise
+    finally:
+        process.kill()
+        process.wait()
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)

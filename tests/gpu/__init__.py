@@ -1,1 +1,1 @@
-"""Tests of the kernels on a machine with GPUs, most of them also on their CPU twin."""
+"""Kernel tests on a machine with GPUs, most also on their CPU twin."""

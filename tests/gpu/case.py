@@ -1,4 +1,4 @@
-"""Seeded random shapes of an all-to-all, and batches."""
+"""Seeded random all-to-all shapes, and batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUTINGS = ("uniform", "zipf", "incast", "masked", "same", "empty")
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape common to all ranks: arguments of the native class, and the number of ranks."""
+    """Shape common to all ranks: arguments for the native class, and the rank count."""
 
     ranks: int = 2
     experts: int = 8
@@ -30,7 +30,7 @@ class Shape:
     max_tokens: int = 16
     token_dtype: str = "bfloat16"
     wire_dtype: str | None = None
-    #: Dtype of scales and elements of a block, if tokens on the wire have scales.
+    #: Scale dtype and elements in a block, if tokens on the wire have scales.
     scales: tuple[str, int] | None = None
     combine_dtype: str = "bfloat16"
     reply_dtype: str | None = None
@@ -44,7 +44,7 @@ class Shape:
     weighting: str = "combine"
     channels: int = 2
     path: str | None = None
-    #: Experts of each rank for each layer, if there are replicas; rounds use the last layer.
+    #: Each rank's experts for each layer, if there are replicas; rounds use the last layer.
     placement: tuple[Placement, ...] = ()
 
     @property
@@ -53,7 +53,7 @@ class Shape:
 
     @cached_property
     def placed(self) -> Placement:
-        """Experts of each rank."""
+        """Each rank's experts."""
         even = Placement.even(self.experts, self.ranks)
         return self.placement[-1] if self.placement else even
 
@@ -77,30 +77,30 @@ class Shape:
 
     @property
     def scale_count(self) -> int:
-        """Number of scales of a token."""
+        """Scale count for a token."""
         return -(-self.hidden // self.scales[1]) if self.scales else 0
 
     @property
     def local_experts(self) -> int:
-        """Maximum number of experts of a rank."""
+        """Maximum experts on a rank."""
         return max(self.placed.slots)
 
     @property
     def row_scales_at(self) -> int:
-        """Byte offset of a token's scales in a received row."""
+        """A token's scale offset in bytes in a received row."""
         return -(-self.hidden * BYTES[self.wire] // 16) * 16
 
     @property
     def capacity(self) -> int:
-        """Capacity of an expert in tokens, in the padded layout."""
+        """Expert capacity in tokens, in the padded layout."""
         return min(
             self.expert_capacity or self.ranks * self.max_tokens, self.ranks * self.max_tokens
         )
 
     def placed_scales(self, positions: int) -> tuple[int, int, int, int]:
-        """Received scales in memory: groups, columns, rows of one in memory, bytes of an element.
+        """Received scales in memory: groups, columns, rows of one in memory, element bytes.
 
-        The rows of a group are contiguous, or in the column layouts its columns.
+        The rows in a group are contiguous, or in the column layouts its columns.
         """
         element = 4 if self.scales and self.scales[0] == "float32" else 1
         columns = self.scale_count
@@ -119,21 +119,21 @@ class Shape:
         return self.max_positions is not None or self.expert_capacity is not None
 
     def experts_of(self, rank: int) -> range:
-        """Physical experts of a rank."""
+        """A rank's physical experts."""
         slots = self.placed.slots
         return range(sum(slots[:rank]), sum(slots[: rank + 1]))
 
     def owner(self, expert: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The ranks of physical experts."""
+        """Ranks that hold the physical experts."""
         ends = np.cumsum(self.placed.slots)
         return np.searchsorted(ends, expert, side="right").astype(np.int64)
 
     def physical(self, ids: NDArray[np.int64], rank: int) -> NDArray[np.int64]:
-        """Destinations of a rank's tokens: physical experts."""
+        """A rank's token destinations: physical experts."""
         return self.placed.choose(ids, rank)
 
     def options(self) -> dict[str, Any]:
-        """Arguments of the native class, without those that depend on the machine."""
+        """Arguments to the native class, without those that depend on the machine."""
         return {
             "experts": self.experts,
             "top_k": self.top_k,
@@ -160,14 +160,14 @@ class Shape:
 
 @dataclass
 class Batch:
-    """Input of one rank's dispatch, in CPU memory.
+    """Input for one rank's dispatch, in CPU memory.
 
     Attributes:
-        given: rows of `tokens`.
+        given: `tokens` rows.
         count: valid tokens, as the device reads it; may exceed `given`. `None`: absent, all
             tokens are valid.
-        scales: scales of 8-bit tokens: float32 or, in bytes, e8m0.
-        factors: `[positions]` factor of this rank's experts, at each position.
+        scales: scales for 8-bit tokens: float32 or, in bytes, e8m0.
+        factors: `[positions]` factor for this rank's experts, at each position.
     """
 
     given: int
@@ -184,7 +184,7 @@ class Batch:
 
 
 class Result(NamedTuple):
-    """Outcome of a round at one rank, all bytes, in CPU memory.
+    """A round's outcome at one rank, all bytes, in CPU memory.
 
     Arrays are uint8 or int32, so that they compare bit by bit. Unwritten bytes are `UNWRITTEN`.
     """
@@ -200,15 +200,15 @@ class Result(NamedTuple):
     error: str | None
 
 
-#: Fill of outputs before a call; it differs from the kernels' poison and shows unwritten bytes.
+#: Output fill before a call; it differs from the kernels' poison and shows unwritten bytes.
 UNWRITTEN = 0xA5
-#: Fill of the result of a failed round: NaN in every type.
+#: Result fill for a failed round: NaN in every type.
 POISON = 0xFF
 
 
 @dataclass
 class Chance:
-    """Generator of random shapes and batches."""
+    """Generates random shapes and batches."""
 
     seed: int
     random: np.random.Generator = field(init=False)
@@ -220,7 +220,7 @@ class Chance:
         return choices[int(self.random.integers(len(choices)))]
 
     def shape(self, elements: int = 1 << 23) -> Shape:
-        """Random shape; `elements`: approximate limit of elements of all ranks' tokens."""
+        """Random shape; `elements`: approximate limit for all ranks' token elements."""
         ranks = int(self.random.integers(1, 9))
         experts = self.one_of(1, 2, 3, 7, ranks, 2 * ranks, 4 * ranks + 1, 32, 64, 160, 256)
         placement = self.placement(experts, ranks)
@@ -258,7 +258,7 @@ class Chance:
         )
 
     def scale_layout(self, layout: str, scales: tuple[str, int] | None) -> str:
-        """Layout of scales, drawn from a generator of its own."""
+        """Scale layout, drawn from a separate generator."""
         if scales is None or layout == "indexed":
             return "row"
         packed = ["column_packed"] if scales[0] != "float32" else []
@@ -267,7 +267,7 @@ class Chance:
 
     def placement(self, experts: int, ranks: int) -> tuple[Placement, ...]:
         """Layers whose experts have replicas, on ranks with any number of them, for some seeds."""
-        # A generator of its own, so that seeds keep their other shapes.
+        # A separate generator, so that seeds keep their other shapes.
         random = np.random.default_rng([self.seed, 15])
         if random.integers(3):
             return ()
@@ -281,7 +281,7 @@ class Chance:
         )
 
     def hidden(self, dtypes: dict[str, Any]) -> int:
-        """Length whose rows in each of `dtypes` are multiples of 16 bytes."""
+        """Length whose rows in each of `dtypes` fill whole 16-byte words."""
         named = [name for name in dtypes.values() if isinstance(name, str)]
         piece = 16 // min(BYTES[name] for name in named)
         usual = self.one_of(128, 256, 512, 1024, 2048, 2880, 4096, 7168)
@@ -289,7 +289,7 @@ class Chance:
 
     @staticmethod
     def chosen(tokens: int, top_k: int, layout: str) -> str:
-        """Default path of a shape."""
+        """A shape's default path."""
         if tokens <= 8 and layout != "indexed":
             return "packets"
         return "latency" if tokens <= 1024 and tokens * top_k <= 8192 else "bandwidth"
@@ -312,7 +312,7 @@ class Chance:
         }
 
     def layout(self, layout: str, rows: int, local: int) -> dict[str, Any]:
-        """Options of a layout; for some seeds with less capacity than `rows` rows need."""
+        """A layout's options; for some seeds with less capacity than `rows` rows need."""
         tight = int(self.random.integers(6)) == 0
         if layout == "padded":
             capacity = max(1, rows // 2) if tight else self.one_of(None, rows)
@@ -322,7 +322,7 @@ class Chance:
         return {"layout": layout, "pad_to": pad_to, "max_positions": room}
 
     def batches(self, shape: Shape, positions: int) -> list[Batch]:
-        """A batch for each rank; `positions`: capacity of each."""
+        """A batch for each rank; `positions`: each one's capacity."""
         alone = int(self.random.integers(shape.ranks))
         quiet = self.one_of(False, False, True)
         hot = int(self.random.integers(shape.experts))
@@ -338,10 +338,10 @@ class Chance:
         """One rank's batch.
 
         Args:
-            shape: of the group.
+            shape: the group's.
             positions: as in `batches`.
             routing: one of `ROUTINGS`.
-            hot: an expert of the rank to which `incast` sends everything.
+            hot: an expert on the rank to which `incast` sends everything.
             none: an empty batch.
         """
         most = shape.max_tokens

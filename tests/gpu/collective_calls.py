@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from gpu.collective_reference import BITWISE, FLOATS, INTEGERS, OPS, drawn, reduce, to_bytes
+from tests.gpu.collective_reference import BITWISE, FLOATS, INTEGERS, OPS, drawn, reduce, to_bytes
 from weft import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gpu.collective_reference import Array
+    from tests.gpu.collective_reference import Array
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 EXCHANGES = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
@@ -37,35 +37,35 @@ DIRECT = (
 )
 #: Dtypes without arithmetic.
 OTHERS = ("float8_e4m3fnuz", "complex64", "complex128")
-#: Bytes around tensors, and their value.
+#: Guard bytes around tensors, and their value.
 GUARD, UNWRITTEN = 64, 0xA5
 
 
 @dataclass
 class Call:
-    """A call of all ranks."""
+    """A call on all ranks."""
 
     name: str
     dtype: str = "float32"
     op: str = "sum"
-    #: Rows of a part, and elements of a row.
+    #: Rows in a part, and elements in a row.
     rows: int = 4
     row: tuple[int, ...] = (3,)
     root: int = 0
     #: "new": allocated by the call; "out": given; "in place".
     mode: str = "out"
-    #: Elements from an aligned address; `mixed`: on even ranks alone.
+    #: Elements from an aligned address; `mixed`: on even ranks only.
     offset: int = 0
     mixed: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     #: True if tensors are in symmetric memory.
     symmetric: bool = False
-    #: Of an uneven all-to-all: rows from each rank to each.
+    #: For an uneven all-to-all: rows from each rank to each.
     splits: list[list[int]] | None = None
 
     @property
     def width(self) -> int:
-        """Bytes of a row."""
+        """Bytes in a row."""
         return prod(self.row) * int(torch_dtype(self.dtype).itemsize)
 
     def input_rows(self, rank: int, ranks: int) -> int:
@@ -79,7 +79,7 @@ class Call:
         return self.rows * (ranks if self.name in GATHERED else 1)
 
     def memory_bytes(self, ranks: int) -> int:
-        """Bytes of symmetric memory for the input or the output of any rank."""
+        """Symmetric memory bytes for the input or output on any rank."""
         rows = [
             rows_of(rank, ranks)
             for rows_of in (self.input_rows, self.output_rows)
@@ -89,13 +89,13 @@ class Call:
         return max(rows) * self.width + 2 * GUARD + self.offset * element
 
     def draw(self, random: np.random.Generator, ranks: int) -> list[Array]:
-        """Bytes of every rank's input."""
+        """Every rank's input bytes."""
         dtype, row = torch_dtype(self.dtype), prod(self.row)
         counts = [self.input_rows(rank, ranks) * row for rank in range(ranks)]
         return [drawn(random, dtype, count) for count in counts]
 
     def results(self, inputs: list[Array]) -> list[Array | None]:
-        """Bytes of every rank's output; `None` if it has none."""
+        """Every rank's output bytes; `None` if it has none."""
         ranks, part = len(inputs), self.rows * self.width
         if self.name == "all_reduce":
             return [reduce(self.op, self.dtype, inputs)] * ranks
@@ -130,7 +130,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class Buffer:
-    """Rows of a rank in guarded memory, at the offset of the call."""
+    """A rank's rows in guarded memory, at the call's offset."""
 
     def __init__(
         self, call: Call, rank: int, rows: int, memory: torch.Tensor | torch.device
@@ -177,7 +177,7 @@ class Prepared:
     ) -> None:
         self.call, self.rank, self.ranks = call, rank, member.world_size
         self.given = given
-        #: Memory of the source and of the target.
+        #: Source and target memory.
         self.memory: Sequence[torch.Tensor | torch.device] = memory or [member.device] * 2
         if call.symmetric and not memory:
             size = call.memory_bytes(self.ranks)
@@ -258,12 +258,12 @@ class Prepared:
 
 
 class Group:
-    """All ranks of a group in this process.
+    """All ranks in a group in this process.
 
     Args:
         kind: "cuda" or "twin".
-        ranks: number of ranks; GPUs are taken in turn.
-        options: arguments of `weft.cuda.local_collectives`.
+        ranks: rank count; GPUs are taken in turn.
+        options: arguments to `weft.cuda.local_collectives`.
     """
 
     def __init__(self, kind: str, ranks: int, **options: Any) -> None:
@@ -289,7 +289,7 @@ class Group:
         return range(len(self.members))
 
     def run(self, work: Callable[[int, cuda.Collectives], Any], seconds: float = 60) -> list[Any]:
-        """Call `work` for each rank, and wait for the end of its launches.
+        """Call `work` for each rank, and wait until its launches end.
 
         Ranks have a thread each. Those that share GPUs are launched by one, since calls on the host
         wait for each other there.
@@ -309,7 +309,7 @@ class Group:
 
     @contextlib.contextmanager
     def on(self, rank: int) -> Iterator[None]:
-        """Calls of a rank on its stream."""
+        """A rank's calls on its stream."""
         stream = self.streams[rank]
         if stream is None:
             yield
@@ -324,7 +324,7 @@ class Group:
                 torch.cuda.synchronize(device)
 
     def prepare(self, calls: list[Call]) -> None:
-        """Load the kernels of the calls."""
+        """Load the calls' kernels."""
         pairs = {(each.op, each.dtype) for each in calls if each.name in REDUCTIONS}
         for member in self.members:
             for op, dtype in sorted(pairs):
@@ -359,7 +359,7 @@ class Group:
         assert self.raised() == [""] * ranks
 
     def _memory(self, call: Call) -> list[list[torch.Tensor]]:
-        """By rank: symmetric memory of the source and the target, if the call needs it."""
+        """By rank: symmetric source and target memory, if the call needs it."""
         if not call.symmetric:
             return [[] for _ in self.members]
         size = call.memory_bytes(len(self.members))
@@ -367,7 +367,7 @@ class Group:
         return [list(each) for each in zip(*made, strict=True)]
 
     def raised(self) -> list[str]:
-        """Error of `check` on each rank: class and text."""
+        """Error from `check` on each rank: class and text."""
         texts = []
         for member in self.members:
             try:
@@ -428,13 +428,13 @@ def draw_call(random: np.random.Generator, ranks: int, allocate: bool = True) ->
 
 
 def calls_of(seed: int, ranks: int, count: int, *, allocate: bool) -> list[Call]:
-    """Random calls of a seed."""
+    """A seed's random calls."""
     chance = np.random.default_rng(seed)
     return [draw_call(chance, ranks, allocate) for _ in range(count)]
 
 
 def ranks_of(kind: str, seed: int) -> int:
-    """Ranks of a group: on GPUs one for each, or two that share one."""
+    """Ranks in a group: on GPUs one for each, or two that share one."""
     if kind == "twin":
         return (2, 3, 4, 1, 5)[seed % 5]
     return max(2, int(torch.cuda.device_count()))

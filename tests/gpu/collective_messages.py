@@ -1,4 +1,4 @@
-"""Messages between two ranks of a group, and random rounds of them."""
+"""Messages between two ranks in a group, and random message rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft import cuda
 if TYPE_CHECKING:
     import random
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
 
 DTYPES = ("uint8", "bfloat16", "float32", "complex64", "complex128", "bool", "int16")
 
@@ -27,7 +27,7 @@ class Message:
     into: torch.Tensor
 
     def at(self, rank: int) -> list[cuda.Send | cuda.Receive]:
-        """Its part of the batch of a rank."""
+        """Its part in a rank's batch."""
         if rank == self.source:
             return [cuda.Send(self.given, self.target)]
         return [cuda.Receive(self.into, self.source)] if rank == self.target else []
@@ -46,7 +46,7 @@ def message(
     dtype: str = "float32",
     offsets: tuple[int, int] = (0, 0),
 ) -> Message:
-    """A message of random bytes, at offsets in elements behind the begin of an allocation."""
+    """A random message, at element offsets behind the start of an allocation."""
     kind = getattr(torch, dtype)
     width = torch.empty(0, dtype=kind).element_size()
 
@@ -65,7 +65,7 @@ def message(
 
 
 def drawn(members: list[cuda.Collectives], chance: random.Random, longest: int) -> list[Message]:
-    """Messages of a round, several for some pairs."""
+    """A round's messages, several for some pairs."""
     ranks = range(len(members))
     made = []
     for _ in range(chance.randrange(1, 10)):
@@ -79,7 +79,7 @@ def drawn(members: list[cuda.Collectives], chance: random.Random, longest: int) 
 
 
 def verify(group: Group, rounds: list[list[Message]]) -> int:
-    """Send and receive rounds of messages, a batch each, and compare; the number of messages."""
+    """Send and receive message rounds, a batch each, and compare; the message count."""
     group.synchronise()
 
     def work(rank: int, member: cuda.Collectives) -> None:

@@ -1,8 +1,8 @@
-"""Ranks in processes of their own that make collective calls; one may be killed or stopped.
+"""Ranks in separate processes that make collective calls; one may be killed or stopped.
 
     python tests/gpu/collective_processes.py [--device cuda] [--ranks 2] [--calls broadcast,...]
 
-prints a line of JSON for each way to end: the errors of the survivors and the time until they
+prints a JSON line for each way to end: the errors from the survivors and the time until they
 raised.
 """
 
@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from gpu.loss import (
-    CONTEXT,
+from tests.fork_server import CONTEXT, start_from
+from tests.gpu.loss import (
     DEADLINE_SECONDS,
+    SERVER,
     SILENCE_SECONDS,
     SKEW_SECONDS,
     SOON_SECONDS,
@@ -54,10 +55,10 @@ class Spec:
 
 
 def calls(ranks: int) -> list[Any]:
-    """Calls that every process makes, with all of their results."""
+    """Calls that every process makes, with all their results."""
     import numpy as np
 
-    from gpu.collective_calls import Call
+    from tests.gpu.collective_calls import Call
 
     random = np.random.default_rng(3)
     made = [
@@ -131,7 +132,7 @@ def messages(collectives: Collectives, vector: Tensor, symmetric: Tensor) -> Non
     collectives.batch([given, Receive(vector.clone(), (rank - 1) % ranks)])
 
 
-#: Calls of a round by name: of a vector that all ranks divide, and a symmetric tensor.
+#: A round's calls by name: on a vector that all ranks divide, and a symmetric tensor.
 LOOPS: Final[dict[str, Callable[[Collectives, Tensor, Tensor], object]]] = {
     "all_reduce": all_reduces,
     "direct": lambda collectives, _, out: collectives.all_reduce(out, "max", algorithm="direct"),
@@ -155,7 +156,7 @@ def rank_of(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
     import torch
 
     import weft
-    from gpu.collective_calls import Prepared
+    from tests.gpu.collective_calls import Prepared
     from weft import cuda
 
     on_gpu = spec.device == "cuda"
@@ -177,7 +178,7 @@ def rank_of(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
 
         planned = calls(spec.ranks)
         if spec.how != "right":
-            # Those of each kind that is not of the loop are for `right`.
+            # Calls in each kind that are not in the loop are for `right`.
             planned = planned[:1]
             collectives.prepare("max", torch.float32)
         for call, _ in planned:
@@ -223,7 +224,6 @@ def rank_of(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
 
 def play(spec: Spec, seed: int = 7) -> dict[str, Any]:
     """Start all ranks, and lose one if that is the way to end: the outcome at the others."""
-    CONTEXT.set_forkserver_preload(["torch", "weft", "gpu.collective_processes"])
     chance = random.Random(seed)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -238,7 +238,7 @@ def play(spec: Spec, seed: int = 7) -> dict[str, Any]:
             options = {"rank": rank, "world_size": spec.ranks, "address": f"127.0.0.1:{port}"}
             options |= {"secret": b"a secret of this test, long enough", "host_id": "one"}
             process = CONTEXT.Process(target=rank_of, args=(theirs, options, spec))
-            process.start()
+            start_from(SERVER, process)
             theirs.close()
             stack.callback(end, process)
             processes.append(process)
@@ -270,7 +270,7 @@ def play(spec: Spec, seed: int = 7) -> dict[str, Any]:
 
 
 def main() -> int:
-    """All ways to end, as lines of JSON; 1 if one failed."""
+    """All ways to end, as JSON lines; 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=["cuda", "twin"], default="cuda")
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
@@ -295,8 +295,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     # Under its importable name, so that other processes can import its functions.
-    from gpu import collective_processes
+    from tests.gpu import collective_processes
 
     sys.exit(collective_processes.main())

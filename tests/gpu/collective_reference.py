@@ -1,7 +1,8 @@
-"""Reductions of torch tensors on the CPU by their definition, bit by bit, in numpy.
+"""Torch tensor reductions on the CPU by their definition, bit by bit, in numpy.
 
-Contributions are folded in the order of ranks. Sums and products of floats of 8 and 16 bits are
-kept in float32 and rounded once. A computed NaN is positive and quiet.
+Contributions are folded in rank order. Sums, products and averages in 8- and 16-bit floats
+bits are kept in float32 and rounded once, behind the division. A computed NaN is positive and
+quiet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 FLOATS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
-#: Bits of a computed NaN.
+#: Computed NaN bits.
 FLOAT8_NAN = {"float8_e4m3fn": 0x7F, "float8_e5m2": 0x7E}
 INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 OPS = ("sum", "product", "min", "max", "avg")
@@ -23,7 +24,7 @@ BITWISE = ("and", "or", "xor")
 
 
 def to_bytes(tensor: torch.Tensor) -> Array:
-    """Bytes of a dense tensor."""
+    """A dense tensor's bytes."""
     # A tensor without elements may have any stride, and then no view.
     rows = tensor.detach().cpu().reshape(-1)
     empty = torch.empty(0, dtype=torch.uint8)
@@ -32,7 +33,7 @@ def to_bytes(tensor: torch.Tensor) -> Array:
 
 
 def reduce(op: str, dtype: str, contributions: list[Array]) -> Array:
-    """Bytes of the reduction of vectors of a dtype, given as bytes."""
+    """Reduction result as bytes, for vectors of a dtype given as bytes."""
     if len(contributions) == 1:
         return contributions[0].copy()
     with np.errstate(all="ignore"):
@@ -41,12 +42,14 @@ def reduce(op: str, dtype: str, contributions: list[Array]) -> Array:
         for value in values[1:]:
             result = fold(op, dtype, result, value)
         if op == "avg":
-            result = divide(dtype, widen(narrow(result, dtype), dtype), len(values))
+            if dtype not in FLOATS:
+                result = widen(narrow(result, dtype), dtype)
+            result = divide(dtype, result, len(values))
         return narrow(result, dtype)
 
 
 def fold(op: str, dtype: str, a: Array, b: Array) -> Array:
-    """One step of a reduction."""
+    """One reduction step."""
     if dtype == "bool":
         op = {"sum": "or", "avg": "or", "max": "or", "product": "and", "min": "and"}.get(op, op)
     if op in ("min", "max"):
@@ -80,7 +83,7 @@ def divide(dtype: str, values: Array, ranks: int) -> Array:
 
 
 def widen(stored: Array, dtype: str) -> Array:
-    """Values in the dtype of the arithmetic."""
+    """Values in the arithmetic dtype."""
     values: Array
     if dtype == "bool":
         values = (stored != 0).astype(np.uint8)
@@ -97,7 +100,7 @@ def widen(stored: Array, dtype: str) -> Array:
 
 
 def narrow(values: Array, dtype: str) -> Array:
-    """Bytes of values, rounded to nearest, ties to even."""
+    """Value bytes, rounded to nearest, ties to even."""
     stored: Array
     if dtype == "bool":
         stored = (values != 0).astype(np.uint8)
@@ -110,7 +113,7 @@ def narrow(values: Array, dtype: str) -> Array:
         stored = np.where(np.isnan(values), 0x7E00, bits).astype(np.uint16)
     elif dtype in FLOAT8_NAN:
         rounded = torch.from_numpy(values).to(getattr(torch, dtype))
-        # Beyond the largest number of float8_e4m3fn, too.
+        # Beyond the largest float8_e4m3fn number, too.
         is_nan = rounded.float().isnan().numpy()
         stored = np.where(is_nan, FLOAT8_NAN[dtype], rounded.view(torch.uint8).numpy())
         stored = stored.astype(np.uint8)
@@ -123,7 +126,7 @@ def narrow(values: Array, dtype: str) -> Array:
 
 
 def drawn(random: np.random.Generator, dtype: torch.dtype, count: int) -> Array:
-    """Bytes of `count` random elements: numbers, or any bits, special ones among them."""
+    """`count` random elements as bytes: numbers, or any bits, special ones among them."""
     name, width = str(dtype).removeprefix("torch."), dtype.itemsize
     any_bits = np.frombuffer(random.bytes(count * width), np.uint8).copy()
     if name == "bool":

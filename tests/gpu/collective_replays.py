@@ -1,4 +1,4 @@
-"""Many replays of graphs with collectives, delayed at random, each checked on its GPU.
+"""Many collective graph replays, delayed at random, each checked on its GPU.
 
     python tests/gpu/collective_replays.py [--replays 100000] [--ranks N]
 
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Elements of a vector: by packets, by chunks, and at addresses that are no multiple of 16.
+#: Vector elements: by packets, by chunks, and at addresses not aligned to 16 bytes.
 TINY, LONG, ODD = 256, 600_000, 4_099
-#: Share of replays before which a rank sleeps, and its longest sleep in cycles.
+#: Share of replays before which a rank sleeps, and the longest sleep in cycles.
 DELAYED, LONGEST_CYCLES = 0.02, 400_000
 
 
 class Rank:
-    """Vectors of a rank, which a graph changes, reduces and checks."""
+    """A rank's vectors, which a graph changes, reduces and checks."""
 
     def __init__(self, rank: int, ranks: int, member: Any) -> None:
         import torch
@@ -43,7 +43,7 @@ class Rank:
         self.offsets = torch.arange(LONG, dtype=torch.int32, device=member.device)
 
     def step(self, symmetric: Any) -> None:
-        """One round of a graph: all calls, and their checks."""
+        """One round in a graph: all calls, and their checks."""
         ranks = self.ranks
         self.round.add_(1)
         total = ranks * (ranks - 1) // 2
@@ -68,10 +68,10 @@ class Rank:
 
 
 def play(ranks: int, replays: int, seed: int, kind: str = "cuda") -> dict[str, Any]:
-    """Replays of one graph of each rank; on a twin, as many rounds."""
+    """One graph's replays on each rank; on a twin, as many rounds."""
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group(kind, ranks, skew_timeout=20.0)
@@ -107,7 +107,7 @@ def play(ranks: int, replays: int, seed: int, kind: str = "cuda") -> dict[str, A
 
 
 def capture(group: Any, each: list[Rank], symmetric: list[Any]) -> list[Callable[[], None]]:
-    """A graph of each rank; its round before the capture is checked too."""
+    """A graph on each rank; its round before the capture is checked too."""
     import torch
 
     graphs: list[Callable[[], None]] = []
@@ -123,7 +123,7 @@ def capture(group: Any, each: list[Rank], symmetric: list[Any]) -> list[Callable
 
 
 def replay(group: Any, graphs: list[Callable[[], None]], replays: int, seed: int) -> None:
-    """Replay all graphs in step, some of them late."""
+    """Replay all graphs in step, some late."""
     import torch
 
     chance = random.Random(seed)
@@ -159,7 +159,7 @@ def failed(outcome: dict[str, Any]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from gpu import collective_replays
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from tests.gpu import collective_replays
 
     sys.exit(collective_replays.main())

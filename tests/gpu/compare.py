@@ -9,23 +9,23 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpu.case import Batch, Chance, Result, Shape
-    from gpu.side import Mode
+    from tests.gpu.case import Batch, Chance, Result, Shape
+    from tests.gpu.side import Mode
 
 
 class Rounds(Protocol):
-    """Interface of a side that runs rounds: `gpu.side.Side` or `gpu.reference.Reference`."""
+    """Side that runs rounds: `tests.gpu.side.Side` or `tests.gpu.reference.Reference`."""
 
     positions: int
 
     def run(self, batches: list[Batch], channel: int = 0, mode: Mode = "halves") -> list[Result]:
-        """Outcome of a round at every rank."""
+        """A round's outcome at every rank."""
 
 
 def compare(
     shape: Shape, chance: Chance, subject: Rounds, against: Rounds, modes: Iterable[Mode]
 ) -> int:
-    """A round of random batches for each of `modes`; the number of equal rounds."""
+    """A round with random batches for each of `modes`; the number of equal rounds."""
     assert subject.positions == against.positions, (subject.positions, against.positions)
     count = 0
     for round, mode in enumerate(modes):
@@ -48,7 +48,7 @@ WHOLE = ("counts", "offsets", "tokens", "scales", "groups", "combined")
 
 
 def differences(seen: Result, expected: Result) -> Iterable[str]:
-    """Description of differing bits."""
+    """Describes differing bits."""
     if seen.error != expected.error:
         yield f"{seen.error} was raised; {expected.error} should have been"
     used = int(expected.offsets[-1])

@@ -1,14 +1,14 @@
-"""Fixtures and requirements: a GPU, or for some tests the CPU twin of the kernels."""
+"""Fixtures and requirements: a GPU, or for some tests the kernels' CPU twin."""
 
 import os
 
 import pytest
 
-# Ranks of one process wait for each other on separate streams. Streams that share a hardware queue
-# would wait for work queued behind them: hence the maximum number of queues. CUDA reads both
-# variables at its initialisation.
+# Ranks in one process wait for each other on separate streams. Streams that share a hardware queue
+# would wait for work queued behind them: hence the maximum queue count. CUDA reads both
+# variables at initialisation.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-# Lazy loading of a kernel can wait for running kernels, and these wait for that kernel.
+# Lazy kernel loading can wait for running kernels, and these wait for that kernel.
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 #: The kernels, and their twin, on which the same test runs without a GPU.
@@ -16,7 +16,7 @@ KINDS = [pytest.param("cuda", marks=pytest.mark.gpu), "twin"]
 
 
 def missing(marked: bool) -> str | None:
-    """Missing requirement of a test, or empty; `marked`: it needs a GPU."""
+    """A test's missing requirement, or empty; `marked`: it needs a GPU."""
     try:
         import torch
     except ImportError:
@@ -38,10 +38,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def own_context(request: pytest.FixtureRequest) -> None:
-    """Skip if ranks on threads would share the context of one GPU.
+    """Skip if ranks on threads would share one GPU's context.
 
     Their calls on the host wait for each other there: while a copy to pageable memory waits for a
-    kernel of one rank, the driver holds up `cudaEventRecord` of the other, on which that kernel
+    kernel on one rank, the driver holds up `cudaEventRecord` on the other, on which that kernel
     depends (seen with driver 580.159.04).
     """
     import torch

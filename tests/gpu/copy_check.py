@@ -1,10 +1,11 @@
-"""Counted writes between GPUs by copy engines: check of every byte, and bandwidth.
+"""Counted writes between GPUs by copy engines: every byte checked, and bandwidth.
 
     weft run -n 2 -- python tests/gpu/copy_check.py     (without `weft run`, it starts itself so)
 
-Two ranks, on two GPUs if available, else on one. Rank 0 prints one line of JSON: `ok`, the checks,
-and the median bandwidth by kind of memory and size. `--twin` runs the same with host memory in
-place of GPUs; its bandwidths are not comparable. Exit status 1 if a byte was wrong.
+Two ranks, on two GPUs if available, else on one. Rank 0 prints one JSON line: `ok`, the checks,
+and the median bandwidth by memory kind and size. `--twin` runs the same with host memory in
+place of GPUs; these bandwidths are not comparable. `--over tcp` takes that provider, with GPU
+memory through slots in host memory. Exit status 1 if a byte was wrong.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Host:
         return np.ctypeslib.as_array(memory)
 
     def store(self, region: weft.Region, values: Bytes) -> None:
-        """Write bytes to the beginning of a region, synchronously."""
+        """Write bytes to a region's start, synchronously."""
         self._array(region)[: len(values)] = values
 
     def equal(self, region: weft.Region, values: Bytes) -> bool:
@@ -78,7 +79,7 @@ class Cuda:
         self.torch.cuda.synchronize()
 
     def equal(self, region: weft.Region, values: Bytes) -> bool:
-        # The first reader of the bytes is a kernel launched at once.
+        # The bytes' first reader is a kernel launched at once.
         expected = self.torch.from_numpy(values).to(self.device)
         return bool(self.torch.equal(self.tensor(region)[: len(values)], expected))
 
@@ -90,7 +91,7 @@ def device_count() -> int:
 
 
 class Side:
-    """One rank: destinations and sources of both kinds of memory."""
+    """One rank: destinations and sources in both memory kinds."""
 
     def __init__(self, communicator: weft.Communicator, side: Host | Cuda, length: int) -> None:
         self.communicator, self.side = communicator, side
@@ -127,21 +128,24 @@ class Side:
         return request
 
 
-def plan(random: np.random.Generator) -> list[tuple[str, str, int, int]]:
-    """Pages of a round: kinds of memory, offsets and lengths."""
+def plan(random: np.random.Generator) -> list[tuple[str, str, int, int, int]]:
+    """A round's pages: memory kinds, offsets at the source and the destination, and lengths."""
     pages = []
     at = {"host": 0, "device": 0}
     for _ in range(random.integers(1, 24)):
         source, target = random.choice(["host", "device"], 2)
-        length = int(random.choice([0, 1, 15, 4096, 30_001, 40_000]))
+        length = int(random.choice([0, 1, 15, 4096, 8193, 18_432, 30_001, 40_000]))
         at[target] += int(random.integers(0, 300))
-        pages.append((str(source), str(target), at[target], length))
+        begin = int(random.integers(0, SLOT - length))
+        # Half of them as far from a multiple of 16 as the destination.
+        begin += (at[target] - begin) % 16 if random.integers(2) and begin > 16 else 0
+        pages.append((str(source), str(target), min(begin, SLOT - length), at[target], length))
         at[target] += length
     return pages
 
 
 def random_rounds(side: Side, rounds: int) -> int:
-    """Rounds of random pages in both directions at once; the number of correct ones."""
+    """Rounds with random pages in both directions at once; the number of correct rounds."""
     rank, right = side.communicator.rank, 0
     memory = {"host": np.zeros(SLOT, np.uint8), "device": np.zeros(SLOT, np.uint8)}
     for round in range(rounds):
@@ -159,12 +163,12 @@ def random_rounds(side: Side, rounds: int) -> int:
             side.store(kind, values)
         request = side.write(
             [
-                weft.Page(side.sources[source], at, side.targets[target], at, length)
-                for source, target, at, length in plans[rank]
+                weft.Page(side.sources[source], begin, side.targets[target], at, length)
+                for source, target, begin, at, length in plans[rank]
             ]
         )
-        for source, target, at, length in plans[side.peer]:
-            memory[target][at : at + length] = content[side.peer][source][at : at + length]
+        for source, target, begin, at, length in plans[side.peer]:
+            memory[target][at : at + length] = content[side.peer][source][begin : begin + length]
         lengths = [length for *_, length in plans[side.peer]]
         side.counter.wait({side.peer: side.communicator.parts(side.peer, lengths)})
         right += all(side.equal(kind, values) for kind, values in memory.items())
@@ -191,7 +195,7 @@ def while_capturing(side: Side) -> bool:
     else:
         request = side.write([page])
         request.wait()
-    side.counter.wait({side.peer: 1})
+    side.counter.wait({side.peer: side.communicator.parts(side.peer, [len(values)])})
     right = right and side.equal("device", values)
     side.counter.credit(side.peer)
     return right
@@ -219,8 +223,8 @@ def bandwidth(side: Side, sizes: list[int]) -> list[dict[str, Any]]:
                 answers.append(time.perf_counter() - begin)
                 return written - begin
 
-            def answer() -> float:
-                side.counter.wait({side.peer: 1})
+            def answer(size: int = size) -> float:
+                side.counter.wait({side.peer: side.communicator.parts(side.peer, [size])})
                 side.counter.credit(side.peer)
                 return 0.0
 
@@ -246,8 +250,11 @@ def bandwidth(side: Side, sizes: list[int]) -> list[dict[str, Any]]:
 
 
 def rank(arguments: argparse.Namespace) -> bool:
-    """Main function of one of the two ranks."""
-    with weft.init(providers=["copy-twin" if arguments.twin else "copy"]) as communicator:
+    """Main function on one rank."""
+    provider = arguments.over or ("copy-twin" if arguments.twin else "copy")
+    if arguments.over:
+        os.environ["WEFT_STAGED"] = "twin" if arguments.twin else "1"
+    with weft.init(providers=[provider]) as communicator:
         number = communicator.rank
         devices = Host.count if arguments.twin else device_count()
         number = number if devices > 1 else 0
@@ -279,6 +286,7 @@ def rank(arguments: argparse.Namespace) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--twin", action="store_true", help="host memory in place of GPUs")
+    parser.add_argument("--over", choices=["shm", "tcp"], help="another provider than copy")
     parser.add_argument("--rounds", type=int, default=100, help="of random pages")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes to time")
     arguments = parser.parse_args()

@@ -2,7 +2,7 @@
 
 import torch
 
-from gpu.case import Shape
+from tests.gpu.case import Shape
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -22,14 +22,14 @@ class Scratch:
 def run_experts(
     shape: Shape, tokens: torch.Tensor, factors: torch.Tensor, scratch: Scratch | None = None
 ) -> torch.Tensor:
-    """`[positions, hidden]` of the combine dtype, a function of a token's last bits and its factor.
+    """`[positions, hidden]` in the combine dtype, a function of a token's last bits and factor.
 
     Tokens are arbitrary bits, so they are not read as numbers: NaN conversion differs by device.
     Only exact steps and single roundings are used.
 
     Args:
-        shape: of the group.
-        tokens: `[positions, bytes of a token]` uint8.
+        shape: the group's.
+        tokens: `[positions, bytes in a token]` uint8.
         factors: `[positions]` float32.
         scratch: preallocated memory, or `None` to allocate.
     """

@@ -1,8 +1,8 @@
-"""Ranks of pretended hosts that make collective calls over all of them; one may be killed.
+"""Ranks on pretended hosts that make collective calls over all hosts; one may be killed.
 
     python tests/gpu/hierarchical_processes.py [--device cuda] [--hosts 2] [--local 1]
 
-prints a line of JSON for each way to end: the errors of the survivors and the time until they
+prints a JSON line for each way to end: the errors from the survivors and the time until they
 raised. Ranks take the GPUs in turn, so that several may share one.
 """
 
@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpu.loss import CONTEXT, SILENCE_SECONDS, SKEW_SECONDS, SOON_SECONDS, end, receive
+from tests.fork_server import CONTEXT, start_from
+from tests.gpu.loss import SERVER, SILENCE_SECONDS, SKEW_SECONDS, SOON_SECONDS, end, receive
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Limit from a loss until all survivors have raised, and from the calls that lack one.
 LOST_SECONDS, ABSENT_SECONDS = 10.0, 2 * SKEW_SECONDS + 6.0
-#: Bytes of a piece: short, so that calls have many.
+#: Chunk bytes: short, so that calls have many.
 PIECE_BYTES = 1 << 14
 
 
@@ -42,7 +43,7 @@ class Spec:
     providers: list[str] = field(default_factory=lambda: ["shm", "tcp"])
     how: Literal["right", "kill", "stop", "absent"] = "right"
     victim: int = 0
-    #: True if ranks of a host have consecutive numbers.
+    #: True if ranks on a host have consecutive numbers.
     blocks: bool = True
     calls: int = 40
     seed: int = 1
@@ -54,35 +55,39 @@ class Spec:
 
     @property
     def by_host(self) -> list[list[int]]:
-        """Ranks of each host."""
+        """Each host's ranks."""
         if self.blocks:
             return [list(range(h * self.local, (h + 1) * self.local)) for h in range(self.hosts)]
         return [list(range(h, self.ranks, self.hosts)) for h in range(self.hosts)]
 
 
 def reduced(spec: Spec, op: str, dtype: str, contributions: list[Any]) -> Any:
-    """Bytes of a reduction: within hosts in the order of ranks, then in the order of hosts."""
-    from gpu import collective_reference as reference
+    """A reduction's bytes: within hosts in rank order, then in host order."""
+    from tests.gpu import collective_reference as reference
 
-    step = "sum" if op == "avg" else op
-    hosts = [reference.reduce(step, dtype, [contributions[r] for r in h]) for h in spec.by_host]
+    step, kind = "sum" if op == "avg" else op, dtype
+    if dtype in ("float16", "bfloat16") and step in ("sum", "product"):
+        # Rounded once, at the end.
+        kind = "float32"
+        widened = (reference.widen(each, dtype) for each in contributions)
+        contributions = [reference.narrow(each, kind) for each in widened]
+    hosts = [reference.reduce(step, kind, [contributions[r] for r in h]) for h in spec.by_host]
     result = hosts[0]
-    # Between hosts each addition is rounded.
     for host in hosts[1:]:
-        result = reference.reduce(step, dtype, [result, host])
+        result = reference.reduce(step, kind, [result, host])
+    values = reference.widen(result, kind)
     if op == "avg" and dtype != "bool":
-        quotient = reference.divide(dtype, reference.widen(result, dtype), spec.ranks)
-        result = reference.narrow(quotient, dtype)
-    return result
+        values = reference.divide(dtype, values, spec.ranks)
+    return reference.narrow(values, dtype)
 
 
 def check_calls(spec: Spec, collectives: Any) -> int:
-    """Make random calls and compare every bit; the number of calls."""
+    """Make random calls and compare every bit; the call count."""
     import numpy as np
     import torch
 
-    from gpu import collective_reference as reference
-    from weft._host_collectives import ELEMENTS
+    from tests.gpu import collective_reference as reference
+    from weft.collectives.host import ELEMENTS
 
     chance = np.random.default_rng(spec.seed)
     ranks, rank, device = spec.ranks, collectives.rank, collectives.device
@@ -144,17 +149,17 @@ def check_calls(spec: Spec, collectives: Any) -> int:
 
 
 def prepare(collectives: Any, op: str, dtype: Any) -> None:
-    """Compile the kernels of a reduction at all ranks: first calls would be at different times."""
+    """Compile a reduction's kernels at all ranks: first calls would be at different times."""
     collectives.prepare(op, dtype)
     if collectives.device.type == "cuda":
         collectives.communicator.barrier(timeout=SOON_SECONDS)
 
 
 def refusals(collectives: Any) -> list[str]:
-    """Errors of calls that do not fit, which leave the object usable."""
+    """Errors from calls that do not fit, which leave the object usable."""
     import torch
 
-    from workers.forked import message
+    from tests.workers.backend.forked import message
 
     device = collectives.device
     odd = torch.zeros(collectives.world_size + 1, device=device)
@@ -233,10 +238,10 @@ def rank_of(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
 
 
 def construct(pipe: Connection, options: dict[str, Any], device: str, piece_bytes: int) -> None:
-    """A rank that reports the error of the construction."""
+    """A rank that reports the construction error."""
     import weft
+    from tests.workers.backend.forked import message
     from weft import cuda
-    from workers.forked import message
 
     with weft.init(**options) as communicator:
         made = message(
@@ -249,7 +254,7 @@ def construct(pipe: Connection, options: dict[str, Any], device: str, piece_byte
 
 
 def constructed(device: str, piece_bytes: list[int]) -> list[Any]:
-    """Errors of the construction on a host for each rank, with these lengths of pieces."""
+    """Construction errors on a host for each rank, with these chunk lengths."""
     with ExitStack() as stack:
         ranks = len(piece_bytes)
         pipes = []
@@ -258,7 +263,7 @@ def constructed(device: str, piece_bytes: list[int]) -> list[Any]:
             stack.enter_context(ours)
             given = (theirs, options, device, piece_bytes[rank])
             process = CONTEXT.Process(target=construct, args=given)
-            process.start()
+            start_from(SERVER, process)
             theirs.close()
             stack.callback(end, process)
             pipes.append(ours)
@@ -266,7 +271,7 @@ def constructed(device: str, piece_bytes: list[int]) -> list[Any]:
 
 
 def arguments(spec: Spec) -> list[dict[str, Any]]:
-    """Arguments of `weft.init` of each rank."""
+    """Arguments to `weft.init` on each rank."""
     host_of = {rank: host for host, ranks in enumerate(spec.by_host) for rank in ranks}
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -286,7 +291,6 @@ def arguments(spec: Spec) -> list[dict[str, Any]]:
 
 def play(spec: Spec) -> dict[str, Any]:
     """Start all ranks, and lose one if that is the way to end: the outcome at the others."""
-    CONTEXT.set_forkserver_preload(["torch", "weft", "gpu.hierarchical_processes"])
     with ExitStack() as stack:
         processes: list[BaseProcess] = []
         pipes: list[Connection] = []
@@ -294,7 +298,7 @@ def play(spec: Spec) -> dict[str, Any]:
             ours, theirs = CONTEXT.Pipe()
             stack.enter_context(ours)
             process = CONTEXT.Process(target=rank_of, args=(theirs, options, spec))
-            process.start()
+            start_from(SERVER, process)
             theirs.close()
             stack.callback(end, process)
             processes.append(process)
@@ -329,7 +333,7 @@ def play(spec: Spec) -> dict[str, Any]:
 
 
 def main() -> int:
-    """All ways to end, as lines of JSON; 1 if one failed."""
+    """All ways to end, as JSON lines; 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=["cuda", "twin"], default="cuda")
     parser.add_argument("--hosts", type=int, default=2, help="pretended hosts (default: 2)")
@@ -358,8 +362,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     # Under its importable name, so that other processes can import its functions.
-    from gpu import hierarchical_processes
+    from tests.gpu import hierarchical_processes
 
     sys.exit(hierarchical_processes.main())

@@ -1,17 +1,16 @@
-"""Loss of a rank, killed or stopped, while kernels of all ranks store to each other.
+"""Rank loss, by kill or stop, while kernels on all ranks store to each other.
 
     python tests/gpu/loss.py --times 10
 
-prints a line of JSON for each kind of shared memory, of launch, and of loss: the time until the
+prints a JSON line for each shared memory, launch and loss kind: the time until the
 survivors raised, their errors, and whether their GPU still computes. A line with
-`"survived": false` means that this kind of shared memory is unsuitable on this machine.
+`"survived": false` means that this shared memory kind is unsuitable on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -25,14 +24,16 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tests.fork_server import CONTEXT, server_with, start_from
+
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-#: Silence timeout of a rank, and timeout of a kernel.
+#: Silence timeout for a rank, and timeout for a kernel.
 SILENCE_SECONDS, SKEW_SECONDS = 2.0, 3.0
 #: Limit from the loss until all survivors have raised.
 DEADLINE_SECONDS = SKEW_SECONDS + 2.0
-#: Limit of starting, compiling and ending on a busy machine.
+#: Limit for starting, compiling and ending on a busy machine.
 SOON_SECONDS = 120.0
 
 
@@ -123,12 +124,16 @@ def survive(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
 
 
 # Processes are forked from one with all imports, which has not used a GPU.
-CONTEXT = multiprocessing.get_context("forkserver")
+SERVER = server_with(
+    [
+        *("torch", "weft", "tests.gpu.loss"),
+        *("tests.gpu.collective_processes", "tests.gpu.hierarchical_processes"),
+    ]
+)
 
 
 def lose(spec: Spec, chance: random.Random) -> dict[str, Any]:
     """Lose a rank once, and report the outcome at the others."""
-    CONTEXT.set_forkserver_preload(["torch", "weft", "gpu.loss"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -143,7 +148,7 @@ def lose(spec: Spec, chance: random.Random) -> dict[str, Any]:
             options = {"rank": rank, "world_size": spec.ranks, "address": f"127.0.0.1:{port}"}
             options |= {"secret": b"a secret of this test, long enough", "host_id": "one"}
             process = CONTEXT.Process(target=survive, args=(theirs, options, spec))
-            process.start()
+            start_from(SERVER, process)
             theirs.close()
             stack.callback(end, process)
             processes.append(process)
@@ -179,7 +184,7 @@ def end(process: BaseProcess) -> None:
 
 
 def receive(pipe: Connection, seconds: float) -> Any:
-    """Message of a rank, or a description of its absence."""
+    """A rank's message, or why there is none."""
     if not wait([pipe], seconds):
         return f"no message within {seconds:.0f} s"
     try:
@@ -189,7 +194,7 @@ def receive(pipe: Connection, seconds: float) -> Any:
 
 
 def summary(spec: Spec, times: int, seed: int) -> dict[str, Any]:
-    """Lose a rank `times` times: one line of outcome."""
+    """Lose a rank `times` times: one outcome line."""
     chance = random.Random(seed)
     outcomes = [lose(spec, chance) for _ in range(times)]
     noticed = sorted(each["noticed_s"] for each in outcomes if "noticed_s" in each)
@@ -205,7 +210,7 @@ def summary(spec: Spec, times: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """All kinds, as lines of JSON; 1 if one was not survived."""
+    """All kinds, as JSON lines; 1 if one was not survived."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=["cuda", "twin"], default="cuda")
     parser.add_argument("--ranks", type=int, default=2)
@@ -225,8 +230,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     # Under its importable name, so that other processes can import its functions.
-    from gpu import loss
+    from tests.gpu import loss
 
     sys.exit(loss.main())

@@ -1,4 +1,4 @@
-"""Rounds of a group in this process, each rank on a thread of its own."""
+"""A group's rounds in this process, each rank on a separate thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """Input of a rank's dispatch, and other tokens for the same experts."""
+    """A rank's dispatch input, and other tokens for the same experts."""
 
     tokens: torch.Tensor
     others: torch.Tensor
@@ -25,7 +25,7 @@ class Sent(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Outcome of a round on the CPU, without unwritten bytes."""
+    """A round's outcome on the CPU, without unwritten bytes."""
 
     tokens: torch.Tensor
     scales: torch.Tensor | None
@@ -33,18 +33,18 @@ class Seen(NamedTuple):
     offsets: list[int]
     rows: list[int]
     weights: torch.Tensor
-    #: The local expert of each row, in layouts for grouped products.
+    #: The local expert for each row, in layouts for grouped GEMMs.
     experts: list[int] | None
     combined: torch.Tensor
 
 
 class Group:
-    """All ranks of one shape.
+    """All ranks with one shape.
 
     Args:
         kind: "cuda" or "twin".
-        ranks: number of ranks.
-        shape: arguments of `weft.cuda.AllToAll`.
+        ranks: rank count.
+        shape: arguments to `weft.cuda.AllToAll`.
     """
 
     def __init__(self, kind: str, ranks: int, **shape: Any) -> None:
@@ -74,7 +74,7 @@ class Group:
         return range(len(self.members))
 
     def raised(self) -> list[str]:
-        """Error of `check` on each rank: class and text."""
+        """Error from `check` on each rank: class and text."""
         texts = []
         for member in self.members:
             try:
@@ -92,7 +92,7 @@ class Group:
 
     @contextlib.contextmanager
     def on(self, rank: int, *, wait: bool = True) -> Iterator[None]:
-        """Calls of a rank on its stream, which is synchronised at the end."""
+        """A rank's calls on its stream, which is synchronised at the end."""
         stream = self.streams[rank]
         if stream is None:
             yield
@@ -104,7 +104,7 @@ class Group:
 
 
 def draw(chance: random.Random, path: str) -> dict[str, Any]:
-    """A shape of a path."""
+    """A path's shape."""
     layouts = ["contiguous", "padded"] if path == "packets" else ["contiguous", "padded", "indexed"]
     most = {"packets": 8, "latency": 60, "bandwidth": 200}[path]
     experts = chance.randint(1, 24)
@@ -126,7 +126,7 @@ def draw(chance: random.Random, path: str) -> dict[str, Any]:
 
 
 def batch(chance: random.Random, member: cuda.AllToAll) -> Sent:
-    """Tokens of a rank, some of whose slots are masked."""
+    """A rank's tokens, some with masked slots."""
     generator = torch.Generator().manual_seed(chance.getrandbits(60))
     given = chance.randint(0, member.max_tokens)
     keys = torch.rand(given, member.experts, generator=generator)
@@ -139,7 +139,7 @@ def batch(chance: random.Random, member: cuda.AllToAll) -> Sent:
 
 
 def outputs(member: cuda.AllToAll, received: cuda.Received, rows: int) -> torch.Tensor:
-    """Outputs of the experts in a round, functions of token and position."""
+    """Expert outputs in a round, functions of token and position."""
     dtype = getattr(torch, member.combine_dtype)
     numbers = torch.arange(rows, device=member.device)[:, None]
     columns = torch.arange(member.hidden, device=member.device)[None, :]
@@ -149,7 +149,7 @@ def outputs(member: cuda.AllToAll, received: cuda.Received, rows: int) -> torch.
 def see(
     member: cuda.AllToAll, received: cuda.Received, halves: bool, rows: int | None = None
 ) -> Seen:
-    """End a round and return its outcome; `rows` of outputs, by default one for each position."""
+    """End a round and return its outcome; `rows` outputs, by default one for each position."""
     end = int(received.expert_offsets[-1])
     numbers, weights = received.rows[:end], received.weights[:end].cpu()
     real = (numbers >= 0).nonzero()[:, 0]
@@ -180,5 +180,5 @@ def same(left: Seen, right: Seen) -> bool:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Values as integers, for comparison of bits."""
+    """Values as integers, for bit comparison."""
     return tensor.contiguous().view(torch.uint8)

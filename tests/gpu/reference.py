@@ -1,6 +1,6 @@
-"""Reference of dispatch and combine: arithmetic on whole arrays, without areas, slots or rounds.
+"""Reference for dispatch and combine: arithmetic on whole arrays, without areas, slots or rounds.
 
-It shares only the description of the result with the kernels and their CPU twin.
+It shares only the result description with the kernels and their CPU twin.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from gpu.case import BYTES, POISON, UNWRITTEN, Batch, Result, Shape
-from gpu.experts import run_experts
+from tests.gpu.case import BYTES, POISON, UNWRITTEN, Batch, Result, Shape
+from tests.gpu.experts import run_experts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 class Pairs(NamedTuple):
-    """Every (token, expert) pair of all ranks, in the order of positions: expert, source, token."""
+    """Every (token, expert) pair on all ranks, in position order: expert, source, token."""
 
     expert: NDArray[np.int64]
     source: NDArray[np.int64]
@@ -28,7 +28,7 @@ class Pairs(NamedTuple):
 
 
 class Reference:
-    """Reference with the interface of `gpu.side.Side`."""
+    """Reference with the interface of `tests.gpu.side.Side`."""
 
     def __init__(self, shape: Shape, positions: int) -> None:
         self.shape, self.positions = shape, positions
@@ -68,7 +68,7 @@ class Reference:
         """No resources to free."""
 
     def _nothing(self, rank: int) -> Result:
-        """Unwritten result of a round without tokens."""
+        """Unwritten result for a round without tokens."""
         shape, own = self.shape, len(self.shape.experts_of(rank))
 
         def unwritten(*size: int) -> torch.Tensor:
@@ -98,7 +98,7 @@ class Reference:
         )
 
     def _offsets(self, pairs: Pairs, rank: int) -> NDArray[np.int64] | None:
-        """Offsets of the local experts' groups and the end of the last; `None`: over capacity."""
+        """Local expert group offsets and the last end; `None`: over capacity."""
         shape, mine = self.shape, self.shape.experts_of(rank)
         local = pairs.expert[(pairs.expert >= mine.start) & (pairs.expert < mine.stop)] - mine.start
         totals = np.bincount(local, minlength=len(mine))
@@ -113,7 +113,7 @@ class Reference:
     def _dense_offsets(
         self, slots: list[NDArray[np.int64]], batches: list[Batch], rank: int
     ) -> NDArray[np.int64] | None:
-        """Offsets of the rows of each source and the end of the last; `None`: over capacity."""
+        """Each source's row offsets and the last end; `None`: over capacity."""
         each = enumerate(batches)
         rows = [len(rows_to(self.shape, batch, source, rank)) for source, batch in each]
         return np.concatenate([[0], np.cumsum(rows)]) if sum(rows) <= self.positions else None
@@ -129,7 +129,7 @@ class Reference:
         pairs: Pairs,
         result: Result,
     ) -> None:
-        """Write the outputs of `rank`; record in `where` the row of each of its pairs."""
+        """Write outputs for `rank`; record in `where` each pair's row."""
         shape, mine = self.shape, self.shape.experts_of(rank)
         result.offsets[:] = torch.from_numpy(offsets)
         local = pairs.expert[(pairs.expert >= mine.start) & (pairs.expert < mine.stop)] - mine.start
@@ -164,7 +164,7 @@ class Reference:
         where: NDArray[np.int64],
         result: Result,
     ) -> None:
-        """Write the outputs of `rank`; record in `where` the position of each of its pairs."""
+        """Write outputs for `rank`; record in `where` each pair's position."""
         shape, mine = self.shape, self.shape.experts_of(rank)
         result.offsets[:] = torch.from_numpy(offsets)
         result.rows[: offsets[-1]] = -1
@@ -191,7 +191,7 @@ class Reference:
                 self._place_scales(result.scales, at[from_it], scales[token[from_it]])
 
     def _place_scales(self, to: torch.Tensor, at: NDArray[np.int64], scales: torch.Tensor) -> None:
-        """Write rows of scales to positions, in `scale_layout`."""
+        """Write scale rows to positions, in `scale_layout`."""
         shape = self.shape
         if shape.scale_layout == "row":
             to[at] = scales
@@ -222,7 +222,7 @@ class Reference:
             )
             partial = torch.zeros(exist, shape.hidden)
             if shape.layout == "dense":
-                # A row of outputs is for all experts of the rank.
+                # An output row is for all experts on the rank.
                 token, first = np.unique(pairs.token[here], return_index=True)
                 partial[token] = outputs[owner][where[here][first]].float()
             for choice in range(shape.top_k if shape.layout != "dense" else 0):
@@ -254,7 +254,7 @@ def all_pairs(shape: Shape, batches: list[Batch]) -> Pairs:
 
 
 def rows_to(shape: Shape, batch: Batch, source: int, rank: int) -> NDArray[np.int64]:
-    """Tokens of the batch of `source` with an expert at `rank`."""
+    """Tokens in `source`'s batch with an expert at `rank`."""
     ids = shape.physical(batch.ids[: batch.tokens_that_exist], source)
     mine = shape.experts_of(rank)
     tokens: NDArray[np.int64] = np.flatnonzero(
@@ -264,7 +264,7 @@ def rows_to(shape: Shape, batch: Batch, source: int, rank: int) -> NDArray[np.in
 
 
 def slots_of(shape: Shape, batch: Batch, rank: int) -> NDArray[np.int64]:
-    """`[tokens, ranks]`: number of earlier tokens of this rank for that rank."""
+    """`[tokens, ranks]`: count of this rank's earlier tokens for that rank."""
     ids = shape.physical(batch.ids[: batch.tokens_that_exist], rank)
     goes = np.zeros((len(ids), shape.ranks), dtype=np.int64)
     token, choice = np.nonzero(ids >= 0)
@@ -298,5 +298,5 @@ def wire(shape: Shape, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     codes = codes.flatten(1)[:, : shape.hidden].contiguous()
     if kind == "float32":
         return codes, scale.view(torch.uint8)
-    # The exponent of a float32; the smallest power, subnormal in float32, has 0 as well.
+    # A float32 exponent; the smallest power, subnormal in float32, has 0 as well.
     return codes, (scale.view(torch.int32) >> 23).to(torch.uint8)

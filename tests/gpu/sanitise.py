@@ -27,10 +27,10 @@ def main() -> int:
     arguments = parser.parse_args()
     import torch
 
-    from gpu.case import Chance, Shape
-    from gpu.compare import differences
-    from gpu.reference import Reference
-    from gpu.side import Side
+    from tests.gpu.case import Chance, Shape
+    from tests.gpu.compare import differences
+    from tests.gpu.reference import Reference
+    from tests.gpu.side import Side
 
     if arguments.device == "cuda" and not torch.cuda.is_available():
         print("needs a GPU: torch.cuda is not available", file=sys.stderr)
@@ -74,5 +74,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     sys.exit(main())

@@ -22,8 +22,8 @@ def main() -> int:
     arguments = parser.parse_args()
     import torch
 
-    from gpu.collective_calls import DIRECT, EXCHANGES, Group, calls_of
-    from gpu.collective_messages import drawn, verify
+    from tests.gpu.collective_calls import DIRECT, EXCHANGES, Group, calls_of
+    from tests.gpu.collective_messages import drawn, verify
 
     if arguments.device == "cuda" and torch.cuda.device_count() < 2:
         print(f"needs two GPUs: {torch.cuda.device_count()} visible", file=sys.stderr)
@@ -39,11 +39,11 @@ def main() -> int:
             if call.rows * call.width <= 2 * arguments.elements
         ]
         for call in calls:
-            # One program of each family and width of elements.
+            # One program for each family and element width.
             if call.name in ("all_reduce", "reduce_scatter", "reduce"):
                 call.dtype, call.op = ("bfloat16", "sum") if seed % 2 else ("int32", "max")
             if call.name in DIRECT and call.name in EXCHANGES and call.splits is None:
-                # Half of them by copy engines.
+                # Half by copy engines.
                 exchanges += 1
                 if exchanges % 2:
                     call.symmetric, call.mixed, call.options = True, False, {"copy_engine": True}
@@ -63,5 +63,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     sys.exit(main())

@@ -1,10 +1,10 @@
-r"""Calls of fused kernels with few programs, for compute-sanitizer, which is slow.
+r"""Fused kernel calls with few programs, for compute-sanitizer, which is slow.
 
     weft run -n 2 -- compute-sanitizer --tool memcheck python tests/gpu/sanitise_fused.py
     weft run -n 2 -- compute-sanitizer --tool racecheck \
         python tests/gpu/sanitise_fused.py --kernels gemv
 
-Results are compared with references as well. Embedding bags: `workers.fused_embedding_calls`.
+Results are compared with references as well. Embedding bags: `tests.workers.fused.embedding_calls`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> int:
     with weft.init() as communicator:
         wrong = []
         for name in [arguments.kernels] if arguments.kernels else ["gemm", "gemv"]:
-            checked = {"gemm": products, "gemv": short_products}[name]
+            checked = {"gemm": gemms, "gemv": gemvs}[name]
             wrong += checked(communicator, arguments.device)
             communicator.barrier()
         weft.check()
@@ -39,11 +39,11 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def products(communicator: Any, device: str) -> list[str]:
-    """Calls of each product with a collective, of both main loops, two times; wrong ones."""
+def gemms(communicator: Any, device: str) -> list[str]:
+    """Calls of each GEMM with a collective, in both main loops, two times; wrong ones."""
     import torch
 
-    from workers import fused_gemm_calls as calls
+    from tests.workers.fused import gemm_calls as calls
 
     place = calls.Place(communicator, device)
     large, few = (calls.LARGE, calls.FEW_ROWS) if device == "cuda" else (calls.SMALL, calls.STREAM)
@@ -55,7 +55,7 @@ def products(communicator: Any, device: str) -> list[str]:
         for operator in calls.OPERATORS
         for tiling in (large, few)
     ]
-    # One program, so that it has further tiles behind one of each step; 20 steps of a main loop.
+    # One program, so that it has further tiles behind each step's one; 20 main loop steps.
     paced = common | {"tiling": large._replace(paced_stores=True), "num_sms": 1}
     paced["sizes"] = (256, 1280, 512) if device == "cuda" else (32, 320, 64)
     cases += [paced | {"operator": operator} for operator in calls.OPERATORS[:3]]
@@ -63,16 +63,16 @@ def products(communicator: Any, device: str) -> list[str]:
     return [text for right, text, _ in found if not right]
 
 
-def short_products(communicator: Any, device: str) -> list[str]:
-    """Calls of each kind of `gemv_all_reduce` and `all_reduce_rms_norm`; failed checks."""
-    from workers import fused_gemv_calls as calls
+def gemvs(communicator: Any, device: str) -> list[str]:
+    """Calls in each kind of `gemv_all_reduce` and `all_reduce_rms_norm`; failed checks."""
+    from tests.workers.fused import gemv_calls as calls
 
     place = calls.Place(communicator, device)
     generator, wrong = random.Random(1), []
-    count = len(calls.GPU_PRODUCTS) if place.on_gpu else 4
+    count = len(calls.GPU_GEMVS) if place.on_gpu else 4
     for index in range(count):
-        options = calls.random_product(place, generator, index)
-        wrong += calls.check_product(place, index, options)[0]
+        options = calls.random_gemv(place, generator, index)
+        wrong += calls.check_gemv(place, index, options)[0]
     for index in range(len(calls.GPU_NORMS)):
         options = calls.random_norm(place, generator, index)
         if options["rows"] > 16:
@@ -82,5 +82,5 @@ def short_products(communicator: Any, device: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     sys.exit(main())

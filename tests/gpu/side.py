@@ -1,4 +1,4 @@
-"""All ranks of a group in one process, on GPUs or on their CPU twin, with all outputs."""
+"""All ranks in a group in one process, on GPUs or on their CPU twin, with all outputs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 import weft
-from gpu.case import BYTES, POISON, UNWRITTEN, Batch, Result, Shape
-from gpu.experts import Scratch, run_experts
+from tests.gpu.case import BYTES, POISON, UNWRITTEN, Batch, Result, Shape
+from tests.gpu.experts import Scratch, run_experts
 from weft import _native
 
 Mode: TypeAlias = Literal["halves", "apart", "fused", "graph"]
-#: Arguments of the native class that are not part of a shape.
+#: Native class arguments that are not part of a shape.
 PLACED: dict[str, Any] = {
     "num_sms": None,
     "memory": "fd",
@@ -25,20 +25,20 @@ PLACED: dict[str, Any] = {
 }
 #: Guard bytes behind every output, which must stay unchanged.
 GUARD = 256
-#: Multiprocessors of a rank's kernels: half of its GPU's, divided by the ranks on it, so that
+#: SMs for a rank's kernels: half its GPU's, divided by the ranks on it, so that
 #: kernels which wait for each other are always resident together.
 SHARE = 2
 
 
 def devices(kind: str, ranks: int) -> list[str]:
-    """Devices of the ranks: all GPUs in turn, or the twin."""
+    """Rank devices: all GPUs in turn, or the twin."""
     if kind == "twin":
         return ["twin"] * ranks
     return [f"cuda:{rank % torch.cuda.device_count()}" for rank in range(ranks)]
 
 
 def native_group(shape: Shape, kind: str, **more: Any) -> list[Any]:
-    """The native class of every rank, in this process."""
+    """The native class on every rank, in this process."""
     places = devices(kind, shape.ranks)
     options = dict(PLACED)
     if kind == "cuda":
@@ -68,7 +68,7 @@ class Guarded:
         return self.all.data_ptr() if self.bytes else 0
 
     def fetch(self, what: str) -> torch.Tensor:
-        """A copy of its bytes on the CPU."""
+        """Its bytes copied to the CPU."""
         everything = self.all.cpu()
         beyond = everything[self.bytes :] != UNWRITTEN
         assert not beyond.any(), f"{what}: {int(beyond.sum())} bytes behind it were written"
@@ -76,7 +76,7 @@ class Guarded:
 
 
 class Rank:
-    """A rank's native object, its stream, and inputs and outputs of its calls."""
+    """A rank's native object, its stream, and call inputs and outputs."""
 
     def __init__(self, shape: Shape, native: Any, device: str) -> None:
         self.shape, self.native = shape, native
@@ -107,7 +107,7 @@ class Rank:
         self.scales = output(kept, shape.scale_count * scale)
         if shape.scale_layout != "row":
             self.scales = output(groups * columns, length * element)
-        #: Values of each position: in the dense layout ids, in the dtype of the input ids.
+        #: Values at each position: in the dense layout ids, in the input id dtype.
         self.dense = shape.layout == "dense"
         each = shape.top_k if self.dense else 1
         self.counts = output(local, 4)
@@ -140,7 +140,7 @@ class Rank:
             output.unwrite()
 
     def inputs(self, batch: Batch | None) -> tuple[int, ...]:
-        """Addresses of dispatch's inputs, and the number of tokens; without a batch: for graphs."""
+        """Dispatch input addresses, and the token count; without a batch: for graphs."""
         shape = self.shape
         scaled = shape.scales is not None and not shape.cast
         weighted = batch is None or batch.weights is not None
@@ -155,22 +155,22 @@ class Rank:
         )
 
     def receipts(self) -> tuple[int, ...]:
-        """Addresses of dispatch's outputs."""
+        """Dispatch output addresses."""
         outputs = (self.tokens, self.scales, self.counts, self.offsets, self.rows, self.weights)
         return tuple(output.address for output in outputs)
 
     def counted(self, batch: Batch | None) -> tuple[int, int]:
-        """Combine's tokens: address of their count, and their number."""
+        """Combine's tokens: count address, and count."""
         inputs = self.inputs(batch)
         return inputs[4], inputs[5]
 
     @property
     def on(self) -> int:
-        """Stream in the form of the native class."""
+        """Stream as the native class takes it."""
         return 0 if self.stream is None else self.stream.cuda_stream
 
     def received(self, channel: int) -> torch.Tensor:
-        """`[positions, bytes of a token]`: tokens by position, in every layout."""
+        """`[positions, bytes in a token]`: tokens by position, in every layout."""
         if self.shape.layout != "indexed":
             return self.tokens.own
         rows = self.rows.own.view(torch.int32)[:, 0]
@@ -183,7 +183,7 @@ class Rank:
         run_experts(self.shape, self.received(channel), self.factors, self.scratch)
 
     def result(self, channel: int, exist: int, error: str | None) -> Result:
-        """Outcome on the CPU; `exist`: number of dispatched tokens."""
+        """Outcome on the CPU; `exist`: dispatched token count."""
         fetched = {
             name: getattr(self, name).fetch(name) for name in Result._fields if name != "error"
         }
@@ -202,14 +202,14 @@ class Rank:
         return Result(**fetched, error=error)
 
     def _landed(self, channel: int) -> torch.Tensor | None:
-        """The received rows, `[rows, bytes of a row with padding]`."""
+        """The received rows, `[rows, row bytes with padding]`."""
         if self.shape.layout != "indexed":
             return None
         address, stride, count = self.native.received(channel)
         return memory(address, (count, stride), self.device)
 
     def _landed_rows(self, channel: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and scales of the positions with a row; others count as unwritten."""
+        """Tokens and scales at positions with a row; others count as unwritten."""
         shape, landed = self.shape, self.landed[channel]
         assert landed is not None
         here = landed.cpu()
@@ -234,18 +234,18 @@ class Side:
         self.positions: int = natives[0].positions
 
     def run(self, batches: list[Batch], channel: int = 0, mode: Mode = "halves") -> list[Result]:
-        """A round of dispatch, experts and combine at every rank.
+        """A round with dispatch, experts and combine at every rank.
 
         Args:
-            batches: of each rank.
-            channel: index of the channel.
-            mode: separate phases; phases with a barrier of all ranks in between; the fused
-                launches; a replay of a captured graph of those.
+            batches: each rank's.
+            channel: channel index.
+            mode: separate phases; phases with a barrier on all ranks in between; the fused
+                launches; a captured graph of them replayed.
         """
         for rank, batch in zip(self.ranks, batches, strict=True):
             rank.load(batch)
             if mode == "graph":
-                # A graph has the maximum number of rows, so only the count delimits the valid ones.
+                # A graph has the maximum row count, so only the count delimits the valid ones.
                 rank.count.fill_(batch.tokens_that_exist)
             if self.kind == "cuda" and mode == "graph" and channel not in rank.graphs:
                 self._capture(rank, channel)
@@ -334,7 +334,7 @@ def fused(rank: Rank, batch: Batch | None, channel: int) -> None:
 
 
 def raised(native: Any) -> str | None:
-    """Class name of the error of `check`."""
+    """Error class name from `check`."""
     try:
         native.check()
     except weft.WeftError as error:

@@ -1,6 +1,6 @@
-"""A rank that runs endless rounds on two channels, and checks each of them on its device.
+"""A rank that runs endless rounds on two channels, and checks each on its device.
 
-Tokens, weights and factors of experts are small integers, so that every sum is exact in every type
+Tokens, weights and expert factors are small integers, so that every sum is exact in every type
 and the correct result follows without another implementation.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gpu.case import Shape
+from tests.gpu.case import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 #: Different batches, used in turn.
 BATCHES = 16
 CHANNELS = 2
-#: Maximum delay before a phase: cycles of a GPU, and seconds of the twin.
+#: Maximum delay before a phase: cycles on a GPU, and seconds on the twin.
 MOST_CYCLES = 60_000
 MOST_SECONDS = 0.002
 
 
 class Channel:
-    """Inputs and outputs of one round."""
+    """Inputs and outputs in one round."""
 
     def __init__(self, shape: Shape, positions: int, device: str) -> None:
         most, hidden, local = shape.max_tokens, shape.hidden, shape.local_experts
@@ -53,7 +53,7 @@ class Channel:
 
 
 class Station:
-    """A rank: its native object, its stream, and a device counter of wrong values."""
+    """A rank: its native object, its stream, and a device counter for wrong values."""
 
     def __init__(self, shape: Shape, native: Any, device: str, rank: int, seed: int) -> None:
         self.shape, self.native, self.rank = shape, native, rank
@@ -86,7 +86,7 @@ class Station:
         self.token = torch.arange(shape.max_tokens, device=self.device)[:, None]
 
     def delay(self, most: float = 1.0) -> None:
-        """Random delay, zero in half of the cases."""
+        """Random delay, zero in half the cases."""
         share = max(0.0, self.chance.uniform(-most, most))
         if self.on_gpu:
             torch.cuda._sleep(int(MOST_CYCLES * share))
@@ -115,7 +115,7 @@ class Station:
         self.round.add_(1)
 
     def fused_rounds(self) -> None:
-        """The same one after the other, by the launches of both halves."""
+        """The same one after the other, by launches for both halves."""
         native, on = self.native, self.on
         for number, channel in enumerate(self.channels):
             self.prepare(channel, number)
@@ -172,19 +172,19 @@ class Station:
         channel.offsets.fill_(0)
 
     def experts(self, channel: Channel) -> None:
-        """Outputs of experts: even ones multiply by one, odd ones by two."""
+        """Expert outputs: even ones multiply by one, odd ones by two."""
         group = torch.searchsorted(channel.offsets, self.positions, right=True) - 1
         factor = 1 + (group + self.first) % 2
         values = channel.arrived.float()
         if self.shape.scales:
-            # The exponent of a power of two.
+            # The exponent in a power of two.
             scale = (channel.scales.int() << 23).view(torch.float32)
             block = self.shape.scales[1]
             values = values * scale.repeat_interleave(block, dim=1)[:, : self.shape.hidden]
         channel.outputs.copy_(values * factor[:, None])
 
     def judge(self, channel: Channel) -> None:
-        """Count wrong values; the fill of unwritten outputs is always wrong."""
+        """Count wrong values; the unwritten output fill is always wrong."""
         factor = torch.where(channel.ids >= 0, 1 + channel.ids % 2, 0)
         total = (channel.weights * factor).sum(dim=1, keepdim=True)
         right = channel.tokens.float() * total
@@ -193,7 +193,7 @@ class Station:
         self.wrong.add_(differs.sum())
 
     def graphs(self, play: Callable[[], None], many: int) -> list[torch.cuda.CUDAGraph]:
-        """Captures of `play`, each with delays of its own."""
+        """Captures of `play`, each with separate delays."""
         made = []
         for _ in range(many):
             graph = torch.cuda.CUDAGraph()
@@ -204,7 +204,7 @@ class Station:
 
 
 def shapes() -> list[Shape]:
-    """One of each path, with tokens as they are and cast to codes."""
+    """One for each path, with tokens as they are and cast to codes."""
     small: dict[str, Any] = {"experts": 32, "top_k": 4, "hidden": 512}
     cast: dict[str, Any] = {"wire_dtype": "float8_e4m3fn", "scales": ("float8_e8m0fnu", 128)}
     return [

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(200)]
 
 ROUNDS = int(os.environ.get("WEFT_ROUNDS", "100000"))
 
-#: Each rank publishes its count of rounds. Between two barriers counts differ by at most the one
+#: Each rank publishes its round count. Between two barriers counts differ by at most the one
 #: round that a rank may be ahead.
 SOURCE = """
 #include "weft/device.cuh"
@@ -38,13 +38,13 @@ extern "C" __global__ void rounds(Table *table, Record *records, const u32 *abor
 }
 """
 
-#: Bytes of a table, and the offset of its wait limit.
+#: A table's bytes, and the wait limit's offset.
 TABLE_BYTES, LIMIT_AT = 1024, 8
 
 
 def load() -> tuple[Any, Any]:
     """CUDA's driver, and the kernel as machine code."""
-    from machine_code import cubin
+    from tests.machine_code import cubin
 
     return importlib.import_module("cuda.bindings.driver"), cubin((), "sm_90a", SOURCE)
 
@@ -58,7 +58,7 @@ def test_barriers_back_to_back_let_no_rank_pass_another() -> None:
     places = [torch.device("cuda", rank % gpus) for rank in range(ranks)]
     words = [torch.zeros(ranks, dtype=torch.int32, device=place) for place in places]
     counts = [torch.zeros(1, dtype=torch.int32, device=place) for place in places]
-    # Kernels can access the memory of the other GPUs after torch has copied between them.
+    # Kernels can access other GPUs' memory after torch has copied between them.
     for place in places:
         for other in words:
             torch.zeros(ranks, dtype=torch.int32, device=place).copy_(other)

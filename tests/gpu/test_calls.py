@@ -1,4 +1,4 @@
-"""Calls of `weft.cuda` on a GPU: streams and allocations."""
+"""`weft.cuda` calls on a GPU: streams and allocations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(120)]
 
 ROUNDS = 50
 
-#: Streams of dispatch and of combine: that of the previous call, and another.
+#: Dispatch and combine streams: the previous call's, and another.
 PATTERN = ((0, 0), (0, 0), (0, 1), (1, 1), (1, 0), (1, 0))
 
 

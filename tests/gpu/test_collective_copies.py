@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
-#: Ranks that share a context could wait for each other's copies in one queue of copy engines.
+#: Ranks that share a context could wait for each other's copies in one copy engine queue.
 apart = pytest.mark.usefixtures("own_context")
 
 NAMES = ("all_gather", "all_to_all", "broadcast", "scatter")
 
 
 def random_calls(seed: int, ranks: int, count: int) -> list[Any]:
-    """Calls by copy engines of random shapes, and calls by kernels between them."""
+    """Random calls by copy engines, and calls by kernels between them."""
     import numpy as np
 
-    from gpu.collective_calls import OTHERS, Call
-    from gpu.collective_reference import FLOATS, INTEGERS
+    from tests.gpu.collective_calls import OTHERS, Call
+    from tests.gpu.collective_reference import FLOATS, INTEGERS
 
     random = np.random.default_rng([seed, 7])
     calls = []
@@ -53,7 +53,7 @@ def random_calls(seed: int, ranks: int, count: int) -> list[Any]:
 @apart
 @pytest.mark.parametrize("seed", range(10))
 def test_random_calls_after_each_other_give_the_bits_of_the_reference(kind: str, seed: int) -> None:
-    from gpu.collective_calls import Group, ranks_of
+    from tests.gpu.collective_calls import Group, ranks_of
 
     ranks = ranks_of(kind, seed)
     group = Group(kind, ranks)
@@ -64,7 +64,7 @@ def test_random_calls_after_each_other_give_the_bits_of_the_reference(kind: str,
 @apart
 @pytest.mark.parametrize("name", ["all_gather", "all_to_all"])
 def test_long_calls_give_the_bits_of_the_reference(kind: str, name: str) -> None:
-    from gpu.collective_calls import Call, Group, ranks_of
+    from tests.gpu.collective_calls import Call, Group, ranks_of
 
     group = Group(kind, 3 if kind == "twin" else ranks_of(kind, 0))
     rows = 40_000 if kind == "twin" else 4_000_000
@@ -82,7 +82,7 @@ def test_long_calls_give_the_bits_of_the_reference(kind: str, name: str) -> None
 def test_calls_that_repeat_on_changing_inputs_have_the_results_of_each(kind: str) -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group(kind, 2 if kind == "cuda" else 3)
@@ -99,7 +99,7 @@ def test_calls_that_repeat_on_changing_inputs_have_the_results_of_each(kind: str
 
     def work(rank: int, member: cuda.Collectives) -> None:
         for step in steps:
-            # Copies of the last call must have read the input, and peers' have ended.
+            # The last call's copies must have read the input, and peers' have ended.
             inputs[rank].fill_(1000 * step + rank)
             member.all_gather(inputs[rank][:length], out=every[rank], copy_engine=True)
             member.all_to_all(inputs[rank], out=exchanged[rank], copy_engine=True)
@@ -118,7 +118,7 @@ def test_calls_that_repeat_on_changing_inputs_have_the_results_of_each(kind: str
 
 @apart
 def test_calls_by_the_default_of_the_constructor_have_the_results_of_others(kind: str) -> None:
-    from gpu.collective_calls import Call, Group
+    from tests.gpu.collective_calls import Call, Group
 
     group = Group(kind, 2, copy_engine=True)
     calls = [
@@ -134,7 +134,7 @@ def test_calls_by_the_default_of_the_constructor_have_the_results_of_others(kind
 
 
 def failures(group: Any, call: Callable[[int, Any], Any]) -> list[str]:
-    """Errors of all ranks after a call."""
+    """Errors on all ranks after a call."""
     import weft
 
     def work(rank: int, member: Any) -> None:
@@ -152,7 +152,7 @@ def failures(group: Any, call: Callable[[int, Any], Any]) -> list[str]:
 def test_calls_that_differ_between_ranks_raise_on_all(kind: str, what: str) -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group(kind, 2)
@@ -181,7 +181,7 @@ def test_a_rank_that_does_not_call_is_named_and_later_calls_raise(kind: str) -> 
     import torch
 
     import weft
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group(kind, 2, skew_timeout=1.0)
@@ -196,7 +196,7 @@ def test_a_rank_that_does_not_call_is_named_and_later_calls_raise(kind: str) -> 
     first, _ = failures(group, call)
     assert first.startswith("WaitTimeoutError"), first
     assert "rank 1" in first, first
-    # Peers of the failed rank are not in the call: the output has no other writer.
+    # The failed rank's peers are not in the call: the output has no other writer.
     assert bool((outs[0].view(torch.uint8) == 0xFF).all())
     with pytest.raises(weft.WeftError):
         group.members[0].all_gather(inputs[0], out=outs[0], copy_engine=True)
@@ -209,7 +209,7 @@ def test_a_rank_that_does_not_call_is_named_and_later_calls_raise(kind: str) -> 
 def test_what_copy_engines_do_not_carry_is_refused_by_name() -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
     from weft.errors import ConfigurationError
 
@@ -244,7 +244,7 @@ def test_what_copy_engines_do_not_carry_is_refused_by_name() -> None:
 def test_replays_of_a_graph_with_jitter_have_the_results_of_each(length: int) -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group("cuda", 2)
@@ -263,12 +263,12 @@ def test_replays_of_a_graph_with_jitter_have_the_results_of_each(length: int) ->
                     inputs[rank].add_(1 + rank)
                     member.all_gather(inputs[rank][:length], out=every[rank], copy_engine=True)
                     member.all_to_all(inputs[rank], out=exchanged[rank], copy_engine=True)
-                    # Rank 1 has twice the value of rank 0.
+                    # Rank 1 has twice rank 0's value.
                     value = inputs[rank][:1] if rank == 0 else inputs[rank][:1] // 2
                     for out in (every[rank], exchanged[rank]):
                         wrong[rank] += (out[:length] != value).sum()
                         wrong[rank] += (out[length:] != 2 * value).sum()
-                # In place, behind a kernel of another algorithm.
+                # In place, behind another algorithm's kernel.
                 part = every[rank].view(2, -1)[rank]
                 member.all_reduce(part[:64].clone(), algorithm="one_shot")
                 part.fill_(7 + rank)
@@ -297,7 +297,7 @@ def test_replays_of_a_graph_with_jitter_have_the_results_of_each(length: int) ->
 def test_eager_calls_during_a_capture_are_not_part_of_it() -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group("cuda", 2)

@@ -21,7 +21,7 @@ def test_a_rank_that_does_not_call_is_named_in_time(kind: str, algorithm: str) -
     import torch
 
     import weft
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group(kind, 3, skew_timeout=SKEW_SECONDS)
@@ -82,14 +82,14 @@ def test_a_rank_that_does_not_call_is_named_in_time(kind: str, algorithm: str) -
     ],
 )
 def test_processes_get_the_same_bits_and_survive_a_loss(device: Any, memory: Any, how: Any) -> None:
-    from gpu import collective_processes as processes
+    from tests.gpu import collective_processes as processes
 
     ranks = 3 if device == "twin" else 2
     outcome = processes.play(processes.Spec(device, ranks, memory, how))
     assert "failed" not in outcome, outcome
 
 
-#: Each kind of call, with both ways to lose a rank.
+#: Each call kind, with both ways to lose a rank.
 LOSSES = [
     ("stop", "all_reduce"),
     ("stop", "direct"),
@@ -106,7 +106,7 @@ LOSSES = [
 ]
 
 
-# Half of them with the twin, for its time.
+# Half with the twin, for its time.
 @pytest.mark.parametrize(
     ("device", "how", "loop"),
     [
@@ -115,7 +115,7 @@ LOSSES = [
     ],
 )
 def test_a_rank_that_is_lost_in_a_call_is_named(device: Any, how: Any, loop: str) -> None:
-    from gpu import collective_processes as processes
+    from tests.gpu import collective_processes as processes
 
     ranks = 3 if device == "twin" else 2
     outcome = processes.play(processes.Spec(device, ranks, how=how, loop=loop))

@@ -1,4 +1,4 @@
-"""Arguments of device collectives that are refused before any launch."""
+"""Device collective arguments that are refused before any launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 
 def refusals() -> list[tuple[str, str, Callable[[Any, Any], object]]]:
-    """Class and text of an error, and the call of rank 0 of 2 that raises it."""
+    """An error's class and text, and the call on rank 0 of 2 that raises it."""
     import torch
 
     f32 = torch.float32
@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_refused_before_any_launch(kind: str) -> None:
     import torch
 
     import weft
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
 
     group = Group(kind, 2, skew_timeout=5.0)
     member = group.members[0]

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 @pytest.mark.parametrize("seed", range(4))
 def test_calls_on_a_stream_of_their_own_give_the_same_bits(kind: str, seed: int) -> None:
-    from gpu.collective_calls import Group, calls_of, ranks_of
+    from tests.gpu.collective_calls import Group, calls_of, ranks_of
 
     ranks = ranks_of(kind, seed)
     group = Group(kind, ranks)
@@ -27,7 +27,7 @@ def test_calls_on_a_stream_of_their_own_give_the_same_bits(kind: str, seed: int)
 def test_calls_on_two_streams_come_in_their_order(kind: str) -> None:
     import torch
 
-    from gpu.collective_calls import Group, ranks_of
+    from tests.gpu.collective_calls import Group, ranks_of
 
     ranks = ranks_of(kind, 1)
     group = Group(kind, ranks, skew_timeout=10.0)
@@ -60,7 +60,7 @@ def test_calls_on_two_streams_come_in_their_order(kind: str) -> None:
 def test_no_rank_leaves_a_barrier_before_all_have_come(kind: str) -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
 
     if kind == "cuda":
         barriers_of_one_gpu()
@@ -118,8 +118,8 @@ def barriers_of_one_gpu() -> None:
 def test_graphs_are_replayed_in_any_order_with_other_inputs(ranks: int) -> None:
     import torch
 
-    from gpu.collective_calls import Call, Group
-    from gpu.collective_reference import to_bytes
+    from tests.gpu.collective_calls import Call, Group
+    from tests.gpu.collective_reference import to_bytes
 
     group = Group("cuda", ranks)
     sizes, rounds = [(3,), (300_001,), (64,), (70_000,)], 40
@@ -191,7 +191,7 @@ def test_graphs_are_replayed_in_any_order_with_other_inputs(ranks: int) -> None:
 def test_a_first_call_may_be_captured() -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
 
     group = Group("cuda", 2)
     vectors = [
@@ -219,7 +219,7 @@ def test_a_first_call_may_be_captured() -> None:
 def test_a_graph_that_is_replayed_after_the_end_leaves_no_numbers() -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
 
     group = Group("cuda", 2)
     vectors = [torch.ones(100, device=each.device) for each in group.members]
@@ -241,7 +241,7 @@ def test_a_graph_that_is_replayed_after_the_end_leaves_no_numbers() -> None:
 
 
 def test_replays_with_delays_give_right_sums(kind: str) -> None:
-    from gpu import collective_replays as replays
+    from tests.gpu import collective_replays as replays
 
     ranks, count = (3, 3) if kind == "twin" else (2, 500)
     outcome = replays.play(ranks, count, 4, kind)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 def test_calls_that_repeat_on_changing_inputs_have_the_results_of_each(kind: str) -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group(kind, 2 if kind == "cuda" else 3)
@@ -54,7 +54,7 @@ def test_calls_that_repeat_on_changing_inputs_have_the_results_of_each(kind: str
 def test_long_calls_of_symmetric_tensors_are_direct_by_default() -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group("twin", 2)
@@ -71,7 +71,7 @@ def test_long_calls_of_symmetric_tensors_are_direct_by_default() -> None:
 def test_direct_calls_that_differ_between_ranks_raise_on_all(kind: str, what: str) -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group(kind, 2)
@@ -109,7 +109,7 @@ def test_direct_calls_that_differ_between_ranks_raise_on_all(kind: str, what: st
 
 
 def differing(group: Any, call: Callable[[int, Any], Any]) -> list[str]:
-    """Errors of all ranks after a call."""
+    """Errors on all ranks after a call."""
     import weft
 
     def work(rank: int, member: Any) -> None:
@@ -125,7 +125,7 @@ def differing(group: Any, call: Callable[[int, Any], Any]) -> list[str]:
 def test_what_is_not_symmetric_is_refused_by_name() -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
     from weft.errors import ConfigurationError
 
@@ -159,7 +159,7 @@ def test_what_is_not_symmetric_is_refused_by_name() -> None:
 def test_symmetric_memory_outlives_the_group() -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group("twin", 2)
@@ -174,7 +174,7 @@ def test_symmetric_memory_outlives_the_group() -> None:
 def test_replays_of_a_graph_with_jitter_give_the_bits_of_the_reference() -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group("cuda", 2)

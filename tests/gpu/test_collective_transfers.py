@@ -1,4 +1,4 @@
-"""Send, receive and batches of them beside the tensors that were sent, bit by bit."""
+"""Send, receive and batches beside the tensors that were sent, bit by bit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SKEW_SECONDS, GRACE_SECONDS = 1.0, 4.0
 def test_random_batches_after_each_other_arrive_whole(kind: str, seed: int) -> None:
     import torch
 
-    from gpu.collective_calls import Group, ranks_of
-    from gpu.collective_messages import drawn
+    from tests.gpu.collective_calls import Group, ranks_of
+    from tests.gpu.collective_messages import drawn
 
     torch.manual_seed(seed)
     chance = random.Random(seed)
@@ -50,8 +50,8 @@ def test_random_batches_after_each_other_arrive_whole(kind: str, seed: int) -> N
 
 
 def test_long_messages_in_all_directions_share_a_kernel(kind: str) -> None:
-    from gpu.collective_calls import Group, ranks_of
-    from gpu.collective_messages import message
+    from tests.gpu.collective_calls import Group, ranks_of
+    from tests.gpu.collective_messages import message
 
     group = Group(kind, 3 if kind == "twin" else ranks_of(kind, 0))
     ranks, count = len(group.members), 700_001 if kind == "twin" else 20_000_003
@@ -75,7 +75,7 @@ def test_long_messages_in_all_directions_share_a_kernel(kind: str) -> None:
 def test_a_pipeline_of_ranks_needs_no_batch(kind: str) -> None:
     import torch
 
-    from gpu.collective_calls import Group, ranks_of
+    from tests.gpu.collective_calls import Group, ranks_of
 
     group = Group(kind, ranks_of(kind, 2))
     last, steps = len(group.members) - 1, 40
@@ -105,8 +105,8 @@ def test_a_pipeline_of_ranks_needs_no_batch(kind: str) -> None:
 
 
 def test_a_batch_may_run_on_the_communication_stream(kind: str) -> None:
-    from gpu.collective_calls import Group
-    from gpu.collective_messages import message
+    from tests.gpu.collective_calls import Group
+    from tests.gpu.collective_messages import message
     from weft import cuda
 
     group = Group(kind, 2)
@@ -135,7 +135,7 @@ def test_arguments_that_do_not_fit_are_named_before_any_launch(kind: str) -> Non
     import torch
 
     import weft
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group(kind, 2)
@@ -178,7 +178,7 @@ def test_arguments_that_do_not_fit_are_named_before_any_launch(kind: str) -> Non
 
 
 def failures(group: Any, work: Any) -> tuple[list[str], float]:
-    """Errors of all ranks after calls that fail, and the seconds until then."""
+    """Errors on all ranks after calls that fail, and the seconds until then."""
     import weft
 
     def one(rank: int, member: cuda.Collectives) -> None:
@@ -198,8 +198,8 @@ def poisoned(tensor: torch.Tensor) -> bool:
 
 
 def test_a_rank_that_does_not_send_is_named_in_time(kind: str) -> None:
-    from gpu.collective_calls import Group
-    from gpu.collective_messages import message
+    from tests.gpu.collective_calls import Group
+    from tests.gpu.collective_messages import message
 
     group = Group(kind, 2, skew_timeout=SKEW_SECONDS)
     missing = message(group.members, 1, 0, 50_000)
@@ -215,8 +215,8 @@ def test_a_rank_that_does_not_send_is_named_in_time(kind: str) -> None:
 
 
 def test_long_sends_towards_each_other_end_by_the_timeout(kind: str) -> None:
-    from gpu.collective_calls import Group
-    from gpu.collective_messages import message
+    from tests.gpu.collective_calls import Group
+    from tests.gpu.collective_messages import message
 
     group = Group(kind, 2, skew_timeout=SKEW_SECONDS)
     there, back = (message(group.members, rank, 1 - rank, 4_000_000) for rank in (0, 1))
@@ -229,14 +229,14 @@ def test_long_sends_towards_each_other_end_by_the_timeout(kind: str) -> None:
 
     errors, took = failures(group, work)
     assert took < SKEW_SECONDS + GRACE_SECONDS
-    # The rank whose wait ends first ends that of the other one.
+    # The rank whose wait ends first ends the other one's.
     assert any("send" in each for each in errors), errors
     assert all(errors), errors
 
 
 def test_messages_of_other_lengths_are_an_error_of_the_receiver(kind: str) -> None:
-    from gpu.collective_calls import Group
-    from gpu.collective_messages import message
+    from tests.gpu.collective_calls import Group
+    from tests.gpu.collective_messages import message
 
     group = Group(kind, 2, skew_timeout=SKEW_SECONDS)
     short, long = (message(group.members, 0, 1, count) for count in (7, 5000))
@@ -257,7 +257,7 @@ def test_messages_of_other_lengths_are_an_error_of_the_receiver(kind: str) -> No
 def test_a_captured_batch_is_replayed(own_context: None) -> None:
     import torch
 
-    from gpu.collective_calls import Group
+    from tests.gpu.collective_calls import Group
     from weft import cuda
 
     group = Group("cuda", 2)

@@ -1,4 +1,4 @@
-"""Results of device collectives beside a reference on the CPU, bit by bit."""
+"""Results from device collectives beside a reference on the CPU, bit by bit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_calls_after_each_other_give_the_bits_of_the_reference(kind: str, seed: int) -> None:
-    from gpu.collective_calls import Group, calls_of, ranks_of
+    from tests.gpu.collective_calls import Group, calls_of, ranks_of
 
     ranks = ranks_of(kind, seed)
     group = Group(kind, ranks)
-    # An allocation between launches could wait for kernels of a rank on the same GPU.
+    # An allocation between launches could wait for a rank's kernels on the same GPU.
     group.verify(calls_of(seed, ranks, 25, allocate=not group.shared), seed)
     group.close()
 
@@ -28,7 +28,7 @@ def test_random_calls_after_each_other_give_the_bits_of_the_reference(kind: str,
 @pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_that_share_gpus_give_the_bits_of_the_reference(ranks: int, seed: int) -> None:
-    from gpu.collective_calls import Group, calls_of
+    from tests.gpu.collective_calls import Group, calls_of
 
     group = Group("cuda", ranks)
     group.verify(calls_of(100 + seed, ranks, 25, allocate=False), seed)
@@ -37,10 +37,10 @@ def test_ranks_that_share_gpus_give_the_bits_of_the_reference(ranks: int, seed: 
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "direct"])
 def test_every_op_of_every_dtype_gives_the_bits_of_the_reference(kind: str, algorithm: str) -> None:
-    from gpu.collective_calls import Call, Group, ranks_of
-    from gpu.collective_reference import BITWISE, FLOATS, INTEGERS, OPS
+    from tests.gpu.collective_calls import Call, Group, ranks_of
+    from tests.gpu.collective_reference import BITWISE, FLOATS, INTEGERS, OPS
 
-    # Kernels are compiled for each pair: on a GPU a part of them.
+    # Kernels are compiled for each pair: on a GPU only some.
     pairs = [(op, dtype) for dtype in (*INTEGERS, *FLOATS) for op in OPS]
     pairs += [(op, dtype) for dtype in INTEGERS for op in BITWISE]
     if kind == "cuda":
@@ -69,8 +69,8 @@ def test_every_op_of_every_dtype_gives_the_bits_of_the_reference(kind: str, algo
 def test_every_pair_of_float8_numbers_has_the_bits_of_torch(kind: str, dtype: str) -> None:
     import torch
 
-    from gpu.collective_calls import Group
-    from gpu.collective_reference import OPS, reduce
+    from tests.gpu.collective_calls import Group
+    from tests.gpu.collective_reference import OPS, reduce
 
     number = getattr(torch, dtype)
     codes = torch.arange(256, dtype=torch.uint8)
@@ -104,7 +104,7 @@ def test_every_pair_of_float8_numbers_has_the_bits_of_torch(kind: str, dtype: st
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
 def test_long_vectors_give_the_bits_of_the_reference(kind: str, name: str, symmetric: bool) -> None:
-    from gpu.collective_calls import Call, Group, ranks_of
+    from tests.gpu.collective_calls import Call, Group, ranks_of
 
     ranks = 3 if kind == "twin" else ranks_of(kind, 0)
     group = Group(kind, ranks)
@@ -130,7 +130,7 @@ def test_long_vectors_give_the_bits_of_the_reference(kind: str, name: str, symme
 def test_algorithms_and_runs_give_the_same_bits_on_all_ranks(kind: str) -> None:
     import torch
 
-    from gpu.collective_calls import Group, ranks_of
+    from tests.gpu.collective_calls import Group, ranks_of
 
     group = Group(kind, ranks_of(kind, 1))
     generator = torch.Generator().manual_seed(3)

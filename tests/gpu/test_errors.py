@@ -11,8 +11,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gpu.case import Batch, Shape
-    from gpu.side import Guarded, Side
+    from tests.gpu.case import Batch, Shape
+    from tests.gpu.side import Guarded, Side
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
@@ -29,14 +29,14 @@ def begun(side: Side, sent: list[Batch]) -> None:
 
 
 def group(kind: str, shape: Shape, **more: Any) -> Side:
-    from gpu.side import Side
+    from tests.gpu.side import Side
 
     return Side(shape, kind, **({"skew_timeout": SKEW_SECONDS} | more))
 
 
 def batches(side: Side, seed: int = 0, routing: str = "uniform") -> list[Batch]:
     """Full batches without a count."""
-    from gpu.case import Chance
+    from tests.gpu.case import Chance
 
     chance, shape = Chance(seed), side.shape
 
@@ -50,7 +50,7 @@ def batches(side: Side, seed: int = 0, routing: str = "uniform") -> list[Batch]:
 
 
 def outcome(side: Side, rank: int, calls: Iterable[Callable[[], object]]) -> Exception | None:
-    """Make calls, wait for the device, and return the error of a call or of a check after them."""
+    """Make calls, wait for the device, and return a call's error or a later check's."""
     import weft
 
     native = side.ranks[rank].native
@@ -66,14 +66,14 @@ def outcome(side: Side, rank: int, calls: Iterable[Callable[[], object]]) -> Exc
 
 
 def poisoned(output: Guarded) -> bool:
-    """True if every byte of an output is the poison of a failed round."""
-    from gpu.case import POISON
+    """True if every output byte is a failed round's poison."""
+    from tests.gpu.case import POISON
 
     return bool((output.own == POISON).all())
 
 
 def dispatched(side: Side, rank: int, given: Batch, channel: int = 0) -> list[Callable[[], object]]:
-    """Both halves of dispatch at a rank."""
+    """Both dispatch halves at a rank."""
     each = side.ranks[rank]
     return [
         lambda: each.native.dispatch_send(each.on, channel, *each.inputs(given)),
@@ -82,7 +82,7 @@ def dispatched(side: Side, rank: int, given: Batch, channel: int = 0) -> list[Ca
 
 
 def combined(side: Side, rank: int, given: Batch, channel: int = 0) -> list[Callable[[], object]]:
-    """Both halves of combine at a rank."""
+    """Both combine halves at a rank."""
     each = side.ranks[rank]
     outputs = each.scratch.outputs.data_ptr()
     counted = each.counted(given)
@@ -98,7 +98,7 @@ PATHS = ["packets", "latency", "bandwidth"]
 @pytest.mark.parametrize("path", PATHS)
 def test_a_rank_that_does_not_dispatch_is_named_in_time(kind: str, path: str) -> None:
     import weft
-    from gpu.case import Shape
+    from tests.gpu.case import Shape
 
     side = group(kind, Shape(ranks=3, path=path))
     sent = batches(side)
@@ -138,7 +138,7 @@ def test_a_rank_that_does_not_dispatch_is_named_in_time(kind: str, path: str) ->
 @pytest.mark.parametrize("path", PATHS)
 def test_a_rank_that_does_not_combine_is_named_in_time(kind: str, path: str) -> None:
     import weft
-    from gpu.case import Shape
+    from tests.gpu.case import Shape
 
     side = group(kind, Shape(ranks=2, path=path))
     sent = batches(side)
@@ -157,7 +157,7 @@ def test_a_rank_that_does_not_combine_is_named_in_time(kind: str, path: str) -> 
 
 def test_calls_out_of_order_are_refused(kind: str) -> None:
     import weft
-    from gpu.case import Shape
+    from tests.gpu.case import Shape
 
     shape = Shape(ranks=1)
     side = group(kind, shape)
@@ -184,7 +184,7 @@ def test_two_launches_at_once_on_one_channel_are_noticed() -> None:
     import torch
 
     import weft
-    from gpu.case import Shape
+    from tests.gpu.case import Shape
 
     side = group("cuda", Shape(ranks=2))
     sent = batches(side)
@@ -207,9 +207,9 @@ def test_two_launches_at_once_on_one_channel_are_noticed() -> None:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("wrong", ["too large", "named twice"])
 def test_wrong_expert_ids_are_told_and_the_group_goes_on(kind: str, path: str, wrong: str) -> None:
-    from gpu.case import Shape
-    from gpu.compare import differences
-    from gpu.reference import Reference
+    from tests.gpu.case import Shape
+    from tests.gpu.compare import differences
+    from tests.gpu.reference import Reference
 
     side = group(kind, Shape(ranks=2, top_k=3, path=path))
     sent = batches(side)
@@ -234,9 +234,9 @@ def test_wrong_expert_ids_are_told_and_the_group_goes_on(kind: str, path: str, w
 @pytest.mark.parametrize("layout", ["contiguous", "indexed", "padded", "dense"])
 @pytest.mark.parametrize("path", PATHS)
 def test_a_round_beyond_the_capacity_is_told_everywhere(kind: str, path: str, layout: str) -> None:
-    from gpu.case import Shape
-    from gpu.compare import differences
-    from gpu.reference import Reference
+    from tests.gpu.case import Shape
+    from tests.gpu.compare import differences
+    from tests.gpu.reference import Reference
 
     if path == "packets" and layout == "indexed":
         path = "latency"
@@ -264,10 +264,10 @@ def test_a_round_beyond_the_capacity_is_told_everywhere(kind: str, path: str, la
 @pytest.mark.parametrize("path", PATHS)
 def test_epochs_begin_again_after_the_last(kind: str, path: str) -> None:
     """Words are set to their values after slightly less than 2^32 rounds."""
-    from gpu.case import Shape
-    from gpu.compare import differences
-    from gpu.heap import set_epochs
-    from gpu.reference import Reference
+    from tests.gpu.case import Shape
+    from tests.gpu.compare import differences
+    from tests.gpu.heap import set_epochs
+    from tests.gpu.reference import Reference
 
     side = group(kind, Shape(ranks=2, layout="contiguous", path=path, channels=2))
     set_epochs(side, 2**32 - 4)
@@ -283,8 +283,8 @@ def test_epochs_begin_again_after_the_last(kind: str, path: str) -> None:
 def test_no_round_has_the_epoch_that_memory_begins_with(kind: str, path: str) -> None:
     """An unused slot, in the round after the last epoch."""
     import weft
-    from gpu.case import Shape
-    from gpu.heap import announce, set_epochs
+    from tests.gpu.case import Shape
+    from tests.gpu.heap import announce, set_epochs
 
     side = group(kind, Shape(ranks=2, path=path))
     sent = batches(side)
@@ -302,10 +302,10 @@ def test_no_round_has_the_epoch_that_memory_begins_with(kind: str, path: str) ->
 def test_rows_that_were_announced_and_never_come_end_the_round(
     kind: str, path: str, layout: str
 ) -> None:
-    """Some lanes of a warp time out; others have no wait."""
+    """Some lanes in a warp time out; others have no wait."""
     import weft
-    from gpu.case import Shape
-    from gpu.heap import announce
+    from tests.gpu.case import Shape
+    from tests.gpu.heap import announce
 
     if (path, layout) == ("packets", "indexed"):
         pytest.skip("rows of packets do not stay where they landed")
@@ -323,10 +323,10 @@ def test_rows_that_were_announced_and_never_come_end_the_round(
 
 @pytest.mark.parametrize("path", PATHS)
 def test_tokens_that_combine_alone_is_told_of_have_sums_of_zero(kind: str, path: str) -> None:
-    """The count of the tokens that exist grows between dispatch and combine."""
+    """The number of tokens that exist grows between dispatch and combine."""
     from dataclasses import replace
 
-    from gpu.case import Shape
+    from tests.gpu.case import Shape
 
     side = group(kind, Shape(ranks=2, path=path))
     sent, few = batches(side), side.shape.max_tokens // 2

@@ -1,11 +1,11 @@
-"""Operators of torch and the compiler pass of `weft.fused` on two GPUs, over NCCL."""
+"""Torch operators and the `weft.fused` compiler pass on two GPUs, over NCCL."""
 
 from typing import Any
 
 import pytest
 
-import ranks
-import test_fused_compile as interpreted
+from tests import ranks
+from tests.fused import test_fused_compile as interpreted
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(400)]
 
@@ -18,7 +18,7 @@ def results() -> list[Any]:
 
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
-    return ranks.run("fused_compile_calls.calls", 2, timeout=380, quiet=False, device="cuda")
+    return ranks.run("fused.compile_calls.calls", 2, timeout=380, quiet=False, device="cuda")
 
 
 def test_operators_run_as_under_the_interpreter(results: list[Any]) -> None:
@@ -28,7 +28,7 @@ def test_operators_run_as_under_the_interpreter(results: list[Any]) -> None:
 
 
 def test_graphs_are_substituted_as_under_the_interpreter(results: list[Any]) -> None:
-    interpreted.test_products_beside_collectives_are_substituted_with_equal_results(results)
+    interpreted.test_gemms_beside_collectives_are_substituted_with_equal_results(results)
     interpreted.test_refusals_are_counted_and_logged_with_their_reasons(results)
     interpreted.test_a_ranking_model_is_fused(results)
     interpreted.test_a_loaded_ranking_model_runs_unfused_beside_one_without_the_pass(results)
@@ -43,7 +43,7 @@ def test_graphs_are_substituted_as_under_the_interpreter(results: list[Any]) -> 
 def test_ranks_agree_as_under_the_interpreter(results: list[Any]) -> None:
     interpreted.test_places_are_substituted_where_all_ranks_have_them(results)
     interpreted.test_graphs_with_other_collectives_are_not_substituted(results)
-    interpreted.test_a_product_between_collectives_is_in_one_place(results)
+    interpreted.test_a_gemm_between_collectives_is_in_one_place(results)
     interpreted.test_a_rank_without_the_pass_has_the_others_substitute_nothing(results)
     interpreted.test_ranks_with_other_flags_substitute_nothing(results)
     interpreted.test_graphs_from_the_cache_run_fused_on_all_ranks_or_on_none(results)
@@ -63,9 +63,9 @@ def test_operators_of_float8_run_as_under_the_interpreter() -> None:
 
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
-    found = ranks.run("fused_compile_calls.float8", 2, timeout=200, quiet=False, device="cuda")
+    found = ranks.run("fused.compile_calls.float8", 2, timeout=200, quiet=False, device="cuda")
     interpreted.test_operators_of_float8_have_results_of_torch(found)
-    interpreted.test_products_of_float8_beside_collectives_are_substituted(found)
+    interpreted.test_gemms_of_float8_beside_collectives_are_substituted(found)
 
 
 def test_operators_are_captured_and_replayed(results: list[Any]) -> None:

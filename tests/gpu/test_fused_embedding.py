@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-import ranks
-import test_fused_embedding as interpreted
+from tests import ranks
+from tests.fused import test_fused_embedding as interpreted
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(400)]
 
@@ -17,10 +17,10 @@ def results(request: pytest.FixtureRequest) -> list[Any]:
     import torch
 
     count, scale = request.param
-    # Up to four ranks may share a GPU: they take turns of milliseconds.
+    # Up to four ranks may share a GPU: each takes millisecond turns.
     if count > 4 * torch.cuda.device_count():
         pytest.skip(f"needs {-(-count // 4)} GPUs")
-    call = "fused_embedding_calls.calls"
+    call = "fused.embedding_calls.calls"
     found = ranks.run(call, count, timeout=390, quiet=False, device="cuda", scale=scale)
     expected = {*interpreted.ALL, "forward bfloat16", "graph"}
     assert all(set(result) == expected for result in found)
@@ -37,5 +37,5 @@ def test_results_are_those_of_torch(results: list[Any]) -> None:
 
 
 def test_a_rank_that_does_not_call_is_named() -> None:
-    found = ranks.run("fused_embedding_calls.silent", 2, timeout=100, quiet=False, device="cuda")
+    found = ranks.run("fused.embedding_calls.silent", 2, timeout=100, quiet=False, device="cuda")
     interpreted.check_silent(found)

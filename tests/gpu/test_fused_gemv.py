@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-import ranks
-import test_fused_gemv as interpreted
+from tests import ranks
+from tests.fused import test_fused_gemv as interpreted
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(400)]
 
@@ -16,11 +16,11 @@ pytest.importorskip("triton")
 def results(request: pytest.FixtureRequest) -> list[Any]:
     import torch
 
-    # Up to four ranks may share a GPU: they take turns of milliseconds.
+    # Up to four ranks may share a GPU: each takes millisecond turns.
     if request.param > 4 * torch.cuda.device_count():
         pytest.skip(f"needs {-(-request.param // 4)} GPUs")
     return ranks.run(
-        "fused_gemv_calls.calls",
+        "fused.gemv_calls.calls",
         request.param,
         timeout=390,
         quiet=False,
@@ -33,7 +33,7 @@ def results(request: pytest.FixtureRequest) -> list[Any]:
 
 def test_sums_residuals_and_norms_are_those_of_torch(results: list[Any]) -> None:
     interpreted.test_sums_residuals_and_norms_are_those_of_torch(results)
-    interpreted.test_the_product_without_communication_is_that_of_torch(results)
+    interpreted.test_the_gemv_without_communication_gives_the_result_of_torch(results)
 
 
 def test_all_ranks_have_the_same_bits(results: list[Any]) -> None:
@@ -65,6 +65,6 @@ def test_invalid_arguments_are_rejected_by_name(results: list[Any]) -> None:
 @pytest.mark.parametrize("operator", ["gemv_all_reduce", "packets", "flags"])
 def test_a_rank_that_does_not_call_is_named(operator: str) -> None:
     found = ranks.run(
-        "fused_gemv_calls.missing", 2, timeout=100, quiet=False, operator=operator, device="cuda"
+        "fused.gemv_calls.missing", 2, timeout=100, quiet=False, operator=operator, device="cuda"
     )
     interpreted.check_missing(*found)

@@ -1,12 +1,12 @@
-"""Traces of fused operators on GPUs; keeps files for Perfetto and pictures in WEFT_TIMELINES."""
+"""Fused operator traces on GPUs; keeps files for Perfetto and pictures in WEFT_TIMELINES."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-import ranks
-import test_fused_tracing as interpreted
+from tests import ranks
+from tests.fused import test_fused_tracing as interpreted
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -22,7 +22,7 @@ def test_traced_calls_have_equal_results_and_spans(count: int, tmp_path: Path) -
     folder = Path(os.environ.get("WEFT_TIMELINES", tmp_path)) / f"{count}-ranks"
     folder.mkdir(parents=True, exist_ok=True)
     found = ranks.run(
-        "fused_tracing_calls.traced",
+        "fused.tracing_calls.traced",
         count,
         timeout=290,
         quiet=False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import weft
-from engines import removed
+from tests.adapters.engines import removed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ def place_of(kind: str) -> str:
 
 
 def inputs(place: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, ids of which some are masked, weights."""
+    """Tokens, ids with some masked, weights."""
     import torch
 
     random = torch.Generator().manual_seed(seed)
@@ -50,7 +50,7 @@ def inputs(place: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch
 def gradients(
     all_to_all: weft.moe.AllToAll, place: str, upstream: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """The result, and gradients of tokens and weights, with experts that multiply by three."""
+    """The result, and token and weight gradients, with experts that multiply by three."""
     tokens, ids, weights = inputs(place)
     tokens.requires_grad_()
     weights.requires_grad_()
@@ -78,7 +78,7 @@ def test_gradients_are_those_of_the_cpu(
     for here, there in zip(found[:2], expected[:2], strict=True):
         assert torch.equal(here, there)
     tokens, ids, _ = inputs("cpu")
-    # The order of the sum differs.
+    # The sum order differs.
     size = (3 * tokens.double() * upstream.double()).abs().sum(-1, keepdim=True) * (ids >= 0)
     allowed = 2 * (64 + 2) * SINGLE * size
     assert ((found[2] - expected[2]).double().abs() <= allowed).all()
@@ -134,32 +134,31 @@ def test_a_graph_of_forward_and_backward_pass_is_replayed(communicator: weft.Com
 def layer(
     engine: str, kind: str, communicator: weft.Communicator
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]:
-    """A layer of an engine's stand-in whose experts take batches with their padding."""
+    """An engine stand-in's layer whose experts take padded batches."""
     import torch
 
-    import engines.sglang
-    import engines.vllm
-    from workers.adapters import adapter
+    from tests.adapters.engines import sglang, vllm
+    from tests.workers.adapters.layers import adapter
 
     all_to_all = weft.moe.AllToAll(communicator, device=kind, layout="padded", **SHAPE)
     module, random = adapter(engine), torch.Generator().manual_seed(9)
     first = torch.randn(4, 2 * 32, 64, generator=random).to(place_of(kind)) / 8
     second = torch.randn(4, 64, 32, generator=random).to(place_of(kind)) / 8
     if engine == "sglang":
-        whole = engines.sglang.Layer(module.Dispatcher(all_to_all), first, second, whole=True)
+        whole = sglang.Layer(module.Dispatcher(all_to_all), first, second, whole=True)
         return lambda tokens, ids, weights: (
-            whole(tokens, engines.sglang.StandardTopKOutput(weights, ids, None), halves=False),
+            whole(tokens, sglang.StandardTopKOutput(weights, ids, None), halves=False),
         )
     parts = module.PrepareAndFinalize(all_to_all)
-    runner = engines.vllm.Experts(
+    runner = vllm.Experts(
         batched=True,
-        left=engines.vllm.TopKWeightAndReduceDelegate(),
-        quant_config=engines.vllm.QuantConfig(),
+        left=vllm.TopKWeightAndReduceDelegate(),
+        quant_config=vllm.QuantConfig(),
         whole=True,
         max_num_tokens=parts.max_num_tokens_per_rank(),
         num_dispatchers=parts.num_dispatchers(),
     )
-    kernel, local = engines.vllm.Kernel(parts, runner), torch.arange(4).to(place_of(kind))
+    kernel, local = vllm.Kernel(parts, runner), torch.arange(4).to(place_of(kind))
     return lambda tokens, ids, weights: (
         kernel(tokens, first, second, weights, ids, 4, local, asynchronous=False),
     )
@@ -177,7 +176,7 @@ def test_a_layer_of_an_engine_is_right(
     (expected,) = layer(engine, "twin", communicator)(*inputs("cpu"))
     weft.check()
     assert expected.abs().max() > 0.1
-    # Products of another library, with sums in a different order.
+    # Another library's GEMMs, with sums in a different order.
     assert torch.allclose(found.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 

@@ -10,7 +10,7 @@ import pytest
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
-#: The twin has one kind of memory, and no graphs.
+#: The twin has one memory kind, and no graphs.
 WAYS: list[Any] = [("twin", "fd", "eager")] + [
     pytest.param("cuda", memory, launches, marks=pytest.mark.gpu)
     for memory in ("fd", "ipc")
@@ -27,7 +27,7 @@ def test_survivors_raise_in_time_and_go_on(
     how: Literal["kill", "stop"],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from gpu import loss
+    from tests.gpu import loss
 
     ranks, times = (2, 3) if device == "cuda" else (3, 1)
     line = loss.summary(loss.Spec(device, ranks, memory, launches, how), times, seed=7)

@@ -1,4 +1,4 @@
-"""Kept plans, counts on the host, and outputs with exactly the rows of the round."""
+"""Kept plans, counts on the host, and outputs with exactly the round's rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_handle_takes_other_tokens_to_the_same_places(kind: str, seed: int) -> None:
-    from gpu.plans import Group, batch, draw, same, see
+    from tests.gpu.plans import Group, batch, draw, same, see
 
     chance = random.Random(seed)
     group = Group(kind, RANKS, **draw(chance, PATHS[seed % 3]))
@@ -67,7 +67,7 @@ def test_a_handle_takes_other_tokens_to_the_same_places(kind: str, seed: int) ->
 
 
 def test_a_handle_is_good_for_an_all_to_all_of_another_hidden(kind: str) -> None:
-    from gpu.plans import Group, batch, same, see
+    from tests.gpu.plans import Group, batch, same, see
 
     chance = random.Random(1)
     one = Group(kind, RANKS, **SMALL)
@@ -97,7 +97,7 @@ def test_a_handle_is_good_for_an_all_to_all_of_another_hidden(kind: str) -> None
 def test_what_a_handle_cannot_do_is_refused(kind: str) -> None:
     import torch
 
-    from gpu.plans import Group, batch
+    from tests.gpu.plans import Group, batch
     from weft.errors import ConfigurationError, ShapeError, StageError
 
     group = Group(kind, RANKS, **SMALL)
@@ -153,7 +153,7 @@ def test_what_a_handle_cannot_do_is_refused(kind: str) -> None:
 @pytest.mark.parametrize("new", [False, True], ids=["another", "none"])
 @pytest.mark.parametrize("path", PATHS)
 def test_ranks_that_pass_different_handles_end_the_group(kind: str, path: str, new: bool) -> None:
-    from gpu.plans import Group, batch, see
+    from tests.gpu.plans import Group, batch, see
 
     group = Group(kind, RANKS, **SMALL | {"path": path, "max_tokens": 8})
     chance = random.Random(3)
@@ -180,7 +180,7 @@ def test_ranks_that_pass_different_handles_end_the_group(kind: str, path: str, n
 
 @pytest.mark.parametrize("seed", range(12))
 def test_counts_on_the_host_make_tensors_of_just_that_size(kind: str, seed: int) -> None:
-    from gpu.plans import Group, batch, draw, same, see
+    from tests.gpu.plans import Group, batch, draw, same, see
 
     chance = random.Random(100 + seed)
     group = Group(kind, RANKS, **draw(chance, PATHS[seed % 3]))
@@ -216,7 +216,7 @@ def test_counts_on_the_host_make_tensors_of_just_that_size(kind: str, seed: int)
 def test_outputs_have_as_many_rows_as_are_needed_and_fewer_are_noticed(
     kind: str, path: str
 ) -> None:
-    from gpu.plans import Group, batch, same, see
+    from tests.gpu.plans import Group, batch, same, see
 
     group = Group(kind, RANKS, **SMALL | {"path": path, "max_tokens": 8, "pad_to": 4})
     chance = random.Random(5)
@@ -247,7 +247,7 @@ def test_outputs_have_as_many_rows_as_are_needed_and_fewer_are_noticed(
 
 
 def test_counts_that_do_not_come_are_not_waited_for_without_end(kind: str) -> None:
-    from gpu.plans import Group, batch, see
+    from tests.gpu.plans import Group, batch, see
     from weft.errors import StageError, WaitTimeoutError
 
     if kind == "twin":
@@ -280,7 +280,7 @@ def test_counts_that_do_not_come_are_not_waited_for_without_end(kind: str) -> No
 def test_graphs_keep_plans_and_go_by_them() -> None:
     import torch
 
-    from gpu.plans import Group, batch, same, see
+    from tests.gpu.plans import Group, batch, same, see
     from weft.errors import StageError
 
     group = Group("cuda", RANKS, **SMALL)
@@ -317,7 +317,7 @@ def test_graphs_keep_plans_and_go_by_them() -> None:
             assert torch.equal(rows.cpu()[real], right.tokens)
 
     def eager(rank: int, member: cuda.AllToAll) -> Any:
-        # Calls outside of a graph also use the plan that it kept.
+        # Calls outside a graph also use the plan that it kept.
         return see(member, member.dispatch(sent[rank].others, handle=received[rank][0]), False)
 
     assert all(map(same, group.run(eager), results))

@@ -1,4 +1,4 @@
-"""Accelerator nodes whose model takes tensors of a GPU: answers, streams, failures, ends."""
+"""Accelerator nodes whose model takes tensors on a GPU: answers, streams, failures, ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(120)]
 
-#: Clock cycles of a kernel that keeps the model's stream busy for about a millisecond.
+#: Clock cycles in a kernel that keeps the model's stream busy for about a millisecond.
 MILLISECOND = 1_500_000
 BYTES = 150_528
 
@@ -88,7 +88,7 @@ def test_outputs_may_be_on_the_host(place: str) -> None:
     def model(batch: Any) -> Any:
         torch.cuda._sleep(MILLISECOND)
         if place.endswith("under way"):
-            # Of another type than the output's: converted after the copy.
+            # In a type other than the output's: converted after the copy.
             target = torch.empty(batch.shape, dtype=torch.int16, pin_memory=True)
             target.copy_(batch + 1, non_blocking=True)
             if place.startswith("list"):

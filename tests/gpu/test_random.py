@@ -1,6 +1,6 @@
 """Random shapes and routings: the kernels, their CPU twin and plain arithmetic give the same bits.
 
-`WEFT_SEED`: replay the shape of one seed. `WEFT_SEEDS`: number of shapes.
+`WEFT_SEED`: replay the shape of one seed, for example 7. `WEFT_SEEDS`: shape count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from gpu.case import Shape
+    from tests.gpu.case import Shape
 
 pytestmark = pytest.mark.torch
 
@@ -25,15 +25,15 @@ COMPARISONS = 500
 
 
 def seeds(kind: str) -> list[int]:
-    """Seeds of the shapes."""
+    """Seeds for the shapes."""
     if "WEFT_SEED" in os.environ:
         return [int(os.environ["WEFT_SEED"])]
     return list(range(int(os.environ.get("WEFT_SEEDS", SHAPES[kind]))))
 
 
 def compiled(shape: Shape) -> None:
-    """Compile the kernels of a shape into the cache."""
-    from gpu.side import native_group
+    """Compile a shape's kernels into the cache."""
+    from tests.gpu.side import native_group
 
     for native in native_group(shape, "cuda"):
         native.abandon()
@@ -41,10 +41,10 @@ def compiled(shape: Shape) -> None:
 
 @pytest.mark.timeout(900)
 def test_random_rounds_are_the_same_bits(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from gpu.case import Chance
-    from gpu.compare import Rounds, compare
-    from gpu.reference import Reference
-    from gpu.side import Mode, Side
+    from tests.gpu.case import Chance
+    from tests.gpu.compare import Rounds, compare
+    from tests.gpu.reference import Reference
+    from tests.gpu.side import Mode, Side
 
     fused: list[Mode] = ["fused", "graph", "graph", "graph"] if kind == "cuda" else ["fused"] * 2
     modes: list[Mode] = ["halves", "halves", "halves", *fused, "halves", "fused"]

@@ -1,8 +1,8 @@
-"""Tensors of torch on a GPU are registered in place, as sources of writes."""
+"""Torch tensors on a GPU are registered in place, as sources of writes."""
 
 import pytest
 
-import ranks
+from tests import ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 def test_tensors_on_a_gpu_are_sources() -> None:
     environment = {"WEFT_PROVIDERS": "copy"}
     results = ranks.run(
-        "device_tensor.sent", 2, "copy", timeout=100, environment=environment, kind="cuda"
+        "group.device_tensor.sent", 2, "copy", timeout=100, environment=environment, kind="cuda"
     )
     for result in results:
         assert result["device"] == "cuda:0"

@@ -1,4 +1,4 @@
-"""Calls behind an event, and on a stream of their own."""
+"""Calls behind an event, and on a separate stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_calls_on_a_stream_of_their_own_give_the_same_bits(
 ) -> None:
     import torch
 
-    from gpu.plans import Group, batch, outputs, same, see
+    from tests.gpu.plans import Group, batch, outputs, same, see
 
     group = Group(kind, RANKS, **SHAPE | {"layout": layout})
     chance = random.Random(1)
@@ -79,7 +79,7 @@ def test_calls_on_a_stream_of_their_own_give_the_same_bits(
 def test_what_is_behind_an_event_does_not_wait_for_the_rest_of_its_stream() -> None:
     import torch
 
-    from gpu.plans import Group, batch
+    from tests.gpu.plans import Group, batch
 
     group = Group("cuda", RANKS, **SHAPE)
     chance = random.Random(2)
@@ -113,7 +113,7 @@ def test_what_is_behind_an_event_does_not_wait_for_the_rest_of_its_stream() -> N
 
 @pytest.mark.usefixtures("own_context")
 def test_the_layer_of_a_call_goes_with_it(kind: str) -> None:
-    from gpu.plans import Group, batch, same, see
+    from tests.gpu.plans import Group, batch, same, see
     from weft.moe import Placement
 
     one, other = ((0, 1, 2), (3, 4, 5)), ((5, 3, 1), (4, 2, 0))
@@ -136,7 +136,7 @@ def test_the_layer_of_a_call_goes_with_it(kind: str) -> None:
 
 
 def test_what_cannot_run_apart_is_refused(kind: str) -> None:
-    from gpu.plans import Group, batch
+    from tests.gpu.plans import Group, batch
     from weft.errors import ConfigurationError
 
     group = Group(kind, RANKS, **SHAPE | {"gradients": True})

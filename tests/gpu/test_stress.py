@@ -1,6 +1,6 @@
 """Ranks with random delays and two rounds in flight, thousands of times.
 
-`WEFT_SEED`: seed of the delays. `WEFT_SEEDS`: replays of each shape.
+`WEFT_SEED`: delay seed, for example 7. `WEFT_SEEDS`: replays for each shape.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pytest
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 SEED = int(os.environ.get("WEFT_SEED", "1"))
-#: Replays of each shape on GPUs; rounds of each on the twin.
+#: Each shape's replays on GPUs; rounds for each on the twin.
 REPLAYS = {"cuda": int(os.environ.get("WEFT_SEEDS", "2000")), "twin": 20}
-#: Captures of each rank, with different delays.
+#: Each rank's captures, with different delays.
 GRAPHS = 4
-#: Launches of all ranks between two checks.
+#: Launches on all ranks between two checks.
 TOGETHER = 50
 RANKS = {"cuda": 8, "twin": 3}
 
@@ -31,8 +31,8 @@ def test_ranks_that_dawdle_lose_nothing(
 ) -> None:
     import torch
 
-    from gpu.side import devices, native_group
-    from gpu.station import Station, shapes
+    from tests.gpu.side import devices, native_group
+    from tests.gpu.station import Station, shapes
 
     shape = replace(shapes()[number], ranks=RANKS[kind])
     natives = native_group(shape, kind)
@@ -43,7 +43,7 @@ def test_ranks_that_dawdle_lose_nothing(
     ]
     replays, began = REPLAYS[kind], time.monotonic()
     if kind == "cuda":
-        # All kernels in between are loaded before one of Weft's waits.
+        # All kernels in between are loaded before any Weft wait.
         for station in stations:
             with torch.cuda.stream(station.stream):
                 station.prepare(station.channels[0], 0)

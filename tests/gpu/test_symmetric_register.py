@@ -1,15 +1,15 @@
-"""Tensors of torch on GPUs, registered in place and written by peers."""
+"""Torch tensors on GPUs, registered in place and written by peers."""
 
 import pytest
 
-import ranks
+from tests import ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_tensors_of_the_user_are_reached_where_they_lie(count: int) -> None:
-    for result in ranks.run("symmetric.registered_on_gpus", count, timeout=100, quiet=False):
+    for result in ranks.run("cuda.symmetric.registered_on_gpus", count, timeout=100, quiet=False):
         assert result == {
             "right": True,
             "read": True,
@@ -25,7 +25,7 @@ def test_tensors_of_the_user_are_reached_where_they_lie(count: int) -> None:
 @pytest.mark.parametrize(("count", "seed"), [(2, 12), (4, 14)])
 def test_direct_collectives_access_registered_tensors(count: int, seed: int) -> None:
     found = ranks.run(
-        "registered_collectives.results",
+        "backend.registered_collectives.results",
         count,
         timeout=170,
         quiet=False,

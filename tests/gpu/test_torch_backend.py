@@ -1,4 +1,4 @@
-"""The backend `weft` of torch.distributed: tensors on two GPUs, one for each rank."""
+"""The backend `weft` in torch.distributed: tensors on two GPUs, one for each rank."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpu.torch_backend.ranks import Ranks
+    from tests.gpu.torch_backend.ranks import Ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
-#: Processes by kind, for all tests of this file.
+#: Processes by kind, for all tests in this file.
 started: dict[str, Ranks] = {}
 
 
@@ -34,7 +34,7 @@ def require(kind: str) -> None:
 
 def running(kind: str, folders: pytest.TempPathFactory) -> Ranks:
     """Two ranks with a default group; started again after a failure."""
-    from gpu.torch_backend.ranks import Ranks
+    from tests.gpu.torch_backend.ranks import Ranks
 
     require(kind)
     if kind not in started or not started[kind].alive:
@@ -104,7 +104,7 @@ def test_coalesced_operations_and_groups_of_some_ranks(ranks: Ranks) -> None:
 
 @pytest.mark.gpu
 def test_operations_are_in_order_on_streams_and_do_not_block_the_host(gpu_ranks: Ranks) -> None:
-    from gpu.torch_backend.streams import AT_ONCE_SECONDS
+    from tests.gpu.torch_backend.streams import AT_ONCE_SECONDS
 
     for found in gpu_ranks.run("streams.streams"):
         slow = {
@@ -142,7 +142,7 @@ def test_graphs_with_operations_are_replayed(gpu_ranks: Ranks) -> None:
 
 @pytest.mark.gpu
 def test_a_barrier_waits_for_the_streams_of_all_ranks(gpu_ranks: Ranks) -> None:
-    from gpu.torch_backend.streams import BUSY_SECONDS
+    from tests.gpu.torch_backend.streams import BUSY_SECONDS
 
     assert all(seconds > BUSY_SECONDS / 4 for seconds in gpu_ranks.run("streams.barriers"))
 
@@ -197,7 +197,7 @@ def test_functional_collectives_run_alone_and_compiled(
     ranks: Ranks, compiler: str, kind: str
 ) -> None:
     if compiler == "inductor" and kind == "twin":
-        pytest.skip("tests/test_backend.py compiles on the CPU")
+        pytest.skip("tests/backend/test_backend.py compiles on the CPU")
     for rank, found in enumerate(ranks.run("training.compiled", backend=compiler)):
         assert found["eager"] == found["compiled"]
         whole = [0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]
@@ -208,7 +208,7 @@ def test_functional_collectives_run_alone_and_compiled(
 
 
 def test_a_killed_rank_is_named_and_the_gpu_goes_on(kind: str, tmp_path: Any) -> None:
-    from gpu.torch_backend.ranks import Ranks
+    from tests.gpu.torch_backend.ranks import Ranks
 
     require(kind)
     pair = Ranks(kind, str(tmp_path), bound=True)

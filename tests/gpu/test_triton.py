@@ -1,4 +1,4 @@
-"""Device functions of `weft.triton` on GPUs, one process for each rank."""
+"""Device functions in `weft.triton` on GPUs, one process for each rank."""
 
 import os
 import subprocess
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import ranks
-import test_triton as interpreted
+from tests import ranks
+from tests.triton import test_triton as interpreted
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(180)]
 
@@ -24,7 +24,7 @@ def results(request: pytest.FixtureRequest) -> list[Any]:
     if request.param > max(2, torch.cuda.device_count()):
         pytest.skip(f"needs {request.param} GPUs")
     return ranks.run(
-        "triton_calls.calls", request.param, timeout=170, quiet=False, rounds=50, device="cuda"
+        "triton.calls.calls", request.param, timeout=170, quiet=False, rounds=50, device="cuda"
     )
 
 
@@ -43,7 +43,7 @@ def test_replays_of_a_graph_use_the_next_epochs(results: list[Any]) -> None:
 
 
 def test_a_wait_that_expires_names_its_rank_and_ends_those_of_its_peers() -> None:
-    waiting, other = ranks.run("triton_calls.expired", 2, timeout=100, quiet=False, device="cuda")
+    waiting, other = ranks.run("triton.calls.expired", 2, timeout=100, quiet=False, device="cuda")
     interpreted.check_expired(waiting, other)
 
 
@@ -54,7 +54,7 @@ def test_a_wait_that_expires_names_its_rank_and_ends_those_of_its_peers() -> Non
         ("04_fused_kernel.py", "[0] 5 of 5 results equal those of torch\n"),
     ],
 )
-def test_the_example_computes_the_product(name: str, printed: str) -> None:
+def test_the_example_computes_the_gemv(name: str, printed: str) -> None:
     import torch
 
     count = 4 if torch.cuda.device_count() >= 4 else 2 if torch.cuda.device_count() >= 2 else 1

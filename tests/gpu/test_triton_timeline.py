@@ -1,11 +1,11 @@
-"""Timelines of traced kernels on GPUs, one process for each rank."""
+"""Traced kernel timelines on GPUs, one process for each rank."""
 
 from typing import Any
 
 import pytest
 
-import ranks
-import test_triton_timeline as interpreted
+from tests import ranks
+from tests.triton import test_triton_timeline as interpreted
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(180)]
 
@@ -21,7 +21,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip(f"needs {request.param} GPUs")
     folder = tmp_path_factory.mktemp("timelines")
     return ranks.run(
-        "triton_timelines.timelines",
+        "triton.timelines.timelines",
         request.param,
         timeout=170,
         quiet=False,

@@ -1,1 +1,1 @@
-"""Ranks of the backend `weft` of torch.distributed on GPUs, and what they do."""
+"""Ranks in torch.distributed's backend `weft` on GPUs, and their functions."""

@@ -1,4 +1,4 @@
-"""Errors of operations, of late and lost ranks, and of groups that end."""
+"""Errors from operations, late and lost ranks, and ending groups."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from gpu.torch_backend.operations import same
+from tests.gpu.torch_backend.operations import same
+from tests.workers.backend.forked import message
 from weft.torch import device
-from workers.forked import message
 
 if TYPE_CHECKING:
-    from gpu.torch_backend.ranks import Context
+    from tests.gpu.torch_backend.ranks import Context
 
 
 def errors(at: Context) -> dict[str, str]:
-    """Errors of operations that a GPU lacks; the group still works after them."""
+    """Errors from operations that a GPU lacks; the group still works after them."""
     ones = torch.ones(2, device=at.device)
     distributed.all_reduce(ones)
     elsewhere = torch.ones(2, device=torch.device("cuda", 1 - at.rank))
@@ -40,7 +40,7 @@ def errors(at: Context) -> dict[str, str]:
 
 
 def begun(at: Context, **options: Any) -> tuple[Any, torch.Tensor]:
-    """A group of all ranks, which has operated on a value."""
+    """A group with all ranks, which has operated on a value."""
     group = distributed.new_group(**options)
     value = torch.ones(3, device=at.device)
     distributed.all_reduce(value, group=group)
@@ -50,7 +50,7 @@ def begun(at: Context, **options: Any) -> tuple[Any, torch.Tensor]:
 
 
 def unmatched(at: Context) -> dict[str, Any]:
-    """Errors of a receive whose message does not come, in a group of its own."""
+    """Errors from a receive whose message does not come, in a separate group."""
     group, value = begun(at, timeout=timedelta(seconds=3))
     found: dict[str, Any] = {}
     if at.rank == 0:
@@ -68,7 +68,7 @@ def unmatched(at: Context) -> dict[str, Any]:
 
 
 def late(at: Context) -> dict[str, Any]:
-    """Errors of rank 0 in a group whose rank 1 does not come in time."""
+    """Errors on rank 0 in a group whose rank 1 does not come in time."""
     group, value = begun(at, timeout=timedelta(seconds=3))
     found: dict[str, Any] = {}
     if at.rank == 0:
@@ -81,7 +81,7 @@ def late(at: Context) -> dict[str, Any]:
         found["later"] = message(lambda: distributed.broadcast(value, 0, group=group))
     distributed.barrier()
     if at.rank == 1:
-        # The barrier may come before the report of the failure.
+        # The barrier may come before the failure report.
         time.sleep(1)
         found["later"] = message(lambda: distributed.broadcast(value, 0, group=group))
     distributed.destroy_process_group(group)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpu.torch_backend.ranks import Context
+    from tests.gpu.torch_backend.ranks import Context
 
 
 def values(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
@@ -26,7 +26,7 @@ def values(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
 
 
 def reduced(op: str, contributions: list[torch.Tensor]) -> torch.Tensor:
-    """Reduction on the CPU, for two ranks exactly that of the kernels."""
+    """Reduction on the CPU, for two ranks exactly the kernels' result."""
     one, two = contributions
     if one.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         return reduced(op, [one.float(), two.float()]).to(one.dtype)
@@ -49,7 +49,7 @@ def same(what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
     """Raise unless two tensors are equal."""
     found = found.detach().cpu()
     assert found.dtype == expected.dtype, f"{what}: {found.dtype}, expected {expected.dtype}"
-    # torch has no comparison of 8-bit floats.
+    # torch has no 8-bit float comparison.
     wide = expected.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
     one, two = (found.float(), expected.float()) if wide else (found, expected)
     assert torch.equal(one, two), f"{what} of {found.dtype}: {found}, expected {expected}"
@@ -57,7 +57,7 @@ def same(what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
 
 def reductions(at: Context) -> int:
     """Reductions by all operations that have them; the number of compared cases."""
-    # Compilation of kernels takes about a second for each pair.
+    # Compiling kernels takes about a second for each pair.
     pairs = {
         torch.float32: ["SUM", "AVG", "PRODUCT", "MIN", "MAX"],
         torch.int32: ["SUM", "MIN", "BAND", "BOR", "BXOR"],
@@ -103,12 +103,12 @@ def reductions(at: Context) -> int:
 
 
 def factors(at: Context) -> int:
-    """Sums of products with a factor, of a host and of the device; the number of compared cases."""
+    """Sums of products with a factor, on the host and the device; the number of compared cases."""
     compared = 0
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         for size in (1, 130, 40_001):
             whole = [values(dtype, size * at.ranks, 5 * rank) for rank in range(at.ranks)]
-            # The arithmetic of the table on the CPU: float32, or float64 for that dtype.
+            # The table's arithmetic on the CPU: float32, or float64 for that dtype.
             wide = torch.float64 if dtype == torch.float64 else torch.float32
             factor = torch.tensor(1 / 3, dtype=torch.float64)
             products = [(each.to(wide) * factor.to(wide)).to(dtype) for each in whole]
@@ -144,7 +144,7 @@ def factors(at: Context) -> int:
 
 
 def movements(at: Context) -> int:
-    """All operations without arithmetic, of several dtypes and lengths; compared cases."""
+    """All operations without arithmetic, in several dtypes and lengths; compared cases."""
     compared = 0
     for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.complex64):
         for rows in (1, 17, 30_000):
@@ -203,7 +203,7 @@ def movements(at: Context) -> int:
 
 
 def messages(at: Context) -> int:
-    """Sends and receives alone, asynchronous and in batches; the number of compared tensors."""
+    """Single, asynchronous and batched sends and receives; the number of compared tensors."""
     compared, left, right = 0, (at.rank - 1) % at.ranks, (at.rank + 1) % at.ranks
     distributed.barrier()
     for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.complex64):
@@ -247,7 +247,7 @@ def messages(at: Context) -> int:
             same("irecv", results[2].t().reshape(-1, 2), sources[left])
             same("irecv of a transposed tensor", results[3], sources[left])
             compared += 5
-    # Several messages of a pair and of other dtypes in one batch, in the order of the list.
+    # Several messages for a pair and in other dtypes in one batch, in list order.
     tensors = [values(kind, 50, 3) for kind in (torch.int32, torch.bool, torch.float16)]
     given = [each.to(at.device) for each in tensors]
     received = [torch.zeros_like(each) for each in given]
@@ -267,7 +267,7 @@ def messages(at: Context) -> int:
 
 
 def groups(at: Context) -> dict[str, Any]:
-    """Coalesced operations, groups of some ranks, and a device mesh."""
+    """Coalesced operations, groups with some ranks, and a device mesh."""
     found: dict[str, Any] = {}
     shares = [torch.full((n,), float(at.rank), device=at.device) for n in (1, 3)]
     wholes = [torch.empty(at.ranks * len(each), device=at.device) for each in shares]

@@ -1,7 +1,7 @@
-"""Processes of the ranks.
+"""Rank processes.
 
-`Ranks` has all of them run a function of a module beside this one, by name. Functions take the
-context of a rank and return what a test checks; those of streams and graphs need a GPU.
+`Ranks` has all ranks run a function in a module beside this one, by name. Functions take the
+context on a rank and return values that a test checks; stream and graph functions need a GPU.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     import torch
 
-#: Limit of a function on a busy machine, compilation included.
+#: Limit for a function on a busy machine, compilation included.
 LIMIT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Context:
-    """A rank: its number, the number of ranks, its device, and whether that is a GPU."""
+    """A rank: its number, the rank count, its device, and whether that is a GPU."""
 
     rank: int
     ranks: int
@@ -63,7 +63,7 @@ class Ranks:
             self.processes.append(process)
 
     def run(self, name: str, **arguments: Any) -> list[Any]:
-        """Results of a function "module.function" on all ranks; errors as AssertionError."""
+        """Results from a function "module.function" on all ranks; errors as AssertionError."""
         self.begin(name, **arguments)
         try:
             replies = [self.receive(rank) for rank in range(len(self.pipes))]
@@ -82,7 +82,7 @@ class Ranks:
             pipe.send((name, arguments))
 
     def receive(self, rank: int) -> Any:
-        """Reply of a rank."""
+        """A rank's reply."""
         if not self.pipes[rank].poll(LIMIT_SECONDS):
             raise AssertionError(f"rank {rank} did not reply within {LIMIT_SECONDS:g} s")
         try:
@@ -114,9 +114,9 @@ class Ranks:
 
 def serve(pipe: Connection, kind: str, rank: int, ranks: int, store: str, bound: bool) -> None:
     """A rank: runs functions until the request to end."""
-    # As programs have it: the tests of ranks on one GPU set another mode.
+    # As programs have it: the tests for ranks on one GPU set another mode.
     os.environ.pop("CUDA_MODULE_LOADING", None)
-    # Compilation without processes of its own, which are slow to start.
+    # Compilation without separate processes, which are slow to start.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
     from torch import distributed
@@ -146,7 +146,7 @@ def serve(pipe: Connection, kind: str, rank: int, ranks: int, store: str, bound:
             return
         try:
             module, _, function = name.partition(".")
-            run = getattr(importlib.import_module(f"gpu.torch_backend.{module}"), function)
+            run = getattr(importlib.import_module(f"tests.gpu.torch_backend.{module}"), function)
             pipe.send((False, run(context, **arguments)))
         except BaseException:
             pipe.send((True, traceback.format_exc()))

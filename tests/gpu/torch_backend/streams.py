@@ -1,4 +1,4 @@
-"""Operations beside other work of a GPU: streams, lifetime of tensors, graphs, barriers."""
+"""Operations beside other work on a GPU: streams, lifetime of tensors, graphs, barriers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from workers.forked import message
+from tests.workers.backend.forked import message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpu.torch_backend.ranks import Context
+    from tests.gpu.torch_backend.ranks import Context
 
-#: Longest time of a call that does not wait on the host.
+#: Longest time for a call that does not wait on the host.
 AT_ONCE_SECONDS = 0.1
 #: Time that a stream is kept busy.
 BUSY_SECONDS = 0.4
@@ -24,17 +24,17 @@ BUSY_SECONDS = 0.4
 
 def busy(seconds: float = BUSY_SECONDS) -> None:
     """Keep the current stream busy for a while."""
-    # Cycles at the clock of a GPU under load.
+    # Cycles at a loaded GPU's clock.
     torch.cuda._sleep(int(seconds * 1.7e9))
 
 
 def streams(at: Context) -> dict[str, Any]:
-    """Host times of operations behind a busy stream, and the order of their results."""
+    """Operation host times behind a busy stream, and result order."""
     found: dict[str, Any] = {}
     value = torch.zeros(50_000, device=at.device)
     distributed.all_reduce(value)
     distributed.all_reduce(value, async_op=True).wait()
-    # The first use of a kernel may wait for the stream.
+    # A kernel's first use may wait for the stream.
     busy(0.001)
     value.fill_(1.0)
     value.mul_(3.0)
@@ -61,7 +61,7 @@ def streams(at: Context) -> dict[str, Any]:
     value.fill_(1.0)
     work = timed("async", lambda: distributed.all_reduce(value, async_op=True))
     found["completed before"] = timed("query", work.is_completed)
-    # Independent work of the current stream.
+    # Independent work on the current stream.
     other = torch.ones(1000, device=at.device).sum()
     timed("wait", work.wait)
     value.mul_(3.0)
@@ -101,7 +101,7 @@ def streams(at: Context) -> dict[str, Any]:
 
 
 def memory(at: Context) -> list[float]:
-    """Results of asynchronous operations whose tensors are dropped at once."""
+    """Results from asynchronous operations whose tensors are dropped at once."""
     results = []
     for step in range(20):
         busy(0.002)
@@ -167,7 +167,7 @@ def graphs(at: Context) -> dict[str, Any]:
 
 
 def barriers(at: Context) -> float:
-    """Host seconds of a barrier for which the GPU of rank 1 is busy."""
+    """Host seconds in a barrier while rank 1's GPU is busy."""
     distributed.all_reduce(torch.ones(1, device=at.device))
     at.synchronise()
     distributed.barrier()

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpu.torch_backend.ranks import Context
+    from tests.gpu.torch_backend.ranks import Context
 
 
 def network(at: Context) -> Any:
@@ -31,7 +31,7 @@ def trained(
     backward: Callable[[Any], None] | None = None,
     rate: float = 0.2,
 ) -> list[float]:
-    """Losses of steps on the batches of some ranks."""
+    """Step losses on some ranks' batches."""
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     losses = []
     for step in range(5):
@@ -52,7 +52,7 @@ def trained(
 
 
 def training(at: Context) -> dict[str, Any]:
-    """Losses and gradients of one process, DistributedDataParallel and FSDP2."""
+    """Losses and gradients in one process, DistributedDataParallel and FSDP2."""
     gradients: dict[str, list[Any]] = {"alone": [], "ddp": []}
 
     def keep(name: str) -> Callable[[Any], None]:
@@ -69,7 +69,7 @@ def training(at: Context) -> dict[str, Any]:
 
     everyone = list(range(at.ranks))
     found = {"alone": trained(at, network(at), everyone, keep("alone"))}
-    # Buckets of 4 kB: several are reduced while the backward pass goes on.
+    # 4 kB buckets: several are reduced while the backward pass goes on.
     replica = DistributedDataParallel(
         network(at),
         bucket_cap_mb=0.004,
@@ -86,7 +86,7 @@ def training(at: Context) -> dict[str, Any]:
         return fully_shard(model, mesh=mesh)
 
     halved = shard()
-    # Half of the average, by PREMUL_SUM, and twice the rate of learning.
+    # Half the average, by PREMUL_SUM, and twice the learning rate.
     for layer in [*halved, halved]:
         if hasattr(layer, "set_gradient_divide_factor"):
             layer.set_gradient_divide_factor(2.0 * at.ranks)
@@ -106,7 +106,7 @@ def training(at: Context) -> dict[str, Any]:
 
 
 def compiled(at: Context, backend: str) -> dict[str, Any]:
-    """Functional collectives, alone and in a compiled function."""
+    """Functional collectives, plain and in a compiled function."""
     world = distributed.group.WORLD
 
     def forward(value: Any) -> Any:
@@ -124,7 +124,7 @@ def compiled(at: Context, backend: str) -> dict[str, Any]:
 
 
 def bound(at: Context) -> dict[str, Any]:
-    """Groups of ranks whose default group is bound to their GPU, and the operator."""
+    """Rank groups whose default group is bound to their GPU, and the operator."""
     alone = distributed.new_group([1])
     value = torch.ones(2, device=at.device)
     if at.rank == 1:

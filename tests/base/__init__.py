@@ -1,0 +1,1 @@
+"""Files, environment variables, argument checks and error texts."""

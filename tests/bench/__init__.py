@@ -1,0 +1,1 @@
+"""`weft bench` and the GPU benchmark programs: checks and records, never times."""

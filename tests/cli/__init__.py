@@ -1,0 +1,1 @@
+"""Commands: output, signals and sizes."""

@@ -1,0 +1,1 @@
+"""GPU collectives: compiled kernels and algorithm selection."""

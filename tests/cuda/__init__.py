@@ -1,0 +1,1 @@
+"""Device all-to-alls and symmetric memory (`weft.cuda`) on the kernels' CPU twin."""

@@ -1,0 +1,100 @@
+"""Machine code for a kernel's side of the proxy. Kernels are only compiled, which needs no GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cuda.test_kernels import need_tools
+
+if TYPE_CHECKING:
+    from tests.machine_code import Kernel
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+SOURCE = """
+#include "weft/device.cuh"
+using namespace weft;
+
+WEFT_DEVICE Watch watching(Table *table) {
+    const u32 *abort = reinterpret_cast<const u32 *>(table->abort);
+    return {table, reinterpret_cast<Record *>(table->record), abort, table->rank, 0, 64};
+}
+
+extern "C" __global__ void pushes(Table *table, u32 peer, u64 source, u64 destination, u64 length) {
+    push(watching(table), command_put(peer, 1, COMMAND_HOLD, 0, source, 1, destination, length));
+}
+
+extern "C" __global__ void puts(Table *table, float *bytes, u32 peer, u64 source,
+                                u64 destination, u64 length) {
+    bytes[threadIdx.x] = 1;
+    __syncthreads();
+    if (warp_of_thread() != 0) return;
+    const Watch watch = watching(table);
+    release_commands();
+    push(watch, command_put(peer, 1, 0, 0, source, 1, destination, length));
+    push(watch, command_signal(peer, 2, 0));
+    push(watch, command_scatter(0, 3, 0, 0, source, 1, destination, peer, 0));
+    push(watch, command_drained(0));
+}
+
+extern "C" __global__ void waits(Table *table, const float *bytes, float *sum,
+                                 u32 source, u32 rounds) {
+    const Watch watch = watching(table);
+    __shared__ bool arrived;
+    if (threadIdx.x == 0) arrived = wait_rounds(watch, source, 1, rounds);
+    __syncthreads();
+    if (arrived) sum[threadIdx.x] = bytes[threadIdx.x];
+    __syncthreads();
+    if (warp_of_thread() == 0) push(watch, command_release(source, 1, 1));
+}
+"""
+
+#: Maximum registers for a thread, so that a push fits beside a kernel's own work.
+MOST_REGISTERS = 48
+
+
+@pytest.fixture(params=["sm_80", "sm_90a", "sm_100a"])
+def kernels(request: pytest.FixtureRequest) -> dict[str, Kernel]:
+    need_tools()
+    from tests.machine_code import compiled
+
+    return compiled([], request.param, SOURCE)
+
+
+def fences(kernel: Kernel, scope: str) -> list[str]:
+    """Fences with this scope."""
+    lines = [line for line in kernel.code if line.startswith("MEMBAR")]
+    return [line for line in lines if scope in line.split()[0].split(".")]
+
+
+def test_a_quarter_is_one_store_of_16_bytes(kernels: dict[str, Kernel]) -> None:
+    for name, commands in ("pushes", 1), ("puts", 4), ("waits", 1):
+        kernel = kernels[name]
+        # Four lanes store a command's quarters by one instruction.
+        assert len(kernel.each("STG.E.128.STRONG.SYS")) == commands, name
+        # The other store is the code in a failure record.
+        strong = [line.split()[0] for line in kernel.having("STG", "STRONG")]
+        assert strong.count("STG.E.STRONG.SYS") == len(strong) - commands == 1, name
+
+
+def test_commands_are_released_by_one_fence(kernels: dict[str, Kernel]) -> None:
+    for name, released in ("pushes", 0), ("puts", 1), ("waits", 0):
+        # One more precedes the code in a failure record.
+        assert len(fences(kernels[name], "SYS")) == released + 1, name
+        assert not fences(kernels[name], "GPU"), name
+    puts = kernels["puts"]
+    assert puts.code.index(fences(puts, "SYS")[0]) < puts.each("STG.E.128.STRONG.SYS")[0]
+
+
+def test_waits_acquire_in_one_thread(kernels: dict[str, Kernel]) -> None:
+    waits = kernels["waits"]
+    assert waits.having("LDG", "STRONG", "SYS") or waits.having("LD", "STRONG", "SYS")
+    assert waits.having("CCTL", "IVALL")
+
+
+def test_kernels_keep_to_their_registers(kernels: dict[str, Kernel]) -> None:
+    for name in ("pushes", "puts", "waits"):
+        assert kernels[name].registers <= MOST_REGISTERS, (name, kernels[name].registers)
+        assert not kernels[name].having("LDL") + kernels[name].having("STL"), name

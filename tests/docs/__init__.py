@@ -1,0 +1,1 @@
+"""Pages, examples and public names that need the native module."""

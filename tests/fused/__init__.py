@@ -1,0 +1,1 @@
+"""Fused operators under Triton's interpreter, and their compiled kernels."""

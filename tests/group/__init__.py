@@ -1,0 +1,1 @@
+"""Communicators, pairs, memory and loss, over every provider."""

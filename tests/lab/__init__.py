@@ -1,0 +1,1 @@
+"""The laboratories: network namespaces, and guests with RDMA devices."""

@@ -1,0 +1,1 @@
+"""`weft run`, and stacks from late ranks."""

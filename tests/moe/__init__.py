@@ -1,0 +1,1 @@
+"""The CPU all-to-all."""

@@ -1,0 +1,1 @@
+"""Query dispatch and LoadGen."""

@@ -1,0 +1,1 @@
+"""`weft sim` and reproductions of published systems."""

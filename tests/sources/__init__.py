@@ -1,0 +1,1 @@
+"""Tests on sources, pages and tools. They import no native module: `make check` runs them."""

@@ -1,0 +1,1 @@
+"""Hosts and networks as values, and rank placement on them."""

@@ -1,0 +1,1 @@
+"""Device functions for Triton (`weft.triton`): interpreted, compiled and linted."""

@@ -1,0 +1,47 @@
+// crates/gpu/kernels/weft/ptx.cuh instructions for the host, with which a C++ compiler compiles the device headers.
+// A block has one thread.
+#pragma once
+#include <sched.h>
+#include <time.h>
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+#define WEFT_DEVICE inline
+#define __device__ inline
+#define __noinline__ __attribute__((noinline, unused))
+
+struct uint4 { u32 x, y, z, w; };
+static const struct { u32 x; } threadIdx = {0};
+
+static inline u32 atomicCAS(u32 *p, u32 expected, u32 value) { __atomic_compare_exchange_n(p, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); return expected; }
+static inline u64 atomicCAS(u64 *p, u64 expected, u64 value) { __atomic_compare_exchange_n(p, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); return expected; }
+static inline u32 atomicExch(u32 *p, u32 value) { return __atomic_exchange_n(p, value, __ATOMIC_RELAXED); }
+
+namespace weft::ptx {
+
+WEFT_DEVICE u64 globaltimer() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); sched_yield(); return t.tv_sec * 1000000000ull + t.tv_nsec; }
+WEFT_DEVICE void griddepcontrol_wait() {}
+WEFT_DEVICE void griddepcontrol_launch_dependents() {}
+
+WEFT_DEVICE u32 load_acquire_sys(const u32 *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+WEFT_DEVICE u64 load_acquire_sys(const u64 *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+WEFT_DEVICE u32 load_relaxed_sys(const u32 *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+WEFT_DEVICE void store_release_sys(u32 *p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+WEFT_DEVICE void store_relaxed_sys(u32 *p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+WEFT_DEVICE void fence_acq_rel_sys() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
+
+WEFT_DEVICE uint4 load_stream(const void *p) { return *static_cast<const uint4 *>(p); }
+WEFT_DEVICE void store_stream(void *p, uint4 v) { *static_cast<uint4 *>(p) = v; }
+
+WEFT_DEVICE void fence_proxy_async_shared() {}
+WEFT_DEVICE void fence_proxy_async_global() {}
+WEFT_DEVICE bool mbarrier_try_wait(u64 *, u32) { return true; }
+WEFT_DEVICE void named_barrier(u32, u32) {}
+WEFT_DEVICE bool named_barrier_all(u32, u32, bool mine) { return mine; }
+
+} // namespace weft::ptx

@@ -1,0 +1,111 @@
+"""`weft.triton` functions beside the CUDA C++ device headers, compiled for the host.
+
+The headers are in crates/gpu/kernels/weft; `tests/triton/host_headers/weft/ptx.cuh` replaces their
+instructions.
+"""
+
+import ctypes
+import importlib
+import random
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests import ROOT, ranks
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+pytest.importorskip("triton")
+
+layout = importlib.import_module("weft.triton.layout")
+remote = importlib.import_module("weft.triton.remote")
+
+ROUNDS = 7
+FIRST = (0, 2**31 - 4, -4)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The headers as a shared library."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    made = tmp_path_factory.mktemp("headers") / "functions.so"
+    folder = ROOT / "tests/triton/host_headers"
+    command = [compiler, "-std=c++17", "-O2", "-Wall", "-Werror", "-shared", "-fPIC"]
+    include = ["-I", str(folder), "-I", str(ROOT / "crates" / "gpu" / "kernels")]
+    subprocess.run([*command, *include, str(folder / "functions.cpp"), "-o", str(made)], check=True)
+    return str(made)
+
+
+def run(worker: str, count: int, **arguments: Any) -> list[Any]:
+    environment = {"TRITON_INTERPRET": "1"}
+    call = f"triton.headers.{worker}"
+    return ranks.run(call, count, environment=environment, timeout=100, **arguments)
+
+
+class Constant(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_uint64))
+
+
+def test_constants_are_equal(library: str) -> None:
+    constants = (Constant * 100).in_dll(ctypes.CDLL(library), "CONSTANTS")
+    headers = {}
+    for each in constants:
+        if each.name is None:
+            break
+        headers[each.name.decode().upper()] = each.value
+    own = {
+        name: value
+        for name, value in vars(layout).items()
+        # Only the fused operators, which are in Triton, compare their arguments.
+        if name.isupper()
+        and not name.startswith("CONTEXT")
+        and name not in ("CODE_DISAGREEMENT", "PHASE_WAIT", "PHASE_BARRIER")
+    }
+    commands = ("_PUT", "_SIGNAL", "_RELEASE", "_DRAINED", "_HOLD", "_SLOT_BYTES")
+    assert headers == own | {name: getattr(remote, name).value for name in commands}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_ranks_of_both_exchange_and_meet_at_barriers(library: str, count: int) -> None:
+    for rank, result in enumerate(run("together", count, library=library, rounds=ROUNDS)):
+        before = (rank - 1) % count
+        for first, rounds in zip(FIRST, result["ring"], strict=True):
+            for number, arrived in enumerate(rounds, 1):
+                assert arrived == [before * 1000 + tail(before, first, number)]
+        assert result["barriers"] == [0] * len(FIRST)
+
+
+def tail(rank: int, first: int, number: int) -> int:
+    """The value part that a round determines: by the headers, and by Triton."""
+    if rank % 2 == 0:
+        return number
+    epoch = (first + number + 2**31) % 2**32 - 2**31
+    return abs(epoch) % 1000 * (1 if epoch >= 0 else -1)
+
+
+def test_failed_waits_leave_equal_records(library: str) -> None:
+    (found,) = run("failures", 1, library=library)
+    for name in ("expired", "aborted", "barrier"):
+        assert found[f"{name} headers"] == found[f"{name} triton"]
+        fine, was_looked, table, record = found[f"{name} triton"]
+        assert not fine
+        assert was_looked
+        code = layout.CODE_ABORTED if name == "aborted" else layout.CODE_TIMEOUT
+        assert table[layout.TABLE_DEAD] == record[layout.RECORD_CODE] == code
+        assert record[layout.RECORD_PEER] == 4
+        assert record[layout.RECORD_EXPECTED : layout.RECORD_EXPECTED + 8] == [5, *[0] * 7]
+        assert record[layout.RECORD_SEEN : layout.RECORD_SEEN + 8] == [247, *[255] * 3, *[0] * 4]
+
+
+def test_comparisons_with_wrap_around_are_equal(library: str) -> None:
+    generator = random.Random(7)
+    edges = [-(2**31), -(2**31) + 1, -1, 0, 1, 2**31 - 2]
+    pairs = [[a, b] for a in edges for b in edges]
+    while len(pairs) < 128:
+        pairs.append([generator.randint(-(2**31), 2**31 - 2) for _ in range(2)])
+    (found,) = run("comparisons", 1, library=library, pairs=pairs)
+    assert found["headers"] == found["triton"]

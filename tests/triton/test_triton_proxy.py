@@ -1,0 +1,128 @@
+"""Triton kernels' puts by a proxy on the host, under Triton's interpreter."""
+
+from typing import Any
+
+import pytest
+
+from tests import ranks
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+pytest.importorskip("triton")
+
+ROUNDS = 4
+
+
+def run(
+    worker: str,
+    count: int,
+    transport: str,
+    settings: dict[str, str] | None = None,
+    **arguments: Any,
+) -> list[Any]:
+    return ranks.run(
+        f"triton.proxy.{worker}",
+        count,
+        transport,
+        environment={"TRITON_INTERPRET": "1"} | (settings or {}),
+        timeout=100,
+        **arguments,
+    )
+
+
+def test_a_ring_over_two_hosts_carries_each_round() -> None:
+    results = run("rings", 4, "mixed", rounds=ROUNDS)
+    check_ring(results)
+    assert {result["hosts"] for result in results} == {2}
+
+
+def check_ring(results: list[dict[str, Any]]) -> None:
+    for rank, result in enumerate(results):
+        before = (rank - 1) % len(results)
+        for number, arrived in enumerate(result["ring"], 1):
+            assert arrived == [before * 1000 + number]
+
+
+@pytest.mark.parametrize("transport", ["shm", "mixed"])
+def test_a_proxy_serves_contexts_of_its_hosts_tensors_until_it_is_closed(transport: str) -> None:
+    for rank, (arrived, inbox, within, later) in enumerate(run("local_context", 2, transport)):
+        assert (arrived, later) == ([1], [0])
+        assert inbox == [0] * 16 + [7 + 1 - rank] * 8 + [0] * 40
+        assert within == (2 if transport == "shm" else 1)
+
+
+def test_tensors_are_windows_and_a_closed_communicator_ends_waits() -> None:
+    environment = {"WEFT_PROXY_IDLE": "spin", "WEFT_PROXY_CORE": "0"}
+    for rank, found in enumerate(run("lifetimes", 2, "tcp", settings=environment)):
+        assert found["arrived"] == [1, [100 * (1 - rank) + number for number in range(16)]]
+        assert found["outside"] == [0, 0, 0]
+        assert [name for name, _, _ in found["wrong"]] == ["ShapeError", "ConfigurationError"]
+        assert found["after"] == 0
+        for name, (kind, _, text) in found["variables"].items():
+            assert kind == "ConfigurationError"
+            assert text.startswith(f"{name} is 'off'")
+
+
+def test_held_rounds_stay_until_kernels_give_them_back() -> None:
+    for rank, found in enumerate(run("holds", 2, "mixed")):
+        theirs = 100 * (1 - rank)
+        assert found["first"] == [[1], [theirs + number for number in range(16)]]
+        assert found["kept"] == theirs
+        assert found["second"] == [[1], theirs + 50]
+
+
+def test_waits_end_by_their_limit_and_wrong_commands_are_rejected() -> None:
+    check_failures(run("failures", 2, "mixed"))
+
+
+def check_failures(results: list[dict[str, Any]]) -> None:
+    for case in ("expired", "full"):
+        assert "WaitTimeoutError" in [found[case][0] for found in results]
+    for rank, found in enumerate(results):
+        for name, text in {
+            "words": "words=0: expected 1 to 64",
+            "slots": "slots=100: expected a power of two",
+            "hold": "hold=2: expected 0 to 1",
+            "windows": "0 windows: expected 1 to 65536",
+            "idle": "idle='off': expected",
+            "core": "core 9999 for the proxy's thread",
+        }.items():
+            assert found[name][0] == "ConfigurationError", found[name]
+            assert text in found[name][2]
+        assert found["differs"][0] == "ConfigurationMismatchError"
+        assert f"rank {1 - rank}" in found["differs"][2]
+        name, about, text, outputs = found["expired"]
+        assert (about, outputs) == (1 - rank, [0])
+        # The other rank learns it as the group's poison, unless its wait expires first.
+        waiting, other = (rank, 1 - rank) if name == "WaitTimeoutError" else (1 - rank, rank)
+        assert name in ("WaitTimeoutError", "GroupPoisonedError")
+        assert (
+            f"rank {waiting} waited for rank {other} (proxy word 1) in a kernel and timed out: "
+            "expected 7, observed 0"
+        ) in text
+        assert found["again"][2] == text
+        name, _, text, outputs = found["full"]
+        # 16 rounds, 8 parts in the proxy, 2 slots; fewer if the other rank's expires first.
+        assert outputs[0] <= 26
+        assert "of the proxy's ring in a kernel and timed out" in text
+        for case, wrong in {
+            "rank": "peer 9: expected 0 to 1",
+            "word": "word 2: expected 0 to 1",
+            "window": "destination window 2: expected 0 to 1",
+            "offset": "destination offset 61: expected 0 to 60",
+            "length": "length 2097152: expected 1 to 1048576",
+        }.items():
+            name, about, text, _ = found[case]
+            assert wrong in text, text
+            if rank == 0:
+                assert (name, about) == ("OutOfRangeError", None)
+                assert text.startswith("command 0 (PUT with flags 0, peer ")
+            else:
+                assert (name, about) == ("GroupPoisonedError", 0)
+
+
+def test_a_wait_ends_when_a_rank_fails() -> None:
+    found, _ = run("lost", 2, "mixed")
+    name, rank, text = found["error"]
+    assert (name, rank, found["outputs"]) == ("GroupPoisonedError", 1, [0])
+    assert "ZeroDivisionError" in text
