@@ -1,4 +1,4 @@
-"""Maker of docs/algorithms: steps, writes and bytes of each algorithm, counted in its schedules."""
+"""Makes docs/algorithms: steps, writes and bytes by algorithm, counted in the schedules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from weft.sim import schedule
 
-#: Collectives of the algorithm of each page.
+#: Collectives by page.
 COLLECTIVES: Final = {
     "ring": ("all-reduce", "reduce-scatter", "all-gather"),
     "tree": ("all-reduce", "broadcast"),
@@ -24,7 +24,7 @@ COLLECTIVES: Final = {
     "binomial": ("broadcast",),
     "chain": ("broadcast",),
 }
-#: Numbers of ranks of the table, and of the picture.
+#: Rank counts in the table, and in the picture.
 RANKS: Final = (4, 8, 16)
 PICTURED: Final = 4
 CHUNKS: Final = 2
@@ -32,13 +32,13 @@ LOCAL: Final = 2
 
 
 def blocks(page: str) -> dict[str, str]:
-    """Table and picture of the page `algorithm-NAME`."""
+    """Table and picture for the page `algorithm-NAME`."""
     algorithm = page.removeprefix("algorithm-")
     return {"numbers": numbers(algorithm), "picture": picture(algorithm)}
 
 
 def made(algorithm: str, collective: str, ranks: int) -> dict[str, Any]:
-    """Schedule of an algorithm."""
+    """Schedule for an algorithm."""
     job = {
         "algorithm": algorithm,
         "collective": collective,
@@ -51,7 +51,7 @@ def made(algorithm: str, collective: str, ranks: int) -> dict[str, Any]:
 
 
 def numbers(algorithm: str) -> str:
-    """Steps, and the most writes, bytes sent and bytes added of a rank."""
+    """Steps, and a rank's most writes, bytes sent and bytes added."""
     lines = [
         "| collective | ranks | steps | writes | sent, in vectors | added, in vectors |",
         "|---|---|---|---|---|---|",
@@ -72,13 +72,13 @@ def numbers(algorithm: str) -> str:
 
 
 def counted(operations: list[dict[str, Any]], kind: str, span: str | None) -> int:
-    """Number of operations of a kind, or of the blocks of their spans."""
+    """Operation count for a kind, or block count in its spans."""
     of_kind = [operation[kind] for operation in operations if kind in operation]
     return sum(each[span]["blocks"] if span else 1 for each in of_kind)
 
 
 def picture(algorithm: str) -> str:
-    """Writes of each step among few ranks, with their share of the vector."""
+    """Writes in each step among few ranks, with vector shares."""
     collective = COLLECTIVES[algorithm][0]
     found = made(algorithm, collective, PICTURED)
     steps: defaultdict[int, list[str]] = defaultdict(list)

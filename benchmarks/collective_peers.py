@@ -1,4 +1,4 @@
-"""Benchmark of collectives over shared memory: Weft from Rust beside Open MPI from C.
+"""Shared memory collectives benchmark: Weft from Rust beside Open MPI from C.
 
 Appends to results/collective_peers.jsonl. Each round runs both sides, in turn; see peers/mpi.c.
 """
@@ -35,19 +35,19 @@ SIZES = (
 )
 #: Open MPI's own shared memory, without UCX.
 SHARED_MEMORY = ("--mca", "pml", "ob1", "--mca", "btl", "self,vader")
-#: Seconds for one side of one round.
+#: Seconds for one side in one round.
 PATIENCE = 600
 
-#: Key: collective, bytes. Value: microseconds of each call.
+#: Key: collective, bytes. Value: microseconds by call.
 Times = dict[tuple[str, int], list[float]]
 
 
 def main() -> int:
-    """All collectives on groups of each size; 1 if a result was wrong."""
+    """All collectives on groups with each size; 1 if a result was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fabric", type=Path, required=True, help="program weft-bench-fabric")
     parser.add_argument(
-        "--programs", type=Path, required=True, help="folder with the program of peers/mpi.c"
+        "--programs", type=Path, required=True, help="folder with the program from peers/mpi.c"
     )
     parser.add_argument("--ranks", default="2,4", help="group sizes (default %(default)s)")
     parser.add_argument(
@@ -56,10 +56,10 @@ def main() -> int:
     parser.add_argument(
         "--sizes",
         default=",".join(map(str, SIZES)),
-        help="bytes of the larger of input and output (default %(default)s)",
+        help="bytes, input or output, whichever is larger (default %(default)s)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=0.1, help="time of a case in a round (default %(default)s)"
+        "--seconds", type=float, default=0.1, help="time per case in a round (default %(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=7, help="rounds (default %(default)s)")
     parser.add_argument(
@@ -119,7 +119,7 @@ def measure(arguments: argparse.Namespace, program: Path, ranks: int) -> list[di
 
 
 def summary(rounds: dict[str, list[Times]], side: str, key: tuple[str, int]) -> dict[str, Any]:
-    """Minimum, median and 99th percentile of all calls, and the median ratio to Weft's rounds."""
+    """Minimum, median and 99th percentile over all calls, and the median ratio to Weft's rounds."""
     pooled = sorted(time for times in rounds[side] for time in times[key])
     pairs = zip(rounds[side], rounds["weft"], strict=True)
     ratios = [median(times[key]) / median(weft[key]) for times, weft in pairs]
@@ -135,14 +135,14 @@ def summary(rounds: dict[str, list[Times]], side: str, key: tuple[str, int]) -> 
 
 
 def weft_command(arguments: argparse.Namespace, ranks: int) -> list[str]:
-    """Weft over shm. With more ranks than cores its waits yield the core, by themselves."""
+    """Weft over shm. With more ranks than cores, waits yield the core without an option."""
     command = [str(arguments.fabric), "filled", "--path", "shm", "--ranks", str(ranks)]
     command += ["--collectives", arguments.collectives, "--sizes", arguments.sizes]
     return [*command, "--seconds", str(arguments.seconds)]
 
 
 def mpi_command(arguments: argparse.Namespace, program: Path, ranks: int) -> list[str]:
-    """Open MPI; with more ranks than cores its waits yield the core, which it selects itself."""
+    """Open MPI; with more ranks than cores waits yield the core, which it selects itself."""
     crowded = ranks > len(os.sched_getaffinity(0))
     bind = ["--oversubscribe", "--bind-to", "none"] if crowded else ["--bind-to", "core"]
     command = ["mpirun", "--allow-run-as-root", *SHARED_MEMORY, *bind, "-n", str(ranks)]
@@ -151,13 +151,13 @@ def mpi_command(arguments: argparse.Namespace, program: Path, ranks: int) -> lis
 
 
 def run(command: list[str]) -> list[dict[str, Any]]:
-    """JSON lines of a program."""
+    """JSON lines from a program."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def mpi_version() -> str:
-    """Version of Open MPI."""
+    """Open MPI version."""
     done = subprocess.run(["mpirun", "--version"], stdout=subprocess.PIPE, text=True, check=True)
     found = re.search(r"\d+(\.\d+)+", done.stdout)
     return found[0] if found else "unknown"

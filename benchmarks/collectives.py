@@ -1,10 +1,10 @@
-"""Benchmark of torch.distributed over Weft and over gloo, on CPU tensors.
+"""torch.distributed benchmark over Weft and over gloo, on CPU tensors.
 
 Appends to results/collectives.jsonl. All sides run the same calls in the same processes, in turn;
-see collectives_worker.py. gloo uses sockets beside every path of Weft. DeepSpeed's all-reduce over
+see collectives_worker.py. gloo uses sockets beside every Weft path. DeepSpeed's all-reduce over
 shared memory, which is made for inference, is a side on request, beside Weft's operator
-(results/deepspeed.jsonl).
-`--back-to-back`: calls of 4 bytes beside torch's own cost of a call (results/torch_calls.jsonl).
+(results/deepspeed.jsonl). `--back-to-back`: 4-byte calls beside torch's own cost per call
+(results/torch_calls.jsonl).
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ SIZES = (
 )
 SIDES = ("weft", "gloo")
 OPERATORS = ("operator", "deepspeed")
-#: Side to whose time that of a side is compared; `weft` for others.
+#: Side whose time is the base for another side's ratio, for example `operator` for DeepSpeed;
+#: `weft` for others.
 BASES = {"deepspeed": "operator"}
-#: Longest vector of DeepSpeed's comparison, in bytes.
+#: Longest vector in the DeepSpeed comparison, in bytes.
 DEEPSPEED_BYTES = 1 << 20
 
 
@@ -59,7 +60,7 @@ def main() -> int:
     parser.add_argument(
         "--sizes",
         default=",".join(map(str, SIZES)),
-        help="bytes of the larger of input and output (default %(default)s)",
+        help="bytes, input or output, whichever is larger (default %(default)s)",
     )
     parser.add_argument(
         "--seconds", type=float, default=1.0, help="time for each size (default %(default)s)"
@@ -72,7 +73,7 @@ def main() -> int:
     parser.add_argument(
         "--back-to-back",
         action="store_true",
-        help="all-reduces of 4 bytes alone, back to back, beside torch's backend fake",
+        help="only 4-byte all-reduces, back to back, beside torch's backend fake",
     )
     parser.add_argument(
         "--results", type=Path, help="result file (default: one in results, by comparison)"
@@ -142,7 +143,7 @@ def measure(task: dict[str, Any], path: str, ranks: int) -> list[dict[str, Any]]
     lines = []
     for case in range(len(results[0]["cases"])):
         cases = [result["cases"][case] for result in results]
-        # A call ends with its slowest rank.
+        # A call ends when the slowest rank's does.
         times = {
             side: np.max([each["microseconds"][side] for each in cases], axis=0) for side in sides
         }
@@ -169,9 +170,9 @@ def measure(task: dict[str, Any], path: str, ranks: int) -> list[dict[str, Any]]
 
 
 def back_to_back(path: str, ranks: int) -> dict[str, Any]:
-    """All-reduces of 4 bytes, of the slowest rank, and torch's own time on the slowest rank.
+    """4-byte all-reduces at the slowest rank, and torch's own time there.
 
-    A call over Weft ends no earlier than torch itself on the slower of two cores.
+    A call over Weft ends no earlier than torch itself on the slower one of two cores.
     """
     with task_directory({"back_to_back": True}) as directory:
         results = run_group("collectives_worker", ranks, directory, path)
@@ -197,7 +198,7 @@ def missing_deepspeed() -> str | None:
         from collectives_worker import deepspeed_all_reduce
 
         deepspeed_all_reduce(0, 1)
-    except Exception as error:  # its builder raises what it meets
+    except Exception as error:  # the builder raises any error
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return None
 

@@ -1,7 +1,7 @@
-"""One rank of benchmarks/collectives.py: the same calls over Weft and its peers, alternately.
+"""One rank in benchmarks/collectives.py: the same calls over Weft and peers, alternately.
 
-Inputs are filled anew before each call and a result is read after it. The floor is the time of the
-same call on torch's `fake` backend, which moves no data.
+Inputs are filled anew before each call and a result is read after it. The floor is the same call's
+time on torch's `fake` backend, which moves no data.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def work(directory: Path, task: dict[str, Any]) -> None:
 
 
 def weft_all_reduce() -> Callable[[torch.Tensor], object]:
-    """Weft's all-reduce in place by its operator, as DeepSpeed's: without Python code of a call."""
+    """Weft's in-place all-reduce by its operator, as DeepSpeed's: no Python code per call."""
     operator, group = torch.ops.weft.all_reduce_, distributed.group.WORLD.group_name
     return lambda tensor: operator(tensor, "sum", group)
 
@@ -75,7 +75,7 @@ def weft_all_reduce() -> Callable[[torch.Tensor], object]:
 def deepspeed_all_reduce(rank: int, ranks: int) -> Callable[[torch.Tensor], object]:
     """DeepSpeed's all-reduce over shared memory, in place: `deepspeed.comm.inference_all_reduce`.
 
-    It is built at its first use. The operator is called without the checks of `deepspeed.comm`.
+    It is built at first use. The operator is called without the checks in `deepspeed.comm`.
     """
     from deepspeed.accelerator import get_accelerator
 
@@ -89,21 +89,21 @@ def deepspeed_all_reduce(rank: int, ranks: int) -> Callable[[torch.Tensor], obje
 
 
 def pin(rank: int, ranks: int) -> None:
-    """Give this rank a core of its own, if there are enough."""
+    """Give this rank a separate core, if there are enough."""
     cores = sorted(os.sched_getaffinity(0))
     if ranks <= len(cores):
         os.sched_setaffinity(0, {cores[rank]})
 
 
 def back_to_back() -> dict[str, list[float]]:
-    """Microseconds of all-reduces of 4 bytes, one after another without a barrier: by backend.
+    """Microseconds per 4-byte all-reduce, one after another without a barrier: by backend.
 
-    Blocks of calls over weft and on torch's backend fake alternate, since the speed of a shared
-    machine changes within seconds.
+    Call blocks over weft and on torch's backend fake alternate, since a shared machine's speed
+    changes within seconds.
     """
     from torch.testing._internal.distributed import fake_pg
 
-    assert fake_pg.FakeStore is not None  # its import registers the backend
+    assert fake_pg.FakeStore is not None  # this import registers the backend
     groups = {"weft": distributed.group.WORLD, "fake": distributed.new_group(backend="fake")}
     tensor, times = torch.zeros(1), {side: list[float]() for side in groups}
     for block in range(BLOCKS):
@@ -117,7 +117,7 @@ def back_to_back() -> dict[str, list[float]]:
 
 
 def fake_floor() -> float:
-    """Median microseconds of an all-reduce of 4 bytes on the backend `fake`."""
+    """Median microseconds for a 4-byte all-reduce on the backend `fake`."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
@@ -138,7 +138,7 @@ def measure(
     size: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """Microseconds of each call and the number of wrong results, by side."""
+    """Microseconds by call and the number of wrong results, by side."""
     case = Case(collective, size, communicator.rank, communicator.world_size)
     sides = list(groups)
     calls_of = {side: case.bound(group) for side, group in groups.items()}
@@ -150,13 +150,13 @@ def measure(
             start = time.perf_counter()
             calls_of[side]()
             estimates.append(time.perf_counter() - start)
-    # All ranks make the same number of calls.
+    # All ranks make equally many calls.
     slowest = max(float(text) for text in communicator.all_gather(str(max(estimates)).encode()))
     calls = min(MOST_CALLS, max(5, int(seconds / max(slowest, 1e-6) / len(sides))))
     times: dict[str, list[float]] = {side: [] for side in sides}
     wrong = dict.fromkeys(sides, 0)
     for number in range(calls):
-        # In random order, the same on all ranks: a call leaves its code and data in the caches.
+        # In random order, the same on all ranks: a call leaves code and data in the caches.
         for side in random.Random(number).sample(sides, len(sides)):
             call = calls_of[side]
             case.fill(number)
@@ -169,7 +169,7 @@ def measure(
 
 
 class Case:
-    """One collective on float32 vectors, `size` bytes in the larger of input and output."""
+    """One collective on float32 vectors, `size` bytes in the larger one among input and output."""
 
     def __init__(self, collective: str, size: int, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
@@ -202,7 +202,7 @@ class Case:
         }
         self.call = calls[collective]
         total = sum(range(ranks))
-        #: Expected sum of the ranks' numbers, and terms of `number`, of the first and last element.
+        #: Expected sum over the ranks' numbers, and `number` terms, for the first and last element.
         self.expected = {
             "all_reduce": ((total, ranks), (total, ranks)),
             "broadcast": ((0, 1), (0, 1)),
@@ -218,12 +218,12 @@ class Case:
         return lambda: group(self.input)
 
     def fill(self, number: int) -> None:
-        """Write the input; the output of the call before is overwritten too."""
+        """Write the input; this also overwrites the previous call's output."""
         self.output.fill_(-1)
         self.input.fill_(self.rank + number % 1000)
 
     def is_right(self, number: int) -> bool:
-        """True if both ends are those of this call and no filler is left."""
+        """True if both ends come from this call and no filler is left."""
         ends = (self.output[0].item(), self.output[-1].item())
         right = tuple(ranks + terms * (number % 1000) for ranks, terms in self.expected)
         return ends == right and bool((self.output >= 0).all())

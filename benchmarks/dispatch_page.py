@@ -1,4 +1,4 @@
-"""Maker of the tables in docs/dispatch.md, from results/dispatch.jsonl."""
+"""Makes docs/dispatch.md and docs/results/dispatch.md, from results/dispatch.jsonl."""
 
 from __future__ import annotations
 
@@ -17,16 +17,23 @@ SIDES = {
     "libfabric": "bare libfabric",
 }
 
+#: Query length in the headline.
+HEADLINE_BYTES = 64
+
 Line = dict[str, Any]
 
 
 def blocks(_page: str = "dispatch") -> dict[str, str]:
     """Tables by name."""
-    return {"dispatch": table(RESULTS), "connections": connections(RESULTS)}
+    return {
+        "headline": table(RESULTS, HEADLINE_BYTES),
+        "dispatch": table(RESULTS),
+        "connections": connections(RESULTS),
+    }
 
 
 def connections(results: Path) -> str:
-    """Rates and round trips of the last successful run with each number of connections."""
+    """Rates and round trips in the last successful run with each connection count."""
     last: dict[tuple[str, int, str], Line] = {}
     for line in outcomes(results):
         if line.get("connections", 1) > 1 and line["bytes"] == 64:
@@ -46,25 +53,25 @@ def connections(results: Path) -> str:
 
 
 def outcomes(results: Path) -> list[Line]:
-    """Measurements of all successful runs, the latest last."""
+    """Measurements from all successful runs, the latest last."""
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
     records = [record for record in map(json.loads, lines) if record["exit"] == 0]
     return [line for record in records for line in record["outcomes"]]
 
 
-def table(results: Path) -> str:
-    """Rates and round trips of the last successful run over each path."""
+def table(results: Path, count: int | None = None) -> str:
+    """Rates and round trips in the last successful run over each path, for `count` bytes or all."""
     last: dict[tuple[str, int, str, bool], Line] = {}
     for line in outcomes(results):
         if line.get("connections", 1) == 1:
             last[line["path"], line["bytes"], line["side"], line.get("tls", False)] = line
-    rows = [row(line) for line in last.values()]
+    rows = [row(line) for line in last.values() if count in (None, line["bytes"])]
     headers = ["path, side", "bytes", "queries/s", "Weft's rate / this", "p50 µs", "p99 µs"]
     return markdown(headers, rows)
 
 
 def row(line: Line) -> list[str]:
-    """Cells of a measurement; empty where a side has none."""
+    """Cells for a measurement; empty where a side has none."""
     ratio = line["weft_ratio"]
     return [
         f"{line['path']}, {SIDES[line['side']]}" + (" with TLS" if line.get("tls") else ""),

@@ -1,4 +1,4 @@
-"""Maker of the tables and the picture in docs/fused.md, from records of operators and models."""
+"""Makes docs/fused.md and docs/results/fused.md: tables and a picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "fused-ablation.svg"
 RESULTS = Path(__file__).parent / "results" / "gpu_fused.jsonl"
 MODELS = Path(__file__).parent / "results" / "gpu_fused_models.jsonl"
-#: Kinds of cases, by table.
+#: Case kinds, by table.
 KINDS = {
     "embedding": ("embedding",),
     "gemv": ("gemv", "gemv_norm"),
@@ -26,13 +26,13 @@ KINDS = {
     "gemm": ("gemm",),
 }
 
-#: Kind of the cases of the fused operator with other tilings.
+#: Kind for cases that run the fused operator with other tilings.
 ABLATION = "ablation"
 #: Kinds without other libraries.
 VARIED = (ABLATION, "stores")
-#: Kind of products of float8, which have no table yet.
+#: Kind for float8 GEMMs, which have no table yet.
 SCALED = "scaled"
-#: Panels side by side in its picture.
+#: Panels side by side in the picture.
 PANELS = 4
 
 Line = dict[str, Any]
@@ -58,7 +58,7 @@ def blocks(_page: str = "fused") -> dict[str, str]:
 
 
 def draw(_page: str = "fused") -> list[Path]:
-    """Draw the picture of ablations if there are results; paths of pictures drawn."""
+    """Draw the ablation picture if there are results; returns the drawn paths."""
     found = ablations(latest(RESULTS))
     if not found:
         return []
@@ -67,7 +67,7 @@ def draw(_page: str = "fused") -> list[Path]:
 
 
 def latest(results: Path) -> dict[str, Line]:
-    """The last record on GPUs with a time of the fused operator, by case and number of ranks."""
+    """The last GPU record with a fused operator time, by case and rank count."""
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
     records = [json.loads(line) for line in lines]
     return {
@@ -81,19 +81,19 @@ def latest(results: Path) -> dict[str, Line]:
 
 
 def named(record: Line) -> str:
-    """Case and number of GPUs."""
+    """Case and GPU count."""
     return f"{record['case']}, {record['origin']['ranks']} GPUs"
 
 
 def operator(record: Line) -> str:
-    """Name of the operator in `weft.fused`, and number of GPUs."""
+    """Operator name in `weft.fused`, and GPU count."""
     return f"{record['workload']['operator']}, {record['origin']['ranks']} GPUs"
 
 
 def times(lines: list[Line]) -> str:
-    """Times by case: the fused operator, the others, the parts alone, and what is hidden.
+    """Times by case: the fused operator, the others, the separate parts, and what is hidden.
 
-    The ratio of a call by default is the last column, if a record has it.
+    The default call's ratio is the last column, if a record has it.
     """
     rows = []
     has_default = any(line["result"].get("speedup_default") for line in lines)
@@ -124,7 +124,7 @@ def times(lines: list[Line]) -> str:
 
 
 def models(last: dict[str, Line]) -> str:
-    """Times of steps of models, in ms: the fastest fused side, and the others."""
+    """Model step times, in ms: the fastest fused side, and the others."""
     rows = []
     for name, line in last.items():
         result = line["result"]
@@ -158,7 +158,7 @@ def models(last: dict[str, Line]) -> str:
 
 
 def milliseconds(side: Line | None, percentile: str = "") -> str:
-    """Median of a side in ms, and p99 if wanted."""
+    """A side's median in ms, and p99 if wanted."""
     if side is None or side["status"] != "ok":
         return ""
     names = ["slowest_p50_us", *([f"slowest_{percentile}_us"] if percentile else [])]
@@ -166,7 +166,7 @@ def milliseconds(side: Line | None, percentile: str = "") -> str:
 
 
 def means(lines: Iterable[Line]) -> str:
-    """Geometric means of ratios by operator, and numbers of cases that are slower."""
+    """Geometric mean ratios by operator, and how many cases are slower."""
     by_operator: dict[str, list[Line]] = {}
     for line in lines:
         by_operator.setdefault(operator(line), []).append(line["result"])
@@ -211,18 +211,18 @@ def ratio(value: float | None) -> str:
 
 
 def geometric(values: Iterable[float | None]) -> str:
-    """Geometric mean of the values that are known."""
+    """Geometric mean over the values that are known."""
     logs = [math.log(value) for value in values if value]
     return f"{math.exp(sum(logs) / len(logs)):.2f}" if logs else ""
 
 
 def ablations(last: dict[str, Line]) -> list[Line]:
-    """Records of the fused operator with other tilings."""
+    """Records for the fused operator with other tilings."""
     return [line for line in last.values() if line["kind"] == ABLATION]
 
 
 def ablation(lines: list[Line]) -> str:
-    """Link to the picture, and times over that of the default, by case and varied size."""
+    """Picture link, and times over the default's, by case and varied size."""
     if not lines:
         return NOT_MEASURED
     rows = [
@@ -230,20 +230,20 @@ def ablation(lines: list[Line]) -> str:
         for line in lines
         for size in line["workload"]["sizes"]
     ]
-    link = f"![Time over that of the default, by varied size](images/{PICTURE.name})"
+    link = f"![Time relative to the default, by varied size](../images/{PICTURE.name})"
     headers = ["case", "default tiling, µs", "varied", "value: time / default's"]
     table = ["| " + " | ".join(cells) + " |" for cells in (headers, ["---"] * 4, *rows)]
     return "\n".join([link, "", *table])
 
 
 def fused(line: Line) -> Line:
-    """The fused operator with its default tiling."""
+    """Fused operator with the default tiling."""
     found: Line = line["result"]["sides"]["fused"]
     return found
 
 
 def row(line: Line, size: str) -> str:
-    """By value, its ratio, or the status of a side without a time."""
+    """Ratio by value, or the status if a side has no time."""
     known, default = ratios(line, size), line["result"]["defaults"][size]
     cells = []
     for value in sorted({default, *line["workload"]["sizes"][size]}):
@@ -257,7 +257,7 @@ def row(line: Line, size: str) -> str:
 
 
 def ratios(line: Line, size: str) -> dict[int, float]:
-    """Times over that of the default by value, ascending; 1 for the default itself."""
+    """Times over the default's by value, ascending; 1 for the default itself."""
     result = line["result"]
     values = line["workload"]["sizes"][size]
     found = {value: result["ratios"].get(f"{size} {value}") for value in values}
@@ -269,7 +269,7 @@ def draw_ablation(lines: list[Line], path: Path) -> None:
     """Draw a panel for each varied size, with a line for each case on the most GPUs."""
     from matplotlib.figure import Figure
 
-    from weft.sim.plot import save
+    from weft.report.figure import save
 
     most = max(line["origin"]["ranks"] for line in lines)
     shown = [line for line in lines if line["origin"]["ranks"] == most]
@@ -290,8 +290,8 @@ def draw_ablation(lines: list[Line], path: Path) -> None:
 
 
 def draw_size(axes: Axes, size: str, lines: list[Line]) -> None:
-    """Ratios by value of one size; a case has the same colour in all panels."""
-    from weft.sim.plot import COLOURS, MARKERS
+    """Ratios by value for one size; a case has the same colour in all panels."""
+    from weft.report.figure import COLOURS, MARKERS
     from weft.units import format_bytes
 
     points = {

@@ -1,8 +1,8 @@
-"""Maker of the tables in docs/gpu-collectives.md.
+"""Makes docs/gpu-collectives.md and docs/results/gpu-collectives.md.
 
-They are made from results/gpu_collectives.jsonl and results/gpu_training.jsonl.
+Sources are results/gpu_collectives.jsonl and results/gpu_training.jsonl.
 
-Columns of an earlier day on a machine of the same kind are from `reference/gpu_collectives.json`.
+Columns from an earlier day on the same kind of machine are from `reference/gpu_collectives.json`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from speed_page import NOT_MEASURED, markdown, number, size
 RESULTS = Path(__file__).parent / "results" / "gpu_collectives.jsonl"
 TRAINING = Path(__file__).parent / "results" / "gpu_training.jsonl"
 REFERENCE = Path(__file__).parent / "reference" / "gpu_collectives.json"
-#: Sides in the order of columns, with their headers.
+#: Sides in column order, with headers.
 SIDES = {
     "weft": "Weft",
     "weft symmetric": "Weft, symmetric",
@@ -27,13 +27,15 @@ SIDES = {
     "torch two_shot": "torch two-shot",
 }
 
+#: First words in headline case names.
+HEADLINE = "all_reduce "
 #: Side that earlier records do not have.
 LATER = "weft copy engines"
-#: Kinds of cases that are shown.
+#: Case kinds that are shown.
 KINDS = ("collective", "sweep")
-#: Weft's own choices, by kind of memory.
+#: Weft's own choices, by memory kind.
 OWN = ("weft", "weft symmetric")
-#: Kinds of memory in a sweep, with the first words of their sides.
+#: Memory kinds in a sweep, with the first words in side names.
 SWEPT = {"ordinary": "weft", "symmetric": "weft symmetric"}
 
 Line = dict[str, Any]
@@ -43,7 +45,9 @@ def blocks(_page: str = "gpu-collectives") -> dict[str, str]:
     """Tables by name."""
     two, four = latest(RESULTS, 2), latest(RESULTS, 4)
     steps = latest_steps(TRAINING)
+    reductions = {case: line for case, line in four.items() if case.startswith(HEADLINE)}
     return {
+        "headline": times(reductions),
         "where": where(two),
         "times": times(two),
         "sms": sms(two),
@@ -56,7 +60,7 @@ def blocks(_page: str = "gpu-collectives") -> dict[str, str]:
 
 
 def latest(results: Path, ranks: int) -> dict[str, Line]:
-    """The last successful record on GPUs of each case that is shown, with `ranks` ranks."""
+    """Last successful GPU record for each shown case, with `ranks` ranks."""
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
     records = [json.loads(line) for line in lines]
     return {
@@ -70,7 +74,7 @@ def latest(results: Path, ranks: int) -> dict[str, Line]:
 
 
 def latest_steps(results: Path) -> dict[str, Line]:
-    """The last successful record on GPUs of each case of training and number of ranks."""
+    """Last successful GPU record for each training case and rank count."""
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
     records = [json.loads(line) for line in lines]
     return {
@@ -81,7 +85,7 @@ def latest_steps(results: Path) -> dict[str, Line]:
 
 
 def where(last: dict[str, Line]) -> str:
-    """Machines, commits and versions of the records."""
+    """Machines, commits and versions in the records."""
     found: dict[str, None] = {}
     for record in last.values():
         origin = record["origin"]
@@ -94,7 +98,7 @@ def where(last: dict[str, Line]) -> str:
 
 
 def times(last: dict[str, Line]) -> str:
-    """Median time of a call at the slowest rank, by case and side."""
+    """Median call time at the slowest rank, by case and side."""
     rows = []
     measured = [record["result"]["sides"] for record in last.values()]
     shown = [side for side in SIDES if side != LATER or any(side in sides for sides in measured)]
@@ -116,14 +120,14 @@ def times(last: dict[str, Line]) -> str:
 
 
 def time(side: Line | None) -> str:
-    """Median and p99 of a side in microseconds."""
+    """A side's median and p99 in microseconds."""
     if side is None or side["status"] != "ok":
         return ""
     return f"{number(side['time']['slowest_p50_us'])} / {number(side['time']['slowest_p99_us'])}"
 
 
 def step_times(last: dict[str, Line]) -> str:
-    """Milliseconds of a step at the slowest rank, by case and side."""
+    """Milliseconds per step at the slowest rank, by case and side."""
     shown = ("weft", "weft symmetric", "nccl", "torch one_shot")
     rows = []
     for case, record in last.items():
@@ -141,7 +145,7 @@ def step_times(last: dict[str, Line]) -> str:
 
 
 def sms(last: dict[str, Line], *, beside: bool = True) -> str:
-    """Times by number of multiprocessors and kind of memory, `beside` NCCL's of another day."""
+    """Times by SM count and memory kind, `beside` NCCL's from another day."""
     reference = json.loads(REFERENCE.read_text(encoding="utf-8"))
     nccl = {
         (operation, count): number(us)
@@ -162,7 +166,7 @@ def sms(last: dict[str, Line], *, beside: bool = True) -> str:
 
 
 def median(side: Line | None) -> str:
-    """Median of a side in microseconds."""
+    """A side's median in microseconds."""
     if side is None or side["status"] != "ok":
         return ""
     return number(side["time"]["slowest_p50_us"])

@@ -1,20 +1,20 @@
-"""Model of dispatch and combine on up to eight GPUs of one NVLink switch, fitted to two GPUs.
+"""Dispatch and combine model for up to eight GPUs on one NVLink switch, fitted to two GPUs.
 
 All results are predictions. A phase takes, in microseconds,
 
     latency + peers + max(link, local)
 
-- latency: the chain of launches, flags and first bytes, independent of sizes; fitted.
-- peers: a wait for all of N ranks over a flag between two: a barrier of eight GPUs takes 1.6 us, a
-  flag one way half of the 2.54 us of a round trip. 0 on two GPUs, since the latency has it.
-- link: bytes to other ranks, divided by the rate of a GPU's stores to all peers, by length of row
-  and number of blocks (`limits` in `reference/gpu_moe.json`, measured on eight GPUs).
+- latency: the chain from launches, flags and first bytes, independent of sizes; fitted.
+- peers: a wait for all N ranks over a flag between two: a barrier on eight GPUs takes 1.6 us, a
+  flag one way half the 2.54 us round trip. 0 on two GPUs, since the latency has it.
+- link: bytes to other ranks, divided by a GPU's store rate to all peers, by row length and block
+  count (`limits` in `reference/gpu_moe.json`, measured on eight GPUs).
 - local: bytes that the kernels load and store in their own GPU's memory and send, divided by a
-  rate; fitted, for prefill per multiprocessor.
+  rate; fitted, for prefill per SM.
 
-Link and local overlap, as rows are sent while others are loaded; `apart`, their sum in place of
-the larger, is the prediction without overlap. Latency and rate of a phase are fitted to two cases
-on two GPUs (`FITTED`); `deviations` compares all others.
+Link and local overlap, as rows are sent while others are loaded; `apart`, their sum in place of the
+larger, is the prediction without overlap. A phase's latency and rate are fitted to two cases on two
+GPUs (`FITTED`); `deviations` compares all other cases.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any, Final
 
 Record = dict[str, Any]
 
-#: Cases to which a phase is fitted: at decode two lengths of rows, at prefill one case bound by
-#: multiprocessors and one bound by the link.
+#: Cases to which a phase is fitted: at decode two row lengths, at prefill one case bound by SMs and
+#: one bound by the link.
 FITTED: Final = {
     ("decode", "dispatch"): ("sweep hidden 2048", "sweep hidden 8192"),
     ("decode", "combine"): ("sweep hidden 2048", "sweep hidden 8192"),
@@ -36,25 +36,25 @@ FITTED: Final = {
 PHASES: Final = ("dispatch", "combine")
 #: Goals on eight GPUs in microseconds: decode, one token, and prefill in fp8.
 GOALS: Final = {"pair": 57, "one token": 12, "dispatch": 440, "combine": 850}
-#: Weft's default number of multiprocessors of a launch, at prefill (`grid.rs`).
+#: Weft's default SM count per launch, at prefill (`grid.rs`).
 CHOSEN: Final = {"dispatch": 32, "combine": 64}
-#: Multiprocessors of an H200.
+#: SMs on an H200.
 ALL_SMS: Final = 132
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes of a rank in a phase: to other ranks, and in total by its own GPU's kernels."""
+    """A rank's bytes in a phase: to other ranks, and in total by the GPU's kernels."""
 
     link: float
     local: float
-    #: Bytes of a row on the wire.
+    #: Bytes per row on the wire.
     row: int
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Fit of a phase: microseconds, and GB/s of a launch or (prefill) of a multiprocessor."""
+    """Fit for a phase: microseconds, and GB/s per launch or (prefill) per SM."""
 
     latency_us: float
     local_gb_per_s: float
@@ -71,7 +71,7 @@ class Terms:
 
     @property
     def total(self) -> float:
-        """Prediction with overlap of link and local."""
+        """Prediction with link and local overlapped."""
         return self.latency + self.peers + max(self.link, self.local)
 
     @property
@@ -81,17 +81,17 @@ class Terms:
 
 
 def reached(ranks: int, experts: int, top_k: int) -> float:
-    """Fraction of tokens with an expert on a given rank, under uniform routing."""
+    """Share of tokens with an expert on a given rank, under uniform routing."""
     return 1 - math.comb(experts - experts // ranks, top_k) / math.comb(experts, top_k)
 
 
 def moved(workload: Record, phase: str, ranks: int) -> Bytes:
-    """Bytes of a rank in a phase."""
+    """A rank's bytes in a phase."""
     tokens, hidden, top_k = workload["tokens"], workload["hidden"], workload["top_k"]
     rows = tokens * reached(ranks, workload["experts"], top_k)
     wide = 2 * hidden
     dense = workload["layout"] == "dense"
-    # Rows of the experts' inputs: one for each token of a rank, or for each expert.
+    # Expert input rows: one for each token on a rank, or for each expert.
     given, positions = tokens * wide, rows * ranks if dense else tokens * top_k
     if phase == "combine":
         # Outputs are loaded, replies stored, then loaded for the sum, and sums stored.
@@ -106,7 +106,7 @@ def moved(workload: Record, phase: str, ranks: int) -> Bytes:
 
 
 def blocks_of(workload: Record, phase: str) -> int:
-    """Multiprocessors of a launch."""
+    """SMs per launch."""
     chosen = CHOSEN[phase] if regime(workload) == "prefill" else ALL_SMS
     return int(workload["num_sms"] or chosen)
 
@@ -117,7 +117,7 @@ def regime(workload: Record) -> str:
 
 
 def link_rate(limits: Record, row: int, blocks: int) -> float:
-    """GB/s of a GPU's stores to all peers, for a length of rows and a number of blocks."""
+    """A GPU's store rate to all peers in GB/s, for a row length and a block count."""
     table = limits["all_to_all_bulk_copy_stores_gb_per_s_per_gpu"]
     nearest = min(table, key=lambda length: abs(math.log(int(length) / row)))
     points = sorted((int(count), rate) for count, rate in table[nearest].items())
@@ -130,13 +130,13 @@ def link_rate(limits: Record, row: int, blocks: int) -> float:
 
 
 def taken(record: Record, phase: str) -> float:
-    """Time of a phase, without that of the timestamps around it."""
+    """Phase time, without the timestamps around it."""
     times = record["result"]["times"]
     return float(times[phase]["slowest_p50_us"] - times["nothing"]["slowest_p50_us"])
 
 
 class Model:
-    """The fits of decode and prefill to records of two GPUs."""
+    """Decode and prefill fits to records from two GPUs."""
 
     def __init__(self, records: list[Record], limits: Record) -> None:
         self.limits = limits
@@ -150,7 +150,7 @@ class Model:
         if kind == "decode":
             rate = (local[1] - local[0]) / (times[1] - times[0])
             return Phase(times[0] - local[0] / rate, rate / 1e3)
-        # The second is bound by the link: the rest of its time is latency.
+        # The second is bound by the link: the rest is latency.
         latency = times[1] - self._link(second["workload"], phase, 2)
         return Phase(latency, local[0] / (times[0] - latency) / 1e3)
 
@@ -170,7 +170,7 @@ class Model:
         return made if sound else None
 
     def _work(self, workload: Record, phase: str, ranks: int = 2) -> float:
-        """Local bytes, at prefill of one multiprocessor."""
+        """Local bytes, at prefill per SM."""
         share = blocks_of(workload, phase) if regime(workload) == "prefill" else 1
         return moved(workload, phase, ranks).local / share
 
@@ -180,7 +180,7 @@ class Model:
         return sizes.link / rate / 1e3
 
     def predict(self, workload: Record, phase: str, ranks: int) -> Terms:
-        """Prediction of a phase of a workload on `ranks` GPUs."""
+        """Prediction for a workload's phase on `ranks` GPUs."""
         fitted = self.phases[regime(workload), phase]
         limits = self.limits
         one_way = limits["gpu_gpu_flag_round_trip_us"] / 2
@@ -193,13 +193,13 @@ class Model:
         )
 
     def one_token(self, ranks: int) -> float:
-        """Microseconds of a round of one token: that of two GPUs, plus the terms of more ranks."""
+        """Microseconds per one-token round: the two-GPU time, plus the terms for more ranks."""
         record = self.records["one token"]
         workload = record["workload"]
         more = 0.0
         for phase in PHASES:
             now, then = (self.predict(workload, phase, count) for count in (2, ranks))
-            # Half of a packet is data, the other half its epoch.
+            # Half a packet is data, the other half the epoch.
             more += then.peers - now.peers + 2 * (then.link - now.link)
         return float(record["result"]["times"]["round"]["slowest_p50_us"] + more)
 

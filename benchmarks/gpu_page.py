@@ -1,8 +1,8 @@
-"""Maker of docs/gpu.md: tables and a picture.
+"""Makes docs/gpu.md and docs/results/gpu.md: tables and a picture.
 
 `weft bench moe --device cuda --cases all --record` appends to `results/gpu_moe.jsonl`; the last
-record of each machine and case is shown. Rows of other systems are from `reference/gpu_moe.json`,
-with the machine of the measurement. A table without results is `NOT_MEASURED`.
+record for each machine and case is shown. Other systems' rows are from `reference/gpu_moe.json`,
+with the machine that was measured. A table without results is `NOT_MEASURED`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs" / "images" / "gpu-moe.svg"
 RESULTS = ROOT / "benchmarks" / "results" / "gpu_moe.jsonl"
 REFERENCE = ROOT / "benchmarks" / "reference" / "gpu_moe.json"
-#: Labels of the cases of decode and of prefill.
+#: Labels for decode and prefill cases.
 DECODE = {
     "decode": "cast to fp8 by the kernel, contiguous",
     "decode given fp8": "fp8 given, contiguous",
@@ -48,18 +48,18 @@ def blocks(page: str = "gpu") -> dict[str, str]:
 
 
 def draw(page: str = "gpu") -> list[Path]:
-    """Draw the picture if there are results; paths of pictures drawn."""
+    """Draw the picture if there are results; returns the drawn paths."""
     return [PICTURE] if draw_decode(read(RESULTS), PICTURE) else []
 
 
 def read(path: Path) -> list[Record]:
-    """The last record of each machine and case, those of the largest machine first."""
+    """Last record for each machine and case, the largest machine's first."""
     if not path.exists():
         return []
     last: dict[tuple[str, str], Record] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        # Skipped cases have no result, and times of the twin are not comparable.
+        # Skipped cases have no result, and twin times are not comparable.
         if record["status"] != "skipped" and record["origin"].get("device") == "cuda":
             last[machine(record), record["case"]] = record
     return sorted(
@@ -68,13 +68,13 @@ def read(path: Path) -> list[Record]:
 
 
 def reference() -> dict[str, Any]:
-    """Measured and published figures of other systems."""
+    """Measured and published figures for other systems."""
     found: dict[str, Any] = json.loads(REFERENCE.read_text(encoding="utf-8"))
     return found
 
 
 def machine(record: Record) -> str:
-    """Short name of the machine of a record."""
+    """Short name for a record's machine."""
     origin = record["origin"]
     gpus = origin["gpus"]
     named = f"{len(gpus)} {gpus[0]}" if gpus else "no GPU"
@@ -82,7 +82,7 @@ def machine(record: Record) -> str:
 
 
 def good(records: list[Record], kind: str | None = None) -> list[Record]:
-    """Records with a result, of a kind."""
+    """Records with a result, by kind."""
     return [
         record
         for record in records
@@ -91,7 +91,7 @@ def good(records: list[Record], kind: str | None = None) -> list[Record]:
 
 
 def times(result: dict[str, Any], name: str, *, p99: bool = True) -> str:
-    """p50 and p99 of the slowest rank in microseconds."""
+    """The slowest rank's p50 and p99 in microseconds."""
     time = result.get("times", {}).get(name)
     if time is None:
         return ""
@@ -105,7 +105,7 @@ def cell(value: float | None) -> str:
 
 
 def where(records: list[Record]) -> str:
-    """Table of machines, versions and commits."""
+    """Machines, versions and commits as a table."""
     rows: dict[str, list[str]] = {}
     for record in records:
         origin, versions = record["origin"], record["origin"]["versions"]
@@ -129,7 +129,7 @@ def where(records: list[Record]) -> str:
 
 
 def left(headers: list[str], rows: list[list[str]]) -> str:
-    """A table of text."""
+    """Text table."""
     if not rows:
         return NOT_MEASURED
     lines = [headers, ["---"] * len(headers), *rows]
@@ -137,7 +137,7 @@ def left(headers: list[str], rows: list[list[str]]) -> str:
 
 
 def exchanges(cases: dict[str, str], key: str) -> Callable[[list[Record]], str]:
-    """Table of dispatch and combine of these cases, NCCL, and other systems."""
+    """Dispatch and combine table for these cases, NCCL, and other systems."""
 
     def table(records: list[Record]) -> str:
         rows = []
@@ -166,7 +166,7 @@ def exchanges(cases: dict[str, str], key: str) -> Callable[[list[Record]], str]:
 
 
 def others(key: str) -> list[list[str]]:
-    """Rows of other systems, measured and published."""
+    """Other systems' rows, measured and published."""
     known = reference()
     measured, published = known["measured"], known["published"]
     system = measured["deepep_v1"]
@@ -192,7 +192,7 @@ def others(key: str) -> list[list[str]]:
 
 
 def others_on_two(measured: dict[str, Any], key: str, empty: list[str]) -> list[list[str]]:
-    """Rows of other systems on two GPUs of the same kind as Weft's."""
+    """Other systems' rows on two GPUs, the same kind as Weft's."""
     system = measured["deepep_v1"]
     name, ours = f"{system['name']}, {measured['label']} (measured)", system[key]
     if key == "decode":
@@ -210,7 +210,7 @@ def others_on_two(measured: dict[str, Any], key: str, empty: list[str]) -> list[
 
 
 def halves(records: list[Record]) -> str:
-    """Table of send and receive halves."""
+    """Send and receive halves as a table."""
     names = ("dispatch send", "dispatch recv", "combine send", "combine recv")
     rows = [
         [f"Weft, {machine(record)}: {DECODE.get(record['case'], record['case'])}"]
@@ -227,7 +227,7 @@ def halves(records: list[Record]) -> str:
 
 
 def cold(records: list[Record]) -> str:
-    """Table of warm and cold caches."""
+    """Warm and cold caches as a table."""
     rows = [
         [
             f"Weft, {machine(record)}: {DECODE.get(record['case'], record['case'])}",
@@ -244,7 +244,7 @@ PAIRS = [(cache, phase) for phase in ("dispatch", "combine") for cache in ("", "
 
 
 def harness(records: list[Record]) -> str:
-    """Table of mean times of dispatch and combine in a loop."""
+    """Mean dispatch and combine times in a loop, as a table."""
     rows = []
     for record in good(records, "harness"):
         found = record["result"]["times"]
@@ -269,7 +269,7 @@ def harness(records: list[Record]) -> str:
 
 
 def modes(records: list[Record]) -> str:
-    """Table of eager, compiled and captured calls, with host times."""
+    """Eager, compiled and captured calls as a table, with host times."""
     rows = []
     for record in good(records, "modes"):
         result = record["result"]
@@ -291,13 +291,13 @@ def modes(records: list[Record]) -> str:
 
 
 def both(calls: dict[str, float], name: str) -> str:
-    """Host time of a call, and with `out=` if measured."""
+    """Host time per call, and with `out=` if measured."""
     given = calls.get(f"{name} out=")
     return number(calls[name]) + ("" if given is None else f" / {number(given)}")
 
 
 def late(records: list[Record]) -> str:
-    """Table of a late rank's times, from its own arrival."""
+    """A late rank's times as a table, from the rank's arrival on."""
     rows = []
     for record in good(records, "late"):
         result = record["result"]
@@ -317,7 +317,7 @@ def late(records: list[Record]) -> str:
 
 
 def gemm(records: list[Record]) -> str:
-    """Table of rounds beside a matrix product, on all multiprocessors or on the remaining ones."""
+    """Rounds beside a GEMM as a table, on all SMs or on the remaining ones."""
     rows = []
     for record in good(records, "gemm"):
         found = {name: time["slowest_p50_us"] for name, time in record["result"]["times"].items()}
@@ -325,27 +325,27 @@ def gemm(records: list[Record]) -> str:
         for prefix, how in (("", "on all SMs"), ("carveout ", f"leaves {sms} SMs")):
             if f"{prefix}alone" not in found:
                 continue
-            alone, beside, product, slowed = (
+            alone, beside, gemm_us, slowed = (
                 found[prefix + name]
                 for name in ("alone", "with gemm", "gemm alone", "gemm with rounds")
             )
             whole = found["gemm alone"]
             rows.append(
                 [
-                    f"Weft, {machine(record)}, {sms} SMs; product {how}",
+                    f"Weft, {machine(record)}, {sms} SMs; GEMM {how}",
                     number(alone),
                     f"{number(beside)} ({beside / alone:.2f})",
-                    f"{number(product)} ({product / whole:.2f})",
+                    f"{number(gemm_us)} ({gemm_us / whole:.2f})",
                     f"{number(slowed)} ({slowed / whole:.2f})",
                 ]
             )
-    headers = ["prefill, µs (ratio)", "round alone", "round beside a product"]
-    headers += ["product alone", "product beside rounds"]
+    headers = ["prefill, µs (ratio)", "round alone", "round beside a GEMM"]
+    headers += ["GEMM alone", "GEMM beside rounds"]
     return markdown(headers, rows)
 
 
 def start(records: list[Record]) -> str:
-    """Table of seconds until the end of the first round."""
+    """Seconds until the first round ends, as a table."""
     rows = []
     for record in good(records, "start"):
         result = record["result"]
@@ -364,7 +364,7 @@ def start(records: list[Record]) -> str:
 
 
 def sweep(records: list[Record]) -> str:
-    """Table of decode with one parameter changed at a time."""
+    """Decode with one parameter changed at a time, as a table."""
     rows = []
     for record in good(records, "rounds"):
         if record["case"] != "decode" and not record["case"].startswith("sweep "):
@@ -385,14 +385,14 @@ def sweep(records: list[Record]) -> str:
 
 
 def modelled(records: list[Record]) -> Model | None:
-    """The model, fitted to the records of two GPUs."""
+    """The model, fitted to two-GPU records."""
     two = [record for record in good(records, "rounds") if record["origin"]["ranks"] == 2]
     two = [record for record in two if len(record["origin"]["gpus"]) == 2]
     return Model.of(two, reference()["measured"]["limits"])
 
 
 def model(records: list[Record]) -> str:
-    """Table of predictions for eight GPUs, term by term, and the goals."""
+    """Predictions for eight GPUs as a table, term by term, and the goals."""
     made = modelled(records)
     if made is None:
         return NOT_MEASURED
@@ -421,7 +421,7 @@ def model(records: list[Record]) -> str:
     return markdown([*headers, "predicted", "without overlap", "goal"], rows)
 
 
-#: Cases in the table of predictions.
+#: Cases in the prediction table.
 MODELLED = {
     "decode": "decode",
     "prefill 24": "fp8, 24 SMs",
@@ -431,7 +431,7 @@ MODELLED = {
 
 
 def model_checks(records: list[Record]) -> str:
-    """Table of measured and predicted times on two GPUs."""
+    """Measured and predicted times on two GPUs, as a table."""
     made = modelled(records)
     if made is None:
         return NOT_MEASURED
@@ -454,12 +454,12 @@ def model_checks(records: list[Record]) -> str:
 
 
 def not_measured(records: list[Record]) -> str:
-    """Table of cases whose last run failed or gave wrong results."""
+    """Cases whose last run failed or gave wrong results, as a table."""
     rows = [
         [
             f"{record['case']}, {machine(record)}",
             record["status"],
-            # The last line of a traceback has the error.
+            # A traceback's last line has the error.
             (record["reason"] or "").strip().splitlines()[-1].strip().replace("|", "\\|")[:200],
         ]
         for record in records
@@ -474,11 +474,11 @@ def picture(records: list[Record]) -> str:
     """Link to the plot, if there are results."""
     if not bars(records):
         return NOT_MEASURED
-    return f"![Dispatch, combine and both of decode, beside others](images/{PICTURE.name})"
+    return f"![Dispatch, combine and both of decode, beside others](../images/{PICTURE.name})"
 
 
 def bars(records: list[Record]) -> dict[str, list[float | None]]:
-    """Times of decode by system: dispatch, combine, both."""
+    """Decode times by system: dispatch, combine, both."""
     found: dict[str, list[float | None]] = {}
     for record in good(records):
         if record["case"] == "decode":
@@ -508,7 +508,7 @@ def draw_decode(records: list[Record], path: Path) -> bool:
     systems = bars(records)
     if not systems:
         return False
-    from weft.sim.plot import draw_bars, save
+    from weft.report.figure import draw_bars, save
 
     title = "128 tokens a rank, hidden 7168, 256 experts, top-8, fp8 out, bf16 back"
     # The palette has eight colours: Weft and NCCL on the largest machines are first.
@@ -518,6 +518,7 @@ def draw_decode(records: list[Record], path: Path) -> bool:
 
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
+    "headline": exchanges({"decode": DECODE["decode"]}, "decode"),
     "where": where,
     "picture": picture,
     "decode": exchanges(DECODE, "decode"),

@@ -1,4 +1,4 @@
-"""Benchmark of idle ranks and of more ranks than cores. Appends to results/host.jsonl."""
+"""Idle ranks, and more ranks than cores. Appends to results/host.jsonl."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Instruction counts of writes, arrivals and queries by callgrind, compared with instructions.json.
+"""Instruction counts for writes, arrivals and queries by callgrind, compared with
+instructions.json.
 
-Counts cover user space only. Repeated runs of one build differ only by the sizes of socket reads. A
-count above the committed one by more than the tolerance is a regression: exit status 1. `--update`
+Counts cover user space only. Repeated runs with one build differ only by socket read sizes. A count
+above the committed one by more than the tolerance is a regression: exit status 1. `--update`
 rewrites the file.
 """
 
@@ -66,7 +67,7 @@ def main() -> int:
 def compare(
     before: dict[str, float], now: dict[str, float], tolerance: float
 ) -> tuple[list[str], list[str]]:
-    """Lines of a report, and the names of regressed operations."""
+    """Report lines, and which operations regressed."""
     lines, regressed = [], []
     for name, instructions in now.items():
         if name not in before:
@@ -86,7 +87,7 @@ def compare(
 
 
 def count(fabric: str, over: str, what: str) -> float:
-    """Instructions of one operation."""
+    """Instructions per operation."""
     completed = over in ("later", "verbs-null") and what in ("write", "stream", "pages")
     is_query = what.endswith("query")
     function = "completed_writes" if completed else f"{what.replace('-', '_')}s"

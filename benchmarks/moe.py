@@ -1,4 +1,4 @@
-"""Benchmark of MoE dispatch and combine over 4 processes, and gloo. Appends to results/moe.jsonl.
+"""MoE dispatch and combine over 4 processes, and gloo. Appends to results/moe.jsonl.
 
 Two shapes: decode (64 tokens for each rank) and prefill (2048); hidden 2048, 64 experts, top 8,
 bfloat16. Both sides move the same tokens in the same processes, in turn; see moe_worker.py.
@@ -24,7 +24,7 @@ from weft.bench.phases import PHASES, summarise
 
 TARGET = RESULTS / "moe.jsonl"
 RANKS = 4
-#: Tokens of a rank, and a factor of the number of rounds: short ones are cheap.
+#: Tokens per rank, and a factor for the round count: short rounds are cheap.
 SHAPES = {"decode": (64, 4), "prefill": (2048, 1)}
 
 
@@ -35,7 +35,7 @@ def main() -> int:
         "--rounds",
         type=int,
         default=25,
-        help="rounds of prefill (default 25); decode has 4 times more",
+        help="prefill rounds (default 25); decode has 4 times more",
     )
     parser.add_argument("--paths", default="shm,tcp", help="providers (default %(default)s)")
     parser.add_argument(
@@ -82,7 +82,7 @@ def measure(workload: Workload, path: str, shape: str) -> list[dict[str, Any]]:
         {
             "benchmark": "moe",
             "shape": shape,
-            # gloo uses sockets beside every path of Weft.
+            # gloo uses sockets beside every Weft path.
             "path": path if side == "weft" else "tcp",
             "beside": path,
             "side": side,
@@ -102,7 +102,7 @@ def measure(workload: Workload, path: str, shape: str) -> list[dict[str, Any]]:
 
 
 def total(ranks: list[dict[str, Any]], side: str) -> np.ndarray[Any, Any]:
-    """Microseconds of dispatch and combine of each round, of its slowest rank."""
+    """Microseconds for dispatch and combine by round, at the slowest rank."""
     phases = [phase for phase in PHASES if phase != "experts"]
     by_rank = [sum(np.array(rank["durations"][side][phase]) for phase in phases) for rank in ranks]
     result: np.ndarray[Any, Any] = np.max(by_rank, axis=0) / 1000

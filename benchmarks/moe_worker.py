@@ -1,8 +1,8 @@
-"""One rank of benchmarks/moe.py: the same tokens through Weft and through gloo, alternately.
+"""One rank in benchmarks/moe.py: the same tokens through Weft and through gloo, alternately.
 
-The gloo side is a plain expert-parallel layer with `all_to_all_single`: counts, then one copy of a
-token for each of its experts, then each expert's reply. Both results are compared with the error
-bound of docs/moe.md.
+The gloo side is a plain expert-parallel layer with `all_to_all_single`: counts, then one token copy
+for each of its experts, then each expert's reply. Both results are compared with the error bound in
+docs/moe.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 
 import weft
-from weft._array import DTYPES
+from weft.base.array import DTYPES
 from weft.bench.group import deliver, worker
 from weft.bench.moe_worker import error_share, expert_output, make_all_to_all, run_round
 from weft.bench.moe_workload import Batch, Router, Workload
@@ -45,7 +45,7 @@ def work(directory: Path, task: dict[str, Any]) -> None:
 
 
 def measure(communicator: weft.Communicator, workload: Workload) -> dict[str, Any]:
-    """All rounds: nanoseconds of each phase and the number of wrong results, by side."""
+    """All rounds: nanoseconds by phase and the number of wrong results, by side."""
     router = Router(workload)
     clocks = {"weft": PhaseClock(), "gloo": PhaseClock()}
     wrong = dict.fromkeys(clocks, 0)
@@ -75,7 +75,7 @@ def measure(communicator: weft.Communicator, workload: Workload) -> dict[str, An
 def run_gloo_round(
     clock: PhaseClock, communicator: weft.Communicator, batch: Batch, workload: Workload
 ) -> NDArray[Any]:
-    """The combined result of one round over gloo, with the barriers of `run_round`."""
+    """Combined result from one round over gloo, with the same barriers as `run_round`."""
     ranks = communicator.world_size
     per_rank = workload.experts // ranks
     with clock("dispatch send"):

@@ -1,4 +1,4 @@
-"""Benchmark of the planners of MoE dispatch, by criterion. Appends to results/planner.jsonl."""
+"""MoE dispatch planner benchmark, with criterion. Appends to results/planner.jsonl."""
 
 from __future__ import annotations
 

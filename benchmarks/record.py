@@ -1,10 +1,10 @@
-"""Recorder of benchmarks: runs a command by hand and appends its outcome to a result file.
+"""Benchmark recorder: runs a command by hand and appends the outcome to a result file.
 
     python3 benchmarks/record.py NAME COMMAND...
 
 The command's output is shown as it comes. `benchmarks/results/NAME.jsonl` gets one JSON line: the
-provenance, the exit status, and each line of output that is a JSON object, alone or behind the word
-`outcome`. Other benchmarks import `origin` and `append_records` from here.
+provenance, the exit status, and each output line that is a JSON object, by itself or behind the
+word `outcome`. Other benchmarks import `origin` and `append_records` from here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BEGINNINGS = ("outcome {", "{")
 
 
 def main(name: str, *command: str) -> int:
-    """Run `command` and append its record to the results of `name`; its exit status."""
+    """Run `command` and append a record to the results `name`; returns the exit status."""
     record = {"origin": origin(rustc=first_line("rustc", "--version"))}
     start = time.monotonic()
     outcomes = []
@@ -40,7 +40,7 @@ def main(name: str, *command: str) -> int:
             if line.startswith(BEGINNINGS):
                 outcomes.append(json.loads(line.removeprefix("outcome ")))
     record |= {
-        # The path of the checkout stays out of the record.
+        # The checkout path stays out of the record.
         "command": " ".join(command).replace(f"{ROOT}/", ""),
         "seconds": round(time.monotonic() - start, 1),
         "exit": process.returncode,
@@ -52,7 +52,7 @@ def main(name: str, *command: str) -> int:
 
 @cache
 def package() -> ModuleType:
-    """The recorder of `weft bench`, loaded from its file: the package need not be built."""
+    """The `weft bench` recorder, loaded from its file: the package need not be built."""
     file = ROOT / "python" / "weft" / "bench" / "record.py"
     spec = importlib.util.spec_from_file_location("weft_bench_record", file)
     assert spec is not None
@@ -64,18 +64,18 @@ def package() -> ModuleType:
 
 @cache
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, cache and kernel of this machine."""
+    """This machine's processor, cores, memory, cache and kernel."""
     found: dict[str, Any] = package().machine()
     return found
 
 
 def append_records(path: Path, records: list[dict[str, Any]]) -> None:
-    """Append records to a file of JSON lines."""
+    """Append records to a JSON-lines file."""
     package().append_records(path, records)
 
 
 def origin(**versions: str | None) -> dict[str, Any]:
-    """Provenance of figures of this checkout. `versions`: of the other systems measured."""
+    """Provenance for this checkout's figures. `versions`: the other measured systems'."""
     return {
         "at": package().timestamp(),
         "commit": commit(),
@@ -97,7 +97,7 @@ def commit() -> str:
 
 
 def first_line(*command: str) -> str:
-    """First line of a program's output; empty if the program fails or is missing."""
+    """First line in a program's output; empty if the program fails or is missing."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     except FileNotFoundError:

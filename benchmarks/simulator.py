@@ -1,10 +1,10 @@
-"""Benchmark of the simulator: processor time, and virtual times compared with SimGrid's.
+"""Simulator benchmark: processor time, and virtual times compared with SimGrid's.
 
-Every case is an all-reduce whose time is that of links alone. In each round every side simulates it
-once, in a process of its own, and prints the processor time after the network was built. SimGrid's
-C++ engine reads links, routes and messages from a file; Weft computes routes and connections during
-the run. A missing SimGrid is recorded, and the other sides are measured. Appends to
-results/simulator.jsonl.
+Every case is an all-reduce whose time depends only on links. In each round every side simulates it
+once, in a separate process, and prints the processor time after the network was built. SimGrid's
+C++ engine (see https://simgrid.org) reads links, routes and messages from a file; Weft computes
+routes and connections during the run. A missing SimGrid is recorded, and the other sides are
+measured. Appends to results/simulator.jsonl.
 
 Exit status 1 if virtual times differ by more than 1 %, or, with --strict, if a budget is exceeded.
 """
@@ -24,9 +24,9 @@ from typing import Any
 from record import RESULTS, ROOT, append_records, first_line, origin
 
 TARGET = RESULTS / "simulator.jsonl"
-#: Largest relative difference of virtual times.
+#: Largest relative difference in virtual times.
 AGREEMENT = 0.01
-#: Timeout of one run of one side.
+#: Timeout for one run on one side.
 PATIENCE_SECONDS = 300
 
 LINKS = "gbps=100,latency_us=0.5"
@@ -39,7 +39,7 @@ BIGRAPH_65536 = f"bigraph:switches=1024,endpoints=64,{LINKS}"
 
 @dataclass(frozen=True)
 class Case:
-    """An all-reduce of 256 MiB, the sides that simulate it, and the budgets of the executor."""
+    """A 256 MiB all-reduce, the sides that simulate it, and the executor's budgets."""
 
     name: str
     algorithm: str
@@ -48,7 +48,7 @@ class Case:
     routing: str = "static"
     #: Random rank placement.
     shuffled: bool = False
-    #: Sides beside the executor: the bare engine, and SimGrid with its update modes.
+    #: Sides beside the executor: the bare engine, and SimGrid with different update modes.
     sides: tuple[str, ...] = ("engine",)
     #: The side compared with SimGrid.
     compared: str = "executor"
@@ -56,15 +56,15 @@ class Case:
     peak_gib: float | None = None
 
     def options(self) -> list[str]:
-        """Command-line options of `weft-bench-sim`."""
+        """Command-line options for `weft-bench-sim`."""
         options = ["--algorithm", self.algorithm, "--ranks", str(self.ranks)]
         options += ["--topology", self.topology, "--routing", self.routing]
         return options + (["--shuffle", "1"] if self.shuffled else [])
 
 
 ALL = ("engine", "SimGrid Lazy", "SimGrid Full")
-# SimGrid shares links by the inverse of latency, Weft equally: where links are shared, all routes
-# have the same latency. Unlike SimGrid, the executor sends a connection's writes one by one.
+# SimGrid shares links by inverse latency, Weft equally: where links are shared, all routes have the
+# same latency. Unlike SimGrid, the executor sends a connection's writes one by one.
 CASES = [
     Case("ring, static routes", "ring", 512, TREE_512, sides=ALL, cpu_s=0.12),
     Case("halving-doubling", "hd", 512, TREE_512, sides=ALL, cpu_s=0.002),
@@ -101,7 +101,11 @@ def main() -> int:
     parser.add_argument("--program", type=Path, required=True, help="the program weft-bench-sim")
     parser.add_argument("--simgrid", type=Path, required=True, help="folder for SimGrid's program")
     parser.add_argument("--rounds", type=int, default=5, help="rounds (default %(default)s)")
-    parser.add_argument("--cases", default="", help="substring of the names of cases to run")
+    parser.add_argument(
+        "--cases",
+        default="",
+        help="run only cases whose name has this substring, for example fat-tree",
+    )
     parser.add_argument("--strict", action="store_true", help="exit status 1 after a missed budget")
     parser.add_argument("--results", type=Path, default=TARGET, help="default %(default)s")
     arguments = parser.parse_args()
@@ -141,7 +145,7 @@ def build_simgrid(folder: Path) -> str | None:
 def measure(
     case: Case, arguments: argparse.Namespace, *, with_simgrid: bool, where: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Records of all sides of a case, which alternate in every round."""
+    """Records from all sides for a case, which alternate in every round."""
     sides = ["executor"]
     sides += [side for side in case.sides if with_simgrid or not side.startswith("SimGrid")]
     rounds: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
@@ -182,7 +186,7 @@ def measure(
 
 
 def run_side(side: str, case: Case, arguments: argparse.Namespace, file: Path) -> dict[str, Any]:
-    """One simulation in a process of its own."""
+    """One simulation in a separate process."""
     if side.startswith("SimGrid"):
         command = [arguments.simgrid / "all_reduce", file, side.removeprefix("SimGrid ")]
     else:
@@ -197,7 +201,7 @@ def run_side(side: str, case: Case, arguments: argparse.Namespace, file: Path) -
 
 
 def show(line: dict[str, Any]) -> None:
-    """Print one line of progress."""
+    """Print one progress line."""
     text = f"{line['case']:42} {line['side']:13} {line['time_s'] * 1e3:11.6f} ms simulated"
     text += f" in {line['cpu_s'] * 1e3:9.2f} ms CPU"
     if "kept" in line:

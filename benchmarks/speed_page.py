@@ -1,7 +1,7 @@
-"""Maker of docs/speed.md: tables from the files in results/.
+"""Makes docs/speed.md and docs/results/speed.md: tables from the files in results/.
 
-Of each file the last run is shown: the lines of its last commit and machine. Only the standard
-library is needed.
+Each file's last run is shown: the lines with the last commit and machine. Only the standard library
+is needed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def blocks(page: str = "speed") -> dict[str, str]:
 
 
 def read(results: Path, name: str, *, of_one_commit: bool = True) -> list[Line]:
-    """The last line of each measurement of the newest commit; empty if there is no file.
+    """Last line for each measurement at the newest commit; empty if there is no file.
 
-    Without `of_one_commit`, measurements of older commits without newer ones are included.
+    Without `of_one_commit`, measurements at older commits without newer ones are included.
     """
     lines = every_line(results, name)
     if not lines:
@@ -38,15 +38,31 @@ def read(results: Path, name: str, *, of_one_commit: bool = True) -> list[Line]:
         fields = ("benchmark", "path", "beside", "pattern", "shape", "side", "bytes", "ranks")
         fields += ("plan", "routing", "libfabric")
         last[tuple(str(line.get(field)) for field in fields)] = line
-    commits = [line["origin"]["commit"] for line in last.values()]
-    newest = commits[-1]
-    return [
-        line for line in last.values() if not of_one_commit or line["origin"]["commit"] == newest
-    ]
+    newest = commit(list(last.values())[-1])
+    return [line for line in last.values() if not of_one_commit or commit(line) == newest]
+
+
+def commit(line: Line) -> str:
+    """A measurement's commit, without the `+` for local changes."""
+    recorded: str = line["origin"]["commit"]
+    return recorded.removesuffix("+")
+
+
+def with_origins(text: str, lines: list[Line]) -> str:
+    """Table, then commit, day and machine from the records, for example "42fb8111efe8+, ..."."""
+    if not lines:
+        return text
+    found: dict[str, None] = {}
+    for line in lines:
+        origin = line["origin"]
+        machine = origin["machine"]
+        at = f"{origin['commit']}, {origin['at'][:10]}"
+        found[f"{at}, {machine['processor']}, {machine['cores']} cores"] = None
+    return f"{text}\n\nRecorded at {'; '.join(found)}."
 
 
 def every_line(results: Path, name: str) -> list[Line]:
-    """All lines of a file; empty if there is none."""
+    """All lines in a file; empty if there is none."""
     path = results / name
     if not path.exists():
         return []
@@ -75,13 +91,13 @@ def number(value: float) -> str:
 
 
 def speed(line: Line) -> str:
-    """Time of messages below 4 KiB, throughput of longer ones."""
+    """Time for messages below 4 KiB, throughput for longer ones."""
     times = f"{number(line['p50_us'])} / {number(line['p99_us'])} µs"
     return times if line["bytes"] < 4096 else f"{number(line['gb_per_s'])} GB/s"
 
 
 def bare(path: str, pattern: str) -> Callable[[Path], str]:
-    """Table of Weft and the bare operations of a path."""
+    """Table with Weft and the bare operations on a path."""
 
     def table(results: Path) -> str:
         every = read(results, "transfer.jsonl")
@@ -91,13 +107,13 @@ def bare(path: str, pattern: str) -> Callable[[Path], str]:
             if (line["benchmark"], line["path"], line.get("pattern")) == ("transfer", path, pattern)
         ]
         others = sorted({line["side"] for line in lines} - {"weft"}, reverse=True)
-        return by_size(lines, others)
+        return with_origins(by_size(lines, others), lines)
 
     return table
 
 
 def peers(path: str) -> Callable[[Path], str]:
-    """Table of Weft and other libraries on a path, with notes on missing ones."""
+    """Table with Weft and other libraries on a path, with notes on missing ones."""
 
     def table(results: Path) -> str:
         every = read(results, "transfer.jsonl")
@@ -110,9 +126,37 @@ def peers(path: str) -> Callable[[Path], str]:
             if "bytes" not in line
         ]
         measured = by_size([line for line in lines if "bytes" in line], others)
-        return "\n\n".join([measured, *notes])
+        return with_origins("\n\n".join([measured, *notes]), lines)
 
     return table
+
+
+def headline(results: Path) -> str:
+    """Time as a multiple of Weft's for each side in ping-pong, by path and message length."""
+    lines = [
+        line
+        for line in read(results, "transfer.jsonl")
+        if line.get("pattern") == "ping-pong" and line["side"] not in ("weft", "flag alone")
+    ]
+    ratios = {(line["path"], line["bytes"], side(line)): line["ratio"] for line in lines}
+    sides = list(dict.fromkeys(name for _, _, name in ratios))
+    rows = []
+    for path in dict.fromkeys(line["path"] for line in lines):
+        for count in HEADLINE_BYTES:
+            found = [ratios.get((path, count, name)) for name in sides]
+            cells = ["" if ratio is None else f"{ratio:.2f}" for ratio in found]
+            rows.append([f"{size(count)} over {path}", *cells])
+    return with_origins(markdown(["", *sides], rows), lines)
+
+
+#: Message lengths in the headline.
+HEADLINE_BYTES = (8, 4 << 10, 2 << 20)
+
+
+def side(line: Line) -> str:
+    """Library name, or `bare` for a loop without one."""
+    name: str = line["side"]
+    return "bare" if line["benchmark"] == "transfer" else name
 
 
 def by_size(lines: list[Line], others: list[str]) -> str:
@@ -130,7 +174,7 @@ def by_size(lines: list[Line], others: list[str]) -> str:
 
 
 def ofi(path: str, pattern: str) -> Callable[[Path], str]:
-    """Table of Weft over libfabric and the bare loop, for each version of the library."""
+    """Table with Weft over libfabric and the bare loop, for each libfabric version."""
 
     def table(results: Path) -> str:
         lines = [
@@ -151,7 +195,7 @@ def ofi(path: str, pattern: str) -> Callable[[Path], str]:
                     row.append(f"{time_or_speed(line)} ({beyond(line, loop)})")
             rows.append(row)
         headers = [f"{version} {side}" for version in versions for side in ("loop", *OFI_SIDES)]
-        return markdown(["", *headers], rows)
+        return with_origins(markdown(["", *headers], rows), lines)
 
     return table
 
@@ -161,7 +205,7 @@ OFI_SIDES = ("Weft", "Weft, shared")
 
 
 def time_or_speed(line: Line) -> str:
-    """Median time of a message below 64 KiB, throughput of a longer one."""
+    """Median time for a message below 64 KiB, throughput for a longer one."""
     if line["bytes"] >= 65536:
         return f"{number(line['gb_per_s'])} GB/s"
     return f"{number(line['median_us'])} µs"
@@ -175,9 +219,10 @@ def beyond(line: Line, loop: Line) -> str:
 
 
 def moe(results: Path) -> str:
-    """Table of dispatch and combine, by stage."""
+    """Dispatch and combine as a table, by stage."""
     rows = []
-    for line in read(results, "moe.jsonl"):
+    lines = read(results, "moe.jsonl")
+    for line in lines:
         phases = {phase["phase"]: phase["slowest_p50_us"] for phase in line["phases"]}
         weft = line["side"] == "weft"
         name = f"{line['shape']}, " + (f"Weft over {line['path']}" if weft else "gloo beside it")
@@ -186,11 +231,11 @@ def moe(results: Path) -> str:
         ratio = "" if weft else f"{line['ratio']:.2f}"
         rows.append([name, *cells, *both, ratio])
     headers = ["", "dispatch send", "dispatch recv", "combine send", "combine recv"]
-    return markdown([*headers, "all p50", "all p99", "ratio"], rows)
+    return with_origins(markdown([*headers, "all p50", "all p99", "ratio"], rows), lines)
 
 
 def collectives(path: str) -> Callable[[Path], str]:
-    """Table of torch.distributed over Weft, with gloo's time as a multiple of Weft's."""
+    """Table with torch.distributed over Weft, with gloo's time as a multiple of Weft's."""
 
     def table(results: Path) -> str:
         lines = [line for line in read(results, "collectives.jsonl") if line["beside"] == path]
@@ -200,7 +245,7 @@ def collectives(path: str) -> Callable[[Path], str]:
 
 
 def by_shape(lines: list[Line], other: str, quantiles: Sequence[str]) -> str:
-    """Weft's times by ranks, bytes and collective, with another side's as a multiple of them."""
+    """Weft's times by ranks, bytes and collective, and another side's as multiples."""
     cases = {(line["ranks"], line["bytes"], line["shape"], line["side"]): line for line in lines}
     shapes = list(dict.fromkeys(line["shape"] for line in lines))
     rows = []
@@ -214,11 +259,11 @@ def by_shape(lines: list[Line], other: str, quantiles: Sequence[str]) -> str:
             times = " / ".join(number(weft[quantile]) for quantile in quantiles)
             row.append(f"{times}, {number(theirs['ratio'])}x")
         rows.append(row)
-    return markdown(["", *shapes], rows)
+    return with_origins(markdown(["", *shapes], rows), lines)
 
 
 def deepspeed(results: Path) -> str:
-    """Table of all-reduces beside gloo's, and of Weft's operator beside DeepSpeed's."""
+    """Table with all-reduces beside gloo's, and Weft's operator beside DeepSpeed's."""
     lines = read(results, "deepspeed.jsonl")
     cases = {(line["ranks"], line["bytes"], line["side"]): line for line in lines}
     rows = []
@@ -230,16 +275,17 @@ def deepspeed(results: Path) -> str:
             is_own = side in ("weft", "operator")
             row.append(times if is_own else f"{times}, {number(line['ratio'])}x")
         rows.append(row)
-    return markdown(["", "Weft", "gloo", "Weft, operator", "DeepSpeed, operator"], rows)
+    headers = ["", "Weft", "gloo", "Weft, operator", "DeepSpeed, operator"]
+    return with_origins(markdown(headers, rows), lines)
 
 
 def torch_calls(results: Path) -> str:
-    """Table of the shortest calls of torch.distributed, beside a call that moves no data.
+    """Table with the shortest torch.distributed calls, beside a call that moves no data.
 
-    Of each case the run of the newest commit whose difference is the median.
+    Each case shows the newest commit's run whose difference is the median.
     """
     lines = every_line(results, "torch_calls.jsonl")
-    lines = [line for line in lines if line["origin"]["commit"] == lines[-1]["origin"]["commit"]]
+    lines = [line for line in lines if commit(line) == commit(lines[-1])]
     rows = []
     for path, ranks in dict.fromkeys((line["path"], line["ranks"]) for line in lines):
         runs = [line for line in lines if (line["path"], line["ranks"]) == (path, ranks)]
@@ -247,21 +293,22 @@ def torch_calls(results: Path) -> str:
         line = runs[len(runs) // 2]
         times = (line["p50_us"], line["p99_us"], line["floor_us"], above_floor(line))
         rows.append([f"{ranks} ranks over {path}", *map(number, times)])
-    return markdown(["", "p50", "p99", "backend fake, p50", "above it"], rows)
+    headers = ["", "p50", "p99", "backend fake, p50", "above it"]
+    return with_origins(markdown(headers, rows), lines)
 
 
 def above_floor(line: Line) -> float:
-    """Microseconds of a call beyond those of torch itself."""
+    """Microseconds per call beyond torch itself."""
     return float(line["p50_us"] - line["floor_us"])
 
 
 def collective_peers(results: Path) -> str:
-    """Table of collectives without PyTorch, with Open MPI's time as a multiple of Weft's."""
+    """Table with collectives without PyTorch, with Open MPI's time as a multiple of Weft's."""
     return by_shape(read(results, "collective_peers.jsonl"), "openmpi", ("p50_us",))
 
 
 def training(results: Path) -> str:
-    """Table of training: time of a step, and the largest relative difference of losses."""
+    """Training table: step time, and the largest relative difference in losses."""
     lines = read(results, "training.jsonl")
     cases = {(line["shape"], line["ranks"], line["side"]): line for line in lines}
     rows = []
@@ -270,13 +317,14 @@ def training(results: Path) -> str:
         times = [f"{number(line['p50_ms'])} / {number(line['p99_ms'])}" for line in (weft, gloo)]
         ratio, difference = f"{gloo['ratio']:.2f}", f"{weft['loss_difference']:.0e}"
         rows.append([f"{shape}, {ranks} ranks", *times, ratio, difference])
-    return markdown(["", "Weft", "gloo", "ratio", "loss difference"], rows)
+    return with_origins(markdown(["", "Weft", "gloo", "ratio", "loss difference"], rows), lines)
 
 
 def crowd(results: Path) -> str:
-    """Table of more ranks than cores, and of idle ranks."""
+    """Table with more ranks than cores, and with idle ranks."""
     rows = []
-    for line in read(results, "host.jsonl"):
+    lines = read(results, "host.jsonl")
+    for line in lines:
         if line["benchmark"] == "crowd":
             name = (
                 f"{line['ranks']} ranks on {line['cores_used']} cores, {line['path']}, µs a round"
@@ -287,32 +335,22 @@ def crowd(results: Path) -> str:
         elif line["benchmark"] == "idle":
             share = max(line["percent_of_a_core"])
             rows.append([f"an idle rank, {line['path']}, share of a core", f"{share:.2f} %"])
-    return markdown(["", "measured"], rows)
+    return with_origins(markdown(["", "measured"], rows), lines)
 
 
 def planner(results: Path) -> str:
-    """Table of the times of plans."""
+    """Plan times as a table."""
+    lines = read(results, "planner.jsonl")
     rows = [
-        [f"{line['plan']}, {line['routing']}", f"{number(line['median_us'])} µs"]
-        for line in read(results, "planner.jsonl")
+        [f"{line['plan']}, {line['routing']}", f"{number(line['median_us'])} µs"] for line in lines
     ]
-    return markdown(["", "median"], rows)
-
-
-def last_outcomes(path: Path) -> list[dict[str, Any]]:
-    """Outcomes of the last recorded run of a file; none without the file."""
-    if not path.exists():
-        return []
-    record = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
-    outcomes: list[dict[str, Any]] = record["outcomes"]
-    return outcomes
+    return with_origins(markdown(["", "median"], rows), lines)
 
 
 def rdma(results: Path) -> str:
-    """Table of the last run of transfers between guests, with the libraries that it measured."""
-    cases = last_outcomes(results / "rdma.jsonl")
-    if not cases:
-        return NOT_MEASURED
+    """Table with the last run of transfers between guests, and the libraries that it measured."""
+    run = every_line(results, "rdma.jsonl")[-1:]
+    cases = [case for record in run for case in record["outcomes"]]
     others = [
         (title, name, ratio)
         for title, name, ratio in (
@@ -330,11 +368,12 @@ def rdma(results: Path) -> str:
             row += [f"{number(case[name])} µs", f"{case[ratio]:.2f}"] if measured else ["", ""]
         rows.append(row)
     headers = [header for title, _, _ in others for header in (title, "ratio")]
-    return markdown(["", "Weft", *headers], rows)
+    return with_origins(markdown(["", "Weft", *headers], rows), run)
 
 
 def posting(results: Path) -> str:
-    """Table of the last run of posts of verbs to a null device."""
+    """Table with the last run of verbs posts to a null device."""
+    run = every_line(results, "posting.jsonl")[-1:]
     rows = [
         [
             case["operation"],
@@ -342,25 +381,24 @@ def posting(results: Path) -> str:
             f"{number(case['post_ns_p50'])} / {number(case['post_ns_p99'])} ns",
             f"{number(case['complete_ns_p50'])} / {number(case['complete_ns_p99'])} ns",
         ]
-        for case in last_outcomes(results / "posting.jsonl")
+        for record in run
+        for case in record["outcomes"]
     ]
-    if not rows:
-        return NOT_MEASURED
-    return markdown(["", "work requests", "post", "with its completion"], rows)
+    return with_origins(markdown(["", "work requests", "post", "with its completion"], rows), run)
 
 
 def instructions(results: Path) -> str:
-    """Table of instruction counts, from instructions.json."""
+    """Instruction counts as a table, from instructions.json."""
     path = results.parent / "instructions.json"
     if not path.exists():
         return NOT_MEASURED
     record = json.loads(path.read_text(encoding="utf-8"))
     rows = [[name, f"{count:.0f}"] for name, count in record["instructions"].items()]
-    return markdown(["", "instructions"], rows)
+    return with_origins(markdown(["", "instructions"], rows), [record])
 
 
 def where(results: Path) -> str:
-    """Sentence on the machine and the versions of the last run."""
+    """Sentence on the last transfers' machine and versions."""
     lines = read(results, "transfer.jsonl")
     if not lines:
         return NOT_MEASURED
@@ -371,13 +409,15 @@ def where(results: Path) -> str:
         versions |= line["origin"]["versions"]
     named = ", ".join(f"{name} {version}" for name, version in versions.items() if name != "weft")
     return (
-        f"Measured on {machine['processor']}, {machine['cores']} cores,"
-        f" {machine['last_level_cache_mib']} MiB of last-level cache, Linux {machine['kernel']};"
-        f" commit {origin['commit']}, {origin['at'][:10]}; {named}."
+        f"Transfers were measured on {machine['processor']}, {machine['cores']} cores,"
+        f" {machine['last_level_cache_mib']} MiB of last-level cache, Linux {machine['kernel']},"
+        f" {origin['at'][:10]}; {named}. Below each table are its commits, where `+` stands for"
+        " local changes, and its machines."
     )
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
+    "headline": headline,
     "where": where,
     "shm": bare("shm", "ping-pong"),
     "shm-stream": bare("shm", "stream"),

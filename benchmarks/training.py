@@ -1,7 +1,7 @@
-"""Benchmark of training on the CPU over Weft and over gloo, in one run.
+"""Training on the CPU over Weft and over gloo, in one run.
 
-Appends to results/training.jsonl: for each model, method and side the time of a step and the mean
-loss of all ranks in each step; see training_worker.py. gloo uses sockets beside every path of Weft.
+Appends to results/training.jsonl: for each model, method and side the step time and the mean loss
+over all ranks in each step; see training_worker.py. gloo uses sockets beside every Weft path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.bench.group import run_group, task_directory
 
 TARGET = RESULTS / "training.jsonl"
 SIDES = ("weft", "gloo")
-#: Relative difference of losses that rounding explains: sums of gradients in another order.
+#: Relative loss difference that rounding explains: gradient sums in another order.
 ROUNDING = 1e-4
 #: Steps whose losses are compared: training amplifies rounding from step to step.
 COMPARED = 6
@@ -31,7 +31,7 @@ COMPARED = 6
 def main() -> int:
     """All models by all methods; 1 if losses differ by more than rounding."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--path", default="shm", help="provider of Weft (default %(default)s)")
+    parser.add_argument("--path", default="shm", help="Weft provider (default %(default)s)")
     parser.add_argument("--ranks", type=int, default=4, help="processes (default %(default)s)")
     parser.add_argument("--models", default="resnet,bert", help="models (default %(default)s)")
     parser.add_argument("--methods", default="ddp,fsdp2", help="methods (default %(default)s)")
@@ -69,7 +69,7 @@ def measure(task: dict[str, Any], path: str, ranks: int) -> list[dict[str, Any]]
     for case in range(len(results[0]["cases"])):
         cases = [result["cases"][case] for result in results]
         losses = {side: np.mean([each["losses"][side] for each in cases], axis=0) for side in SIDES}
-        # A step ends with its slowest rank; the first ones allocate.
+        # A step ends when the slowest rank's does; the first ones allocate.
         times = {
             side: np.max([each["ms"][side] for each in cases], axis=0)[task["steps"] // 6 :]
             for side in SIDES

@@ -1,7 +1,7 @@
-"""One rank of benchmarks/training.py: the same training over Weft and gloo, a step of each in turn.
+"""One rank in benchmarks/training.py: the same training over Weft and gloo, step by step in turn.
 
 Models: a residual network on scikit-learn's digits, and an encoder like BERT that predicts masked
-characters of Python's standard library. Methods: DistributedDataParallel and FSDP2.
+characters in Python's standard library. Methods: DistributedDataParallel and FSDP2.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SIDES = ("weft", "gloo")
-#: Samples of a rank in a step.
+#: Samples per rank and step.
 BATCH = 16
-#: Characters of a text, and the share of them that is masked.
+#: Characters per text, and the share that is masked.
 TEXT, MASKED = 64, 0.15
-#: Code of a masked character, beyond ASCII.
+#: Code for a masked character, beyond ASCII.
 MASK = 128
 
 
@@ -45,13 +45,13 @@ class Residual(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(2))
 
     def forward(self, images: Any) -> Any:
-        """Images of the same shape."""
+        """Images with the same shape."""
         inner = torch.relu(self.norms[0](self.first(images)))
         return torch.relu(images + self.norms[1](self.second(inner)))
 
 
 def resnet() -> tuple[Any, list[Any]]:
-    """Small residual network, and its layers for FSDP2."""
+    """Small residual network, and the layers for FSDP2."""
     blocks = [Residual(32) for _ in range(3)]
     network = nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
@@ -64,7 +64,7 @@ def resnet() -> tuple[Any, list[Any]]:
 
 
 class Encoder(nn.Module):
-    """Transformer encoder over characters, and the logits of each."""
+    """Transformer encoder over characters, with logits for each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,19 +75,19 @@ class Encoder(nn.Module):
         self.head = nn.Linear(128, MASK)
 
     def forward(self, codes: Any) -> Any:
-        """Logits of shape (texts, characters, codes)."""
+        """Logits with shape (texts, characters, codes)."""
         inputs = self.characters(codes) + self.places.weight
         return self.head(self.layers(inputs))
 
 
 def encoder() -> tuple[Any, list[Any]]:
-    """Small encoder, and its layers for FSDP2."""
+    """Small encoder, and the layers for FSDP2."""
     network = Encoder()
     return network, list(network.layers.layers)
 
 
 def digits_step() -> Callable[[Any, Any], Any]:
-    """Loss of a network on random digits."""
+    """A network's loss on random digits."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -100,7 +100,7 @@ def digits_step() -> Callable[[Any, Any], Any]:
 
 
 def text_step() -> Callable[[Any, Any], Any]:
-    """Loss of a network on masked characters of random texts."""
+    """A network's loss on masked characters in random texts."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-e]*.py"))
     data = b"".join(each.read_bytes() for each in files)
     corpus = torch.frombuffer(bytearray(data), dtype=torch.uint8).long().clamp(max=MASK - 1)
@@ -138,7 +138,7 @@ class Replica:
         self.chance = torch.Generator().manual_seed(1000 + rank)
 
     def step(self, loss: Callable[[Any, Any], Any]) -> float:
-        """Loss of one step."""
+        """Loss in one step."""
         value = loss(self.network, self.chance)
         self.optimizer.zero_grad()
         value.backward()
@@ -167,7 +167,7 @@ def work(directory: Path, task: dict[str, Any]) -> None:
                 case: dict[str, Any] = {"model": model, "method": method}
                 case |= {"losses": {side: [] for side in SIDES}, "ms": {side: [] for side in SIDES}}
                 for step in range(task["steps"]):
-                    # Each side is first in half of the steps.
+                    # Each side is first in every other step.
                     for side in SIDES if step % 2 else reversed(SIDES):
                         communicator.barrier()
                         start = time.perf_counter()

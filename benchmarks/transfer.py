@@ -1,12 +1,12 @@
-"""Benchmark of transfers by Weft, bare operations and other libraries, for results/transfer.jsonl.
+"""Transfers by Weft, bare operations and other libraries, for results/transfer.jsonl.
 
 `weft-bench-fabric transfer` measures the bare operations in Weft's own processes. Other libraries
-("peers") have processes of their own: in each round every side is started once, measures every size
-and ends. A missing library is recorded as such.
+("peers") have separate processes: in each round every side is started once, measures every size and
+ends. A missing library is recorded as such.
 
 On the paths `ofi-tcp` and `ofi-shm` Weft uses libfabric, whose bare loop (`peers/ofi.c`) is the
 only peer. These paths also stream every size, and measure Weft a second time with an engine that a
-progress thread shares. Their lines go to results/ofi.jsonl; `--libfabric` selects the library.
+progress thread shares. These lines go to results/ofi.jsonl; `--libfabric` selects the library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ APT = "apt-get install libfabric-dev libucx-dev pkg-config"
 
 @dataclass(frozen=True)
 class Side:
-    """One measured library over one path, in processes of its own."""
+    """One measured library over one path, in separate processes."""
 
     name: str
     path: str
@@ -47,7 +47,9 @@ def main() -> int:
     """All selected and installed sides; 1 if a message was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fabric", required=True, help="the program weft-bench-fabric")
-    parser.add_argument("--programs", type=Path, required=True, help="folder of peers' programs")
+    parser.add_argument(
+        "--programs", type=Path, required=True, help="folder with the peers' programs"
+    )
     parser.add_argument("--peers-python", required=True, help="Python with the peers' packages")
     parser.add_argument("--rounds", type=int, default=15, help="rounds (default %(default)s)")
     parser.add_argument("--paths", default="shm,tcp", help="paths (default %(default)s)")
@@ -82,7 +84,7 @@ def use_libfabric(library: Path) -> None:
 
 
 def measure_bare(arguments: argparse.Namespace, path: str) -> list[dict[str, Any]]:
-    """Records of Weft and the bare operations, in the same processes."""
+    """Records for Weft and the bare operations, in the same processes."""
     report(f"{path}: Weft beside the bare operations, {arguments.rounds} rounds")
     command = [arguments.fabric, "transfer", "--path", path, "--json"]
     command += ["--rounds", str(arguments.rounds), "--sizes", arguments.sizes]
@@ -92,7 +94,7 @@ def measure_bare(arguments: argparse.Namespace, path: str) -> list[dict[str, Any
 
 
 def measure_peers(arguments: argparse.Namespace, path: str) -> list[dict[str, Any]]:
-    """Records of Weft and peers, which alternate, each in processes of its own."""
+    """Records for Weft and peers, which alternate, each in separate processes."""
     installed, lines, versions = [], [], {}
     for side in sides(arguments, path):
         version = version_of(side)
@@ -144,7 +146,7 @@ def measure_peers(arguments: argparse.Namespace, path: str) -> list[dict[str, An
 
 
 def sides(arguments: argparse.Namespace, path: str) -> list[Side]:
-    """Sides of a path."""
+    """Sides on a path."""
     sizes = arguments.sizes.split(",")
     weft = [arguments.fabric, "transfer", "--samples", "--rounds", "1", "--path", path]
     weft += ["--sizes", arguments.sizes]
@@ -171,7 +173,7 @@ def sides(arguments: argparse.Namespace, path: str) -> list[Side]:
 
 
 def version_of(side: Side) -> str | None:
-    """Version of a side, or None if it is not installed."""
+    """A side's version, such as "2.5.1", or None if it is not installed."""
     if not os.access(side.command[0], os.X_OK):
         return None
     try:
@@ -182,7 +184,7 @@ def version_of(side: Side) -> str | None:
 
 
 def run_side(side: Side) -> list[dict[str, Any]]:
-    """One round of one side."""
+    """One round on one side."""
     result = subprocess.run(
         side.command, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
     )
@@ -190,12 +192,12 @@ def run_side(side: Side) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
 
 
-#: Timeout of a round of one side; a slower peer is recorded as failed.
+#: Timeout for a round on one side; a slower peer is recorded as failed.
 PATIENCE_SECONDS = 120
 
 
 def summarise(rounds: list[list[list[float]]], weft: list[list[list[float]]]) -> dict[str, Any]:
-    """Microseconds of the slowest rank, and the ratio to Weft's of the same rounds."""
+    """The slowest rank's microseconds, and the ratio to Weft's in the same rounds."""
 
     def medians(times: list[list[list[float]]], rank: int) -> list[float]:
         return [statistics.median(ranks[rank]) for ranks in times if ranks[rank]]

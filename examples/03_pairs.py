@@ -8,7 +8,7 @@ import weft
 
 
 class End:
-    """One end of a pair: an inbox, an outbox, and a counter of arrivals."""
+    """One end in a pair: an inbox, an outbox, and a counter for arrivals."""
 
     def __init__(self, pair: weft.Communicator) -> None:
         self.pair, self.peer = pair, 1 - pair.rank

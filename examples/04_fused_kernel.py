@@ -1,4 +1,4 @@
-"""A matrix-vector product fused with a reduce-scatter: each rank gets its slice of the sum."""
+"""A GEMV fused with a reduce-scatter: each rank gets its slice of the sum."""
 
 import torch
 import triton

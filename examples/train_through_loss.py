@@ -1,10 +1,10 @@
-"""Training over four processes that survives the loss of one: three go on from the last step.
+"""Training over four processes that survives when one dies: three go on from the last step.
 
     python examples/train_through_loss.py
 
 Each process trains a replica with DistributedDataParallel over the backend `weft`. Rank 2 kills
-itself within a step. The others get an error that names it, form a group of three, take the state
-of the replica that is furthest, and continue. It needs torch and scikit-learn (`weft[demo,torch]`).
+itself within a step. The others get an error that names it, form a group of three, take the
+furthest replica's state, and continue. It needs torch and scikit-learn (`weft[demo,torch]`).
 """
 
 import json
@@ -33,14 +33,14 @@ def model():
 
 
 def batch(images, labels, step, rank, ranks):
-    """This rank's share of the samples of a step, which depend on the step alone."""
+    """This rank's share of the samples in a step; the samples depend only on the step."""
     chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(step))[:BATCH]
     mine = chosen[rank::ranks]
     return images[mine], labels[mine]
 
 
 def survivors(store, generation, member, members):
-    """The members that came to this point within the grace, the same list at all of them."""
+    """The members that came to this point within the grace, the same list on all members."""
     key = f"generation-{generation}"
     store.set(f"{key}/{member}", "here")
     deadline = time.monotonic() + GRACE_SECONDS
@@ -63,7 +63,7 @@ def join(store, generation, member, members):
 
 
 def share_state(network, optimizer, step):
-    """Give every rank the state of the one that has made the most steps; that number of steps."""
+    """Give every rank the state from the rank with the most steps; returns that step count."""
     steps = [None] * distributed.get_world_size()
     distributed.all_gather_object(steps, step)
     furthest = max(steps)

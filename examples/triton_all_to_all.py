@@ -1,4 +1,4 @@
-"""A product of matrices whose tiles go to their destinations as they are computed.
+"""A GEMM whose tiles go to their destination ranks as they are computed.
 
 TRITON_INTERPRET=1 weft run -n 2 -- python examples/triton_all_to_all.py
 """
@@ -13,7 +13,7 @@ import weft.triton as wt
 
 @triton.jit
 def multiply(x, w, out, words, context, rows, columns, depth, tile: tl.constexpr):
-    """Tile rows of x @ w are divided among ranks: each goes to row `rank` of `out` at its rank."""
+    """Tile rows in x @ w are divided among ranks: each goes to row `rank` of `out` on its rank."""
     rank, ranks, each = wt.rank(context), wt.world_size(context), rows // wt.world_size(context)
     here = tl.arange(0, tile)
     down, right = here[:, None], here[None, :]
@@ -31,7 +31,7 @@ def multiply(x, w, out, words, context, rows, columns, depth, tile: tl.constexpr
 
 @triton.jit
 def finish(words, context, failed, rounds, tiles):
-    """Waits until each rank has put its tiles of this round."""
+    """Waits until each rank has put tiles for this round."""
     rank, ranks, before = wt.rank(context), wt.world_size(context), tl.load(rounds)
     for step in range(ranks):
         source = wt.source_at(step, rank, ranks)

@@ -1,10 +1,10 @@
-"""MoE layers of two models of the transformers package, with experts distributed over ranks.
+"""MoE layers from two models in the transformers package, with experts distributed over ranks.
 
     torchrun --nproc-per-node 8 examples/use_as_layer.py
     weft run -n 2 -- python examples/use_as_layer.py --device twin
 
 The layers have Qwen3-MoE's and DeepSeek-V3's code with random weights, and are narrower than the
-published ones. Each rank runs its own tokens through the layer twice: with all experts in one
+published ones. Each rank runs different tokens through the layer twice: with all experts in one
 process, and with the experts replaced.
 """
 
@@ -27,13 +27,13 @@ SIZES = {
 
 
 class SpreadExperts(torch.nn.Module):
-    """Replacement of a layer's experts: runs this rank's experts for the tokens of all ranks."""
+    """Replaces a layer's experts: runs this rank's experts for all ranks' tokens."""
 
     def __init__(self, experts: torch.nn.Module, all_to_all: weft.moe.AllToAll) -> None:
         super().__init__()
         self.all_to_all, self.act_fn = all_to_all, experts.act_fn
         mine = slice(all_to_all.local_experts.start, all_to_all.local_experts.stop)
-        # Copies, so that the weights of all other experts can be freed.
+        # Copies, so that all other experts' weights can be freed.
         self.gate_up_proj = torch.nn.Parameter(experts.gate_up_proj[mine].clone())
         self.down_proj = torch.nn.Parameter(experts.down_proj[mine].clone())
 
@@ -43,7 +43,7 @@ class SpreadExperts(torch.nn.Module):
         with self.all_to_all.dispatch(
             hidden_states, top_k_index, top_k_weights.float()
         ) as received:
-            # Every expert has the same number of rows; combine ignores those without a token.
+            # Every expert has equally many rows; combine ignores those without a token.
             tokens = received.tokens.view(len(self.gate_up_proj), -1, HIDDEN)
             gate, up = torch.bmm(tokens, self.gate_up_proj.mT).chunk(2, dim=-1)
             outputs = torch.bmm(self.act_fn(gate) * up, self.down_proj.mT)
@@ -51,7 +51,7 @@ class SpreadExperts(torch.nn.Module):
 
 
 def layers() -> dict[str, torch.nn.Module]:
-    """A layer of each model, the same on every rank."""
+    """A layer from each model, the same on every rank."""
     torch.manual_seed(0)
     qwen = Qwen3MoeConfig(**SIZES, num_experts=EXPERTS, norm_topk_prob=True)
     deepseek = DeepseekV3Config(**SIZES, n_routed_experts=EXPERTS, n_group=4, topk_group=2)
@@ -65,11 +65,11 @@ def layers() -> dict[str, torch.nn.Module]:
 def bound(
     experts: torch.nn.Module, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Bound of the rounding difference of two runs, by element. `x`: [tokens, hidden].
+    """Rounding difference bound between two runs, by element. `x`: [tokens, hidden].
 
     Both multiply the same matrices, with sums in any order in float32, and round every tensor to
-    its dtype; that is the error of each expert's output `y`. docs/moe.md bounds the rounding of
-    combine; one process rounds every product and every sum instead.
+    the dtype; that is each expert's error in its output `y`. docs/moe.md bounds combine's rounding;
+    one process rounds every product and every sum instead.
     """
     single, unit = 2.0**-24, torch.finfo(x.dtype).eps / 2
     x, weights = x.double(), weights.double().abs()
@@ -81,7 +81,7 @@ def bound(
         inexact = (HIDDEN * single + unit) * (x[token].abs() @ first.T.abs())
         gate_error, up_error = inexact.chunk(2, dim=-1)
         act = torch.nn.functional.silu(gate)
-        # The slope of silu is at most 1.1; exp and the division round a few times themselves.
+        # The slope in silu is at most 1.1; exp and the division round a few times themselves.
         act_error = 1.1 * gate_error + (8 * single + unit) * act.abs()
         middle = (act.abs() + act_error) * (up.abs() + up_error) * (1 + unit) - (act * up).abs()
         size = (act * up).abs() + middle

@@ -1,4 +1,4 @@
-"""Entry of `python -m lab`."""
+"""Entry for `python -m lab`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Counters of the kernel: bytes of each link, retransmissions of TCP, processor use."""
+"""Kernel counters: bytes by link, TCP retransmissions, processor use."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Processor", "link_bytes", "retransmissions"]
 
 
 def link_bytes(plan: Plan) -> dict[Link, int]:
-    """Bytes that each directed link has carried: sent by the interface at its source.
+    """Bytes that each directed link has carried: sent by the interface at the source.
 
-    They include headers of IP, TCP and Ethernet.
+    They include IP, TCP and Ethernet headers.
     """
     found: dict[Link, int] = {}
     for node in plan.nodes:
@@ -30,13 +30,13 @@ def link_bytes(plan: Plan) -> dict[Link, int]:
 
 
 def sent_bytes(text: str) -> dict[str, int]:
-    """Sent bytes by interface, of the text of `/proc/net/dev`."""
+    """Sent bytes by interface, from the `/proc/net/dev` text."""
     rows = (line.partition(":") for line in text.splitlines()[2:])
     return {name.strip(): int(numbers.split()[8]) for name, _, numbers in rows}
 
 
 def retransmissions(plan: Plan) -> int:
-    """Segments of TCP that hosts have sent again since they were made."""
+    """TCP segments that hosts have sent again since they were made."""
     total = 0
     for host in plan.hosts:
         with inside(host):
@@ -48,10 +48,10 @@ def retransmissions(plan: Plan) -> int:
 
 @dataclass(frozen=True)
 class Processor:
-    """Time of all cores since the start of the machine, in ticks."""
+    """All cores' time since the machine started, in ticks."""
 
     busy: int
-    #: Part of `busy` in interrupts, in which the kernel forwards packets.
+    #: The part of `busy` in interrupts, in which the kernel forwards packets.
     interrupts: int
     total: int
 
@@ -64,7 +64,7 @@ class Processor:
         return cls(busy, hard + soft, busy + idle + waiting)
 
     def share_since(self, before: Processor) -> float:
-        """Share of all cores that was busy since `before`, with other programs of the machine."""
+        """Share of all cores that was busy since `before`, including other programs."""
         return (self.busy - before.busy) / self._ticks(before)
 
     def lab_share_since(self, before: Processor, ranks: float) -> float:
@@ -72,7 +72,7 @@ class Processor:
 
         Args:
             before: the beginning.
-            ranks: processor time of the ranks, in seconds. Interrupts that arrive while a rank
+            ranks: the ranks' processor time, in seconds. Interrupts that arrive while a rank
                 runs may be counted twice.
         """
         ticks = ranks * os.sysconf("SC_CLK_TCK") + self.interrupts - before.interrupts
@@ -83,5 +83,5 @@ class Processor:
 
 
 def load() -> float:
-    """Load average of the last minute."""
+    """Load average over the last minute."""
     return os.getloadavg()[0]

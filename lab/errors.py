@@ -1,4 +1,4 @@
-"""Errors of the lab."""
+"""Lab errors."""
 
 __all__ = ["LabError"]
 

@@ -1,4 +1,4 @@
-"""Measurements of one network: times by algorithm and size, and bytes of each link in each step."""
+"""Measurements on one network: times by algorithm and size, and bytes by link and step."""
 
 from __future__ import annotations
 
@@ -32,50 +32,50 @@ if TYPE_CHECKING:
 __all__ = ["NETWORKS", "Record", "Settings", "experiment"]
 
 NETWORKS: Final = {"bigraph": bigraph, "fat-tree": fat_tree}
-#: Exchanges of the smallest message, for its time.
+#: Exchanges with the smallest message, to measure the message time.
 PINGS: Final = 30
-#: Runs of each schedule before the first measured one: connections have left their slow start then.
+#: Runs per schedule before the first measured one: connections have left slow start then.
 WARM_UP: Final = 2
 WARM_UP_BYTES: Final = 1 << 16
-#: Seed of the simulator's hash for the predicted bytes of single steps.
+#: The simulator's hash seed for the predicted bytes in single steps.
 STEP_SEED: Final = 2
 #: Processor use from which times measure the processor as well as the links.
 MOST_CPU: Final = 0.5
-#: Longest time of a run, as a multiple of that of all bytes on one link.
+#: Longest run time, as a multiple of the time for all bytes on one link.
 PATIENCE: Final = 20
 
-#: JSON object of a result.
+#: JSON object with a result.
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Choices of an experiment."""
+    """Experiment settings."""
 
     switches: int = 8
-    #: Hosts on each switch of the BiGraph.
+    #: Hosts on each BiGraph switch.
     ports: int = 2
-    #: Rate of each directed link, in Mbit/s.
+    #: Rate per directed link, in Mbit/s.
     megabits: float = 10.0
     #: Longest IP packet, in bytes.
     mtu: int = 9000
     sizes: tuple[int, ...] = (1 << 16, 1 << 18, 1 << 20, 1 << 22)
     algorithms: tuple[str, ...] = ("ring", "hd", "hdrm")
-    #: Repetitions, each with new connections: their ports, and so the hashed paths, differ.
+    #: Repetitions, each with new connections: ports differ, and so do the hashed paths.
     rounds: int = 3
-    #: Bytes of the vector of the run in single steps; 0 for none.
+    #: Vector bytes for the run in single steps; 0 for none.
     step_size: int = 1 << 20
-    #: Seed of the order in which hosts get ranks; None: the order of hosts.
+    #: Seed for the order in which hosts get ranks; None: host order.
     shuffle: int | None = None
 
 
 def experiment(
     network: str, settings: Settings, progress: Callable[[str], None]
 ) -> Iterator[Record]:
-    """Build a network, and yield the results of its runs.
+    """Build a network, and yield the run results.
 
     Args:
-        network: a name of `NETWORKS`.
+        network: a name in `NETWORKS`.
         settings: choices.
         progress: called with a line for each run.
     """
@@ -93,7 +93,7 @@ def one_round(
     number: int,
     progress: Callable[[str], None],
 ) -> Iterator[Record]:
-    """Results of new ranks: times of all schedules and, in round 0, bytes of their steps."""
+    """Results from new ranks: times for all schedules and, in round 0, bytes in their steps."""
     longest = max(*settings.sizes, settings.step_size) * 8 / (settings.megabits * 1e6)
     hosts = rank_hosts(plan, settings.shuffle)
     with started(plan, PATIENCE * longest, hosts) as ranks:
@@ -131,7 +131,7 @@ def idle_share(plan: Plan, settings: Settings) -> float:
 
 
 def message_seconds(plan: Plan, ranks: Ranks, hosts: Sequence[int]) -> float:
-    """Time of a 4-byte message between hosts of different halves: median of half round trips."""
+    """Time for a 4-byte message between hosts in different halves: median half round trip."""
     count = len(plan.hosts)
     programs = host_programs(ping(count, count - 1), range(count), hosts)
     ranks.command("prepare", [{"program": each} for each in programs], elements=1)
@@ -144,7 +144,7 @@ def message_seconds(plan: Plan, ranks: Ranks, hosts: Sequence[int]) -> float:
 
 
 class Run:
-    """One algorithm on the ranks of a network."""
+    """One algorithm on a network's ranks."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Run:
         self.places = placement(plan, algorithm, hosts)
 
     def prepare(self, size: int) -> None:
-        """Give the ranks the schedule for a vector of `size` bytes, and run it a few times."""
+        """Give the ranks the schedule for a vector with `size` bytes, and run it a few times."""
         programs = host_programs(self.program, self.places, self.hosts)
         least = self.program["blocks"] * ELEMENT
         each = [{"program": program} for program in programs]
@@ -175,7 +175,7 @@ class Run:
         self.ranks.command("fill")
 
     def timed(self, size: int) -> Record:
-        """One all-reduce: its time, the bytes of each link between switches, and the prediction."""
+        """One all-reduce: time, bytes on each link between switches, and prediction."""
         self.prepare(size)
         before, resent, processor = (
             link_bytes(self.plan),
@@ -206,7 +206,7 @@ class Run:
         }
 
     def stepped(self, size: int) -> Record:
-        """One all-reduce in single steps: bytes of each link between switches in each step."""
+        """One all-reduce in single steps: bytes on each link between switches, by step."""
         self.prepare(size)
         expected = step_bytes(
             self.plan, self.program, self.places, size, self.megabits, seed=STEP_SEED

@@ -1,8 +1,9 @@
-"""Network of namespaces: every node of a plan is a network namespace, every cable a veth pair.
+"""Network of namespaces: every node in a plan is a network namespace, every cable a veth pair.
 
-A token bucket (tbf) at both ends of each cable limits its rate. `built` removes all of it however
-its block ends, and removes leftovers of a killed run first. The machine's own network is
-unaffected: no interface is made outside of the namespaces.
+A token bucket (tbf, see https://man7.org/linux/man-pages/man8/tc-tbf.8.html) at both ends of each
+cable limits the rate. `built` removes everything however the block ends, and first removes what a
+killed run left. The machine's own network is unaffected: no interface is made outside the
+namespaces.
 """
 
 from __future__ import annotations
@@ -25,40 +26,40 @@ if TYPE_CHECKING:
 
 __all__ = ["PREFIX", "built", "enter", "inside", "missing", "namespace"]
 
-#: Beginning of the names of all namespaces of the lab.
+#: Prefix for all lab namespace names.
 PREFIX: Final = "weft-lab-"
 #: Held while a network exists: two labs would remove each other's namespaces.
 LOCK: Final = Path("/run/weft-lab.lock")
 NAMESPACES: Final = Path("/run/netns")
 CLONE_NEWNET: Final = 0x40000000
-#: Bytes of Ethernet's header, which tbf counts and an interface's MTU does not.
+#: Ethernet header bytes, which tbf counts and an interface's MTU does not.
 ETHERNET: Final = 14
-#: Longest time of a packet in a full queue.
+#: Longest time that a packet spends in a full queue.
 QUEUE: Final = "500ms"
 
-#: Bytes of a connection that may be in flight; the kernel's buffers are twice as large.
+#: Bytes per connection that may be in flight; the kernel's buffers are twice as large.
 WINDOW: Final = 1 << 16
-#: Least time until TCP sends a segment again. Acknowledgements wait in queues behind the data of
-#: the other direction, and no segment is lost.
+#: Least time until TCP sends a segment again. Acknowledgements wait in queues behind data in the
+#: other direction, and no segment is lost.
 QUIET: Final = "2s"
 
-#: Settings of every namespace, below /proc/sys/net.
+#: Settings in every namespace, below /proc/sys/net.
 SETTINGS: Final = {
-    # Neighbour discovery of IPv6 would add packets of its own.
+    # IPv6 neighbour discovery would add packets.
     "ipv6/conf/all/disable_ipv6": "1",
     "ipv6/conf/default/disable_ipv6": "1",
     "ipv4/ip_forward": "1",
     "ipv4/conf/all/rp_filter": "0",
     "ipv4/conf/default/rp_filter": "0",
-    # Hash of addresses and ports.
+    # Hash over addresses and ports.
     "ipv4/fib_multipath_hash_policy": "1",
-    # The same behaviour of TCP in each step and each run. Namespaces may always select reno.
+    # TCP behaves the same in each step and each run. Namespaces may always select reno.
     "ipv4/tcp_congestion_control": "reno",
     "ipv4/tcp_slow_start_after_idle": "0",
     "ipv4/tcp_no_metrics_save": "1",
     # No loss probes: they take a delay in a queue for a loss.
     "ipv4/tcp_early_retrans": "0",
-    # Flows that share a link fit into its queue, so no packet is lost.
+    # Flows that share a link fit into the queue, so no packet is lost.
     "ipv4/tcp_rmem": f"4096 {2 * WINDOW} {2 * WINDOW}",
     "ipv4/tcp_wmem": f"4096 {2 * WINDOW} {2 * WINDOW}",
 }
@@ -67,7 +68,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def namespace(node: str) -> str:
-    """Name of a node's namespace."""
+    """Name for a node's namespace, for example `weft-lab-U0`."""
     return PREFIX + node
 
 
@@ -93,11 +94,11 @@ def missing() -> str | None:
 
 @contextlib.contextmanager
 def built(plan: Plan, megabits: float, mtu: int) -> Iterator[None]:
-    """The network of a plan, for the block.
+    """A plan's network, for the block.
 
     Args:
         plan: nodes, cables and routes.
-        megabits: rate of each directed link, in Mbit/s, Ethernet headers included.
+        megabits: rate per directed link, in Mbit/s, Ethernet headers included.
         mtu: longest IP packet, in bytes.
 
     Raises:
@@ -140,7 +141,7 @@ def enter(node: str) -> None:
 
 
 def switch(descriptor: int) -> None:
-    """Move this thread to the network namespace of a descriptor."""
+    """Move this thread to the network namespace behind a descriptor."""
     if libc.setns(descriptor, CLONE_NEWNET) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"setns: {os.strerror(number)}")
@@ -148,7 +149,7 @@ def switch(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    """Exclude other labs of this machine for the block."""
+    """Exclude other labs on this machine for the block."""
     with LOCK.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,7 +159,7 @@ def locked() -> Iterator[None]:
 
 
 def build(plan: Plan, megabits: float, mtu: int) -> None:
-    """Create the namespaces, cables, addresses, routes and rates of a plan."""
+    """Create a plan's namespaces, cables, addresses, routes and rates."""
     batch("ip", (f"netns add {namespace(node)}" for node in plan.nodes))
     for node in plan.nodes:
         with inside(node):
@@ -171,7 +172,7 @@ def build(plan: Plan, megabits: float, mtu: int) -> None:
 
 
 def cable_line(plan: Plan, number: int) -> str:
-    """Line of `ip` that makes a cable."""
+    """The `ip` line that makes a cable."""
     cable = plan.cables[number]
     one, two = (
         f"name {cable.interface} address {cable.hardware_address(end)} netns {namespace(end)}"
@@ -181,7 +182,7 @@ def cable_line(plan: Plan, number: int) -> str:
 
 
 def node_lines(plan: Plan, node: str, mtu: int) -> Iterator[str]:
-    """Lines of `ip` for the addresses, neighbours and routes of a node."""
+    """The `ip` lines for a node's addresses, neighbours and routes."""
     yield "link set lo up"
     for cable in plan.cables_of[node]:
         name, other = cable.interface, cable.other(node)
@@ -205,9 +206,9 @@ def node_lines(plan: Plan, node: str, mtu: int) -> Iterator[str]:
 
 
 def transport(mtu: int) -> str:
-    """Attributes of a host's route: the same window from the first segment of a connection on.
+    """Attributes for a host's route: the same window from a connection's first segment on.
 
-    By default the first window of large packets is three of them, and acknowledgements wait for
+    By default the first window with large packets is three packets, and acknowledgements wait for
     every second one.
     """
     packets = max(WINDOW // mtu, 2)
@@ -215,7 +216,7 @@ def transport(mtu: int) -> str:
 
 
 def rate_lines(plan: Plan, node: str, megabits: float, mtu: int) -> Iterator[str]:
-    """Lines of `tc` for the rates of a node's links.
+    """The `tc` lines for the rates on a node's links.
 
     The bucket holds two packets: an idle link saves no more than that for its next message.
     """
@@ -227,7 +228,7 @@ def rate_lines(plan: Plan, node: str, megabits: float, mtu: int) -> Iterator[str
 
 
 def remove() -> None:
-    """Remove every namespace of the lab; its cables go with it."""
+    """Remove every lab namespace; the cables go with it."""
     names = os.listdir(NAMESPACES) if NAMESPACES.is_dir() else []
     leftovers = [f"netns del {name}" for name in names if name.startswith(PREFIX)]
     if leftovers:
@@ -237,7 +238,7 @@ def remove() -> None:
 def batch(
     program: str, lines: Iterable[str], node: str | None = None, *, force: bool = False
 ) -> None:
-    """Run lines of `ip` or `tc` at once, in a node's namespace if one is named.
+    """Run `ip` or `tc` lines at once, in a node's namespace if one is named.
 
     Args:
         program: `ip` or `tc`.

@@ -1,9 +1,9 @@
-"""Networks of the lab as values: nodes, cables, addresses, routes and paths.
+"""Lab networks as values: nodes, cables, addresses, routes and paths.
 
-Every cable has two addresses of its own (a /31 network). A host is reached at the address of its
-end of its only cable. A switch forwards to the neighbours that are one link nearer to the
-destination. Between the halves of a BiGraph that is one neighbour, so the path is unique; of
-several neighbours the kernel selects one by a hash of addresses and ports (ECMP).
+Every cable has two separate addresses (a /31 network, for example 10.77.0.0/31). A host is reached
+at the address on its end of its only cable. A switch forwards to the neighbours that are one link
+nearer to the destination. Between BiGraph halves that is one neighbour, so the path is unique;
+among several neighbours the kernel selects one by a hash over addresses and ports (ECMP).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Cable", "Link", "Plan", "Route", "bigraph", "fat_tree"]
 
-#: First address of the cables' networks.
+#: First address in the cable networks.
 FIRST_ADDRESS: Final = IPv4Address("10.77.0.0")
 #: Limits that two cores can forward.
 MOST_HOSTS: Final = 64
 MOST_SWITCHES: Final = 16
 
-#: Directed link: its source and destination nodes.
+#: Directed link: source and destination nodes.
 Link = tuple[str, str]
 
 
@@ -40,15 +40,15 @@ class Cable:
 
     @property
     def interface(self) -> str:
-        """Name of the interface at both ends."""
+        """Interface name at both ends."""
         return f"c{self.number}"
 
     def address(self, node: str) -> str:
-        """Address of the node's end."""
+        """Address at the node's end."""
         return str(FIRST_ADDRESS + 2 * self.number + self.ends.index(node))
 
     def hardware_address(self, node: str) -> str:
-        """MAC address of the node's end, locally administered."""
+        """MAC address at the node's end, locally administered."""
         low = 2 * self.number + self.ends.index(node)
         return f"02:77:00:00:{low >> 8:02x}:{low & 255:02x}"
 
@@ -59,7 +59,7 @@ class Cable:
 
 @dataclass(frozen=True)
 class Route:
-    """Next hops toward a host: the cable taken, or several of which a hash selects."""
+    """Next hops toward a host: the cable taken, or several among which a hash selects."""
 
     to: str
     cables: tuple[Cable, ...]
@@ -67,10 +67,10 @@ class Route:
 
 @dataclass(frozen=True)
 class Plan:
-    """Network: hosts in the order of endpoints, switches, and the cables between them."""
+    """Network: hosts in endpoint order, switches, and the cables between them."""
 
     name: str
-    #: Its short form, without rates.
+    #: Short form, without rates.
     shape: str
     switches: tuple[str, ...]
     hosts: tuple[str, ...]
@@ -89,7 +89,7 @@ class Plan:
 
     @cached_property
     def cables_of(self) -> dict[str, tuple[Cable, ...]]:
-        """Cables of each node."""
+        """Cables by node."""
         found: dict[str, list[Cable]] = {node: [] for node in self.nodes}
         for cable in self.cables:
             for end in cable.ends:
@@ -102,7 +102,7 @@ class Plan:
 
     @cached_property
     def routes(self) -> dict[str, tuple[Route, ...]]:
-        """Routes of each switch to every host. Hosts have a default route instead."""
+        """Routes from each switch to every host. Hosts have a default route instead."""
         found: dict[str, list[Route]] = {switch: [] for switch in self.switches}
         for host in self.hosts:
             distance = self._distances(host)
@@ -136,7 +136,7 @@ class Plan:
         return tuple(links)
 
     def spec(self, megabits: float) -> str:
-        """The network for the simulator, in the short form of docs/topology.md."""
+        """Network for the simulator in short form, e.g. `bigraph:switches=8,endpoints=2,...`."""
         return f"{self.shape},gbps={megabits / 1000},latency_us=0"
 
     def _distances(self, host: str) -> dict[str, int]:
@@ -155,9 +155,9 @@ class Plan:
 
 
 def bigraph(switches: int, ports: int) -> Plan:
-    """BiGraph: two halves of switches, each joined to all of the other half, `ports` hosts on each.
+    """BiGraph: two switch halves, each switch joined to the whole other half and `ports` hosts.
 
-    Names and order are those of `weft topo bigraph`.
+    Names and order are the same as in `weft topo bigraph`.
 
     Raises:
         LabError: for an odd number of switches, or a network beyond the limits.
@@ -172,12 +172,12 @@ def bigraph(switches: int, ports: int) -> Plan:
 
 
 def fat_tree(switches: int, ports: int) -> Plan:
-    """Fat tree of two tiers with as many switches, hosts and cables as the `bigraph`.
+    """Two-tier fat tree with as many switches, hosts and cables as the `bigraph`.
 
-    Half of the switches are leaves with twice `ports` hosts each, the others are spines.
+    Half the switches are leaves with twice `ports` hosts each, the others are spines.
 
     Raises:
-        LabError: as of `bigraph`.
+        LabError: same as `bigraph`.
     """
     check(switches, ports)
     half = range(switches // 2)
@@ -189,12 +189,12 @@ def fat_tree(switches: int, ports: int) -> Plan:
 
 
 def hosts_on(leaves: Sequence[str], ports: int) -> dict[str, str]:
-    """Switch of each host, by the host's name, which is that of `weft topo`."""
+    """Switch by host name; the names are the same as in `weft topo`."""
     return {f"{leaf}.{port}": leaf for leaf in leaves for port in range(ports)}
 
 
 def cables(hosts: dict[str, str], trunks: Sequence[Link]) -> tuple[Cable, ...]:
-    """Cables of hosts and between switches."""
+    """Cables to hosts and between switches."""
     return tuple(Cable(number, ends) for number, ends in enumerate([*hosts.items(), *trunks]))
 
 

@@ -1,4 +1,4 @@
-"""Maker of docs/lab.md: tables and a picture of the last line of benchmarks/results/lab.jsonl."""
+"""Makes docs/lab.md: tables and a picture from the last line in benchmarks/results/lab.jsonl."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "lab.jsonl"
 PICTURE: Final = ROOT / "docs" / "images" / "lab-links.svg"
-#: Panels of the picture: network, algorithm, title.
+#: Picture panels: network, algorithm, title.
 PANELS: Final = (
     ("bigraph", "hdrm", "BiGraph, HDRM"),
     ("bigraph", "ring", "BiGraph, ring"),
@@ -34,13 +34,13 @@ PANELS: Final = (
 
 
 def last() -> dict[str, Any]:
-    """The last line of the results."""
+    """The last result line."""
     found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8").splitlines()[-1])
     return found
 
 
 def blocks(page: str) -> dict[str, str]:
-    """Tables of the page, by block name."""
+    """Page tables, by block name."""
     run = last()
     records = run["results"]
     (_, headers, rows), (_, step_headers, step_rows) = tables(records)
@@ -94,8 +94,8 @@ def comparison(records: list[Record]) -> str:
 
 
 def draw(page: str) -> list[Path]:
-    """Draw the picture of the page."""
-    from weft.sim.plot import save
+    """Draw the page's picture."""
+    from weft.report.figure import save
 
     save(figure(last()["results"]), PICTURE)
     return [PICTURE]

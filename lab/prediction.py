@@ -1,7 +1,7 @@
-"""Predictions of the simulator for runs of the lab, from constants of the network alone.
+"""Simulator predictions for lab runs, only from network constants.
 
-The rate of the links and the MTU are configured; the time of a message is measured by two ranks
-on the idle network. No constant is fitted to an all-reduce.
+Link rate and MTU are configured; two ranks measure the message time on the idle network. No
+constant is fitted to an all-reduce.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 __all__ = ["SEEDS", "Constants", "predicted_seconds", "wire_efficiency"]
 
-#: Seeds of the hash of the simulator.
+#: Seeds for the simulator's hash.
 SEEDS: Final = 9
-#: Bytes of a full packet that are no payload: IP and TCP with timestamps, and Ethernet.
+#: Bytes in a full packet that are no payload: IP and TCP with timestamps, and Ethernet.
 IP_AND_TCP: Final = 52
 ETHERNET: Final = 14
 
-#: Constants of the simulator that differ from its ideal ones.
+#: Simulator constants that differ from the ideal ones.
 Constants = dict[str, float]
 
 
 def wire_efficiency(mtu: int) -> float:
-    """Payload share of full packets."""
+    """Payload share in full packets."""
     return (mtu - IP_AND_TCP) / (mtu + ETHERNET)
 
 
@@ -40,15 +40,15 @@ def predicted_seconds(
     megabits: float,
     constants: Constants,
 ) -> list[float]:
-    """Times of a schedule, one for each seed of the hash, in ascending order.
+    """A schedule's times, one for each hash seed, in ascending order.
 
     Args:
         plan: the network.
         program: the schedule.
-        places: the endpoint of each rank.
-        size: bytes of the vector.
-        megabits: rate of the links, in Mbit/s.
-        constants: of the simulator.
+        places: endpoint by rank.
+        size: vector bytes.
+        megabits: link rate, in Mbit/s.
+        constants: simulator constants.
 
     Returns:
         One time if no path depends on the hash.
@@ -73,7 +73,7 @@ def predicted_seconds(
 
 
 def depends_on_hash(plan: Plan, program: dict[str, Any], places: Sequence[int]) -> bool:
-    """True if a pair of ranks that exchange writes has several shortest paths."""
+    """True if a rank pair that exchanges writes has several shortest paths."""
     return any(
         plan.path(plan.hosts[places[rank]], plan.hosts[places[operation["write"]["to"]]]) is None
         for rank, operations in enumerate(program["operations"])

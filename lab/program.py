@@ -1,4 +1,4 @@
-"""Frame of the laboratories' programs: signals, errors and exit statuses."""
+"""Frame for lab programs: signals, errors and exit statuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNAVAILABLE: Final = 69
 
 
 def guarded(name: str, command: Callable[[], int]) -> int:
-    """Run a command; its exit status, or that of its error, which is printed behind the name.
+    """Run a command; returns its exit status, or its error's, which is printed behind the name.
 
     SIGTERM and SIGHUP end its blocks, which remove ranks, guests and files.
     """
@@ -35,5 +35,5 @@ def guarded(name: str, command: Callable[[], int]) -> int:
 
 
 def stop(number: int, _: object) -> None:
-    """End the program; its blocks clean up."""
+    """End the program; open blocks clean up."""
     raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""Rank processes from the outside: their start, commands to all of them, their end."""
+"""Rank processes from the outside: how they start, get commands, and end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LEAD: Final = 0.2
 
 
 class Times(NamedTuple):
-    """A run of one rank."""
+    """One rank's run."""
 
     #: Seconds from the common start.
     start: float
@@ -44,7 +44,7 @@ class Times(NamedTuple):
 
 
 class Ranks:
-    """Connections to the ranks, in the order of hosts."""
+    """Connections to the ranks, in host order."""
 
     def __init__(self, streams: Sequence[IO[str]], errors: Path) -> None:
         self.streams = streams
@@ -56,9 +56,9 @@ class Ranks:
         """Send a command to all ranks and wait for their replies.
 
         Args:
-            do: a method of `lab.worker.Server`.
+            do: a method in `lab.worker.Server`.
             each: arguments by rank.
-            all_: arguments of every rank.
+            all_: arguments for every rank.
 
         Raises:
             LabError: if a rank fails or has ended.
@@ -69,7 +69,7 @@ class Ranks:
         return self.replies(do)
 
     def run(self, lead: float = LEAD) -> list[Times]:
-        """Run the schedule on all ranks at once, in `lead` seconds; times of each rank."""
+        """Run the schedule on all ranks at once, in `lead` seconds; returns each rank's times."""
         at = time.monotonic() + lead
         return [
             Times(each["start"] - at, each["end"] - at, each["cpu_s"])
@@ -77,7 +77,7 @@ class Ranks:
         ]
 
     def replies(self, do: str) -> list[Any]:
-        """The next line of each rank.
+        """The next line from each rank.
 
         Raises:
             LabError: if a rank fails or has ended.
@@ -95,19 +95,19 @@ class Ranks:
         return found
 
     def tail(self) -> str:
-        """Last lines of the ranks' error output."""
+        """Last lines in the ranks' error output."""
         lines = self.errors.read_text(encoding="utf-8", errors="replace").splitlines()[-8:]
         return "".join(f"\n  {line}" for line in lines)
 
 
 @contextlib.contextmanager
 def started(plan: Plan, timeout: float, hosts: Sequence[int]) -> Iterator[Ranks]:
-    """A rank in each host's namespace, joined as a group over tcp; killed at the end of the block.
+    """A rank in each host's namespace, joined as a group over tcp; killed when the block ends.
 
     Args:
         plan: the network, which `built` has made.
         timeout: seconds for each reply.
-        hosts: host of each rank.
+        hosts: host by rank.
 
     Raises:
         LabError: if a rank does not come.
@@ -148,7 +148,7 @@ def close(stream: IO[str]) -> None:
 
 def start(plan: Plan, path: str, errors: Path, hosts: Sequence[int]) -> subprocess.Popen[str]:
     """Start the process that forks the ranks."""
-    # The library's own variables only: those of the caller may be of another group.
+    # Only the library's own variables: the caller's may belong to another group.
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("WEFT_")}
     search = [str(ROOT), str(ROOT / "python"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     with errors.open("w", encoding="utf-8") as file:
@@ -170,7 +170,7 @@ def start(plan: Plan, path: str, errors: Path, hosts: Sequence[int]) -> subproce
 
 
 def rank_list(plan: Plan, hosts: Sequence[int]) -> list[dict[str, Any]]:
-    """Host, namespace and environment of each rank."""
+    """Host, namespace and environment by rank."""
     common = {
         "WEFT_WORLD_SIZE": str(len(plan.hosts)),
         "WEFT_ADDR": plan.address(plan.hosts[hosts[0]]),

@@ -1,4 +1,4 @@
-"""Tables of results: times beside predictions, and connections on a link in a step."""
+"""Result tables: times beside predictions, and connections per link and step."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ STEPS = ("network", "algorithm", "bytes", "steps", "most connections on a link",
 
 
 def tables(records: Sequence[Record]) -> Iterator[Table]:
-    """Tables of the results of `experiment`."""
+    """Tables with the results from `experiment`."""
     yield "Times", TIMES, time_rows(records)
     yield "Connections", STEPS, step_rows(records)
 
 
 def time_rows(records: Sequence[Record]) -> list[list[Any]]:
-    """Medians of the times, by network, algorithm and size."""
+    """Median times, by network, algorithm and size."""
     groups: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
     for record in records:
         if record["kind"] == "time":
@@ -79,10 +79,10 @@ def step_rows(records: Sequence[Record]) -> list[list[Any]]:
 
 
 def connections(record: Record, name: str) -> list[list[float]]:
-    """Bytes of each link between switches in each step, in units of one connection's.
+    """Bytes on each link between switches by step, in units of one connection's.
 
     Args:
-        record: of kind "steps".
+        record: a "steps" record.
         name: "measured" or "predicted".
     """
     return [
@@ -92,7 +92,7 @@ def connections(record: Record, name: str) -> list[list[float]]:
 
 
 def most_connections(record: Record, name: str) -> float:
-    """The largest of `connections`."""
+    """The largest value in `connections`."""
     return max(max(step) for step in connections(record, name))
 
 

@@ -1,4 +1,4 @@
-"""Command line of the lab: `python -m lab`."""
+"""Lab command line: `python -m lab`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT: Final = Settings()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the experiments of the arguments; the exit status."""
+    """Run the experiments that the arguments name; returns the exit status."""
     parsed = parser().parse_args(arguments)
     if reason := missing():
         print(f"bigraph-lab cannot run here: {reason}", file=sys.stderr)
@@ -47,21 +47,21 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=DEFAULT.switches,
         metavar="N",
-        help="switches, half of them in each half of the BiGraph (default %(default)s)",
+        help="switches, half in each BiGraph half (default %(default)s)",
     )
     add(
         "--ports",
         type=int,
         default=DEFAULT.ports,
         metavar="N",
-        help="hosts on each switch of the BiGraph (default %(default)s)",
+        help="hosts on each BiGraph switch (default %(default)s)",
     )
     add(
         "--rate",
         type=rate,
         default=DEFAULT.megabits,
         metavar="MBIT",
-        help="rate of each link in Mbit/s (default %(default)s)",
+        help="rate per link in Mbit/s (default %(default)s)",
     )
     add(
         "--mtu",
@@ -103,13 +103,13 @@ def parser() -> argparse.ArgumentParser:
         type=size,
         default=DEFAULT.step_size,
         metavar="SIZE",
-        help="vector of the run in single steps, 0 for none (default 1MiB)",
+        help="vector for the run in single steps, 0 for none (default 1MiB)",
     )
     add(
         "--shuffle",
         type=int,
         metavar="SEED",
-        help="random order of ranks on the hosts (default: the order of hosts)",
+        help="random rank order on the hosts (default: host order)",
     )
     add("--json", action="store_true", help="one JSON line for each result")
     add(
@@ -148,7 +148,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def show(records: Sequence[Record]) -> None:
-    """Print tables of times and of connections."""
+    """Print time and connection tables."""
     for title, headers, rows in tables(records):
         print(f"{title}\n\n{format_table(headers, rows)}\n")
     if any(record.get("cpu", 0) > MOST_CPU for record in records):
@@ -156,12 +156,12 @@ def show(records: Sequence[Record]) -> None:
 
 
 def listed(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """Parser of a list with commas."""
+    """Parser for a comma-separated list, such as `ring,hd`."""
     return lambda text: tuple(parse(each.strip()) for each in text.split(","))
 
 
 def one_of(names: Sequence[str] | dict[str, Any]) -> Callable[[str], str]:
-    """Parser of one of these names."""
+    """Parser for one of these names."""
 
     def parse(text: str) -> str:
         if text not in names:

@@ -1,4 +1,4 @@
-"""Schedules for the hosts of a network: operations of each host, bytes of each link and step."""
+"""Schedules for a network's hosts: operations by host, bytes by link and step."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
 ]
 
 ALGORITHMS: Final = ("ring", "hd", "hdrm")
-#: Elements of vectors are 32-bit floats.
+#: Vector elements are 32-bit floats.
 ELEMENT: Final = 4
 
 
 def program(algorithm: str, ranks: int) -> dict[str, Any]:
-    """Schedule of an all-reduce, as Weft builds it."""
+    """All-reduce schedule, as Weft builds it."""
     return schedule({"algorithm": algorithm, "ranks": ranks, "bytes": ELEMENT})
 
 
@@ -61,7 +61,7 @@ def ping(ranks: int, peer: int) -> dict[str, Any]:
 
 
 def rank_hosts(plan: Plan, shuffle: int | None = None) -> list[int]:
-    """Host of each rank: in their order, or shuffled with this seed."""
+    """Host by rank: in order, or shuffled with this seed."""
     hosts = list(range(len(plan.hosts)))
     if shuffle is not None:
         random.Random(shuffle).shuffle(hosts)
@@ -69,14 +69,14 @@ def rank_hosts(plan: Plan, shuffle: int | None = None) -> list[int]:
 
 
 def placement(plan: Plan, algorithm: str, hosts: Sequence[int] | None = None) -> list[int]:
-    """Host at each position of the schedule.
+    """Host at each schedule position.
 
-    HDRM's map, alternating halves for a ring, else the order of hosts.
+    HDRM's map, alternating halves for a ring, else host order.
 
     Args:
         plan: the network.
         algorithm: name.
-        hosts: host of each rank, from which HDRM's map is computed; by default their order.
+        hosts: host by rank, from which HDRM's map is computed; by default host order.
 
     Raises:
         LabError: for HDRM on another network than a BiGraph.
@@ -95,9 +95,9 @@ def placement(plan: Plan, algorithm: str, hosts: Sequence[int] | None = None) ->
 
 
 def alternating(ranks: int, switches: int) -> list[int]:
-    """Endpoints of a BiGraph, of its halves in turn, so that neighbours of a ring have one path.
+    """BiGraph endpoints, from both halves in turn, so that ring neighbours have one path.
 
-    Ports of one upper switch go to different lower switches: no cable is used twice.
+    Ports on one upper switch go to different lower switches: no cable is used twice.
     """
     half, ports = switches // 2, ranks // switches
     found = []
@@ -111,14 +111,14 @@ def alternating(ranks: int, switches: int) -> list[int]:
 def host_programs(
     program: dict[str, Any], places: Sequence[int], hosts: Sequence[int] | None = None
 ) -> list[dict[str, Any]]:
-    """Operations of each host, in the order of hosts, with ranks in place of positions.
+    """Operations by host, in host order, with ranks in place of positions.
 
-    A wait has the number of `blocks` that it waits for.
+    A wait has the `blocks` count that it waits for.
 
     Args:
         program: the schedule.
-        places: host at each position of the schedule.
-        hosts: host of each rank; by default their order.
+        places: host at each schedule position.
+        hosts: host by rank; by default host order.
 
     Raises:
         LabError: for several writes between two ranks on one lane.
@@ -138,7 +138,7 @@ def host_programs(
 
 
 def lengths(program: dict[str, Any]) -> dict[tuple[int, int, int], int]:
-    """Blocks of each write, by source, destination and lane."""
+    """Block count per write, by source, destination and lane."""
     found: dict[tuple[int, int, int], int] = {}
     for rank, operations in enumerate(program["operations"]):
         for operation in operations:
@@ -159,7 +159,7 @@ def with_ranks(
     peers: Sequence[int],
     blocks: dict[tuple[int, int, int], int],
 ) -> dict[str, Any]:
-    """An operation of a position with ranks in place of positions."""
+    """An operation at a position with ranks in place of positions."""
     ((kind, fields),) = operation.items()
     changed = dict(fields)
     if kind == "write":
@@ -178,15 +178,15 @@ def step_bytes(
     megabits: float,
     seed: int,
 ) -> list[dict[Link, int]]:
-    """Predicted bytes of each link in each step, without headers.
+    """Predicted bytes by link and step, without headers.
 
     Args:
         plan: the network.
         program: the schedule.
-        places: the endpoint of each rank.
-        size: bytes of the vector.
-        megabits: rate of the links.
-        seed: of the hash that selects among several shortest paths.
+        places: endpoint by rank.
+        size: vector bytes.
+        megabits: link rate.
+        seed: for the hash that selects among several shortest paths.
     """
     found: list[dict[Link, int]] = [defaultdict(int) for _ in range(program["steps"])]
     spec = plan.spec(megabits)
@@ -206,7 +206,7 @@ def step_bytes(
 
 
 def one_connection(program: dict[str, Any], size: int) -> list[int]:
-    """Bytes of the longest write of each step."""
+    """Bytes in the longest write by step."""
     found = [0] * program["steps"]
     for operations in program["operations"]:
         for operation in operations:

@@ -2,7 +2,7 @@
 
 `python -m lab.worker` reads a JSON line from standard input, forks a process for each rank and
 waits for them. Each rank joins the group over the tcp provider and then serves commands, JSON lines
-on a UNIX socket, so that commands take no bandwidth of the network. All times are of the machine's
+on a UNIX socket, so that commands take no network bandwidth. All times are on the machine's
 monotonic clock.
 """
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 #: Asks the kernel for a signal when the parent ends.
 PR_SET_PDEATHSIG: Final = 1
 ELEMENT: Final = np.dtype(np.float32).itemsize
-#: Period of the values of an input, which are whole numbers: sums are exact.
+#: Period of the input values, which are whole numbers: sums are exact.
 PERIOD: Final = 251
-#: Change of the ranks' niceness: other programs of the machine delay them less.
+#: Change in the ranks' niceness: other programs on the machine delay them less.
 NICE: Final = -10
-#: Seconds for one wait of a schedule.
+#: Seconds for one wait in a schedule.
 WAIT: Final = 120.0
 
 
 class Schedule:
-    """One schedule on this rank: its memory, its lanes and its operations."""
+    """One schedule on this rank: memory, lanes and operations."""
 
     def __init__(
         self, communicator: weft.Communicator, program: dict[str, Any], elements: int
@@ -65,7 +65,7 @@ class Schedule:
         self.next = 0
 
     def _peers(self, lanes: int) -> list[list[int]]:
-        """Peers of each lane: those written to and those waited for."""
+        """Peers by lane: those written to and those waited for."""
         found: list[set[int]] = [set() for _ in range(lanes)]
         for operation in self.operations:
             for kind, end in (("write", "to"), ("wait", "from")):
@@ -80,27 +80,27 @@ class Schedule:
         self.memory["output"][:] = np.nan
 
     def is_correct(self) -> bool:
-        """True if the output is the sum of all inputs."""
+        """True if the output is the sum over all inputs."""
         expected = np.zeros(self.elements, dtype=np.float32)
         for rank in range(self.communicator.world_size):
             expected += (np.arange(self.elements, dtype=np.int64) + rank) % PERIOD
         return bool(np.array_equal(self.memory["output"], expected))
 
     def advance(self, step: int | None = None) -> None:
-        """Execute operations up to the first write of a later step than `step`; `None`: all."""
+        """Execute operations up to the first write in a later step than `step`; `None`: all."""
         while self.next < len(self.operations):
             ((kind, fields),) = self.operations[self.next].items()
             if step is not None and kind == "write" and fields["step"] > step:
                 break
             getattr(self, kind)(fields)
             self.next += 1
-        # Progress is made in calls alone, so no bytes may be left when this returns.
+        # Only calls make progress, so no bytes may be left when this returns.
         for request in self.requests:
             request.wait(timeout=WAIT)
         self.requests.clear()
 
     def write(self, fields: dict[str, Any]) -> None:
-        """Post a counted write, once its lane of the last run was read."""
+        """Post a counted write, once its lane in the last run was read."""
         peer, counter = fields["to"], self.counters[fields["lane"]]
         counter.wait_for_credit(peer, timeout=WAIT)
         source, target = fields["source"], fields["target"]
@@ -114,7 +114,7 @@ class Schedule:
         self.requests.append(self.communicator.write(peer, counter, [page]))
 
     def wait(self, fields: dict[str, Any]) -> None:
-        """Wait for the writes of a peer on a lane."""
+        """Wait for a peer's writes on a lane."""
         length = fields["blocks"] * self.block
         self.counters[fields["lane"]].wait({fields["from"]: [length]}, timeout=WAIT)
 
@@ -142,14 +142,14 @@ class Schedule:
             region.release()
 
     def _span(self, span: dict[str, Any]) -> NDArray[np.float32]:
-        """Elements of a span of this rank."""
+        """Elements in a span on this rank."""
         length = self.block // ELEMENT
         first = span["first"] * length
         return self.memory[span["buffer"]][first : first + span["blocks"] * length]
 
 
 class Server:
-    """Commands of a rank."""
+    """A rank's commands."""
 
     def __init__(self, communicator: weft.Communicator) -> None:
         self.communicator = communicator
@@ -163,12 +163,12 @@ class Server:
         return {}
 
     def fill(self) -> dict[str, Any]:
-        """Write the input of the next run."""
+        """Write the next run's input."""
         self._made().fill()
         return {}
 
     def run(self, at: float) -> dict[str, Any]:
-        """Run the schedule from a time of the monotonic clock on; start, end, processor time."""
+        """Run the schedule from a monotonic clock time on; start, end, processor time."""
         schedule = self._made()
         time.sleep(max(at - time.monotonic(), 0.0))
         start, processor = time.monotonic(), time.process_time()
@@ -176,7 +176,7 @@ class Server:
         return {"start": start, "end": time.monotonic(), "cpu_s": time.process_time() - processor}
 
     def step(self, step: int) -> dict[str, Any]:
-        """Run the operations of one step."""
+        """Run the operations in one step."""
         self._made().advance(step)
         return {}
 
@@ -223,12 +223,12 @@ def become(rank: dict[str, Any], path: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process once its parent has ended."""
+    """Have the kernel kill this process once the parent has ended."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Fork the ranks of the JSON line on standard input, and wait for them."""
+    """Fork the ranks that the JSON line on standard input lists, and wait for them."""
     (path,) = arguments
     die_with_parent()
     os.nice(NICE)

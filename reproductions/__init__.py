@@ -1,1 +1,1 @@
-"""Reproductions of published systems on the simulator; README.md lists them and how to add one."""
+"""Published systems reproduced on the simulator; README.md lists them and how to add one."""

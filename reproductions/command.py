@@ -1,4 +1,4 @@
-"""Command line of a reproduction: `python -m reproductions.NAME [--quick] [--out DIR] [--json]`."""
+"""Reproduction command line: `python -m reproductions.NAME [--quick] [--out DIR] [--json]`."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ __all__ = ["Reproduction", "document", "run"]
 
 
 class Reproduction(Protocol):
-    """Interface of a reproduction's package."""
+    """Interface that a reproduction's package has."""
 
-    #: Base name of its result files, its page and its pictures.
+    #: Base name for the result files, the page and the pictures.
     NAME: str
-    #: Title of its tables as a document.
+    #: Title above its tables as a document.
     TITLE: str
 
     def reproduce(self, *, seed: int, quick: bool, progress: bool) -> dict[str, Any]:
         """Run the scenarios; the results as JSON values."""
 
     def tables(self, found: dict[str, Any]) -> Iterable[Table]:
-        """Tables of the results."""
+        """Result tables."""
 
     def notes(self, found: dict[str, Any]) -> Sequence[str]:
         """Sentences below the tables."""
 
     def pictures(self, found: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
-        """Pictures of the results, with their file names."""
+        """Result pictures, with file names."""
 
 
 def run(reproduction: Reproduction, arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def run(reproduction: Reproduction, arguments: Sequence[str] | None = None) -> i
     parser.add_argument(
         "--seed", type=natural, default=1, metavar="S", help="random seed (default %(default)s)"
     )
-    parser.add_argument("--quick", action="store_true", help="reduced set of runs, some seconds")
+    parser.add_argument("--quick", action="store_true", help="fewer runs, some seconds")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="directory for tables, JSON and pictures"
@@ -73,7 +73,7 @@ def run(reproduction: Reproduction, arguments: Sequence[str] | None = None) -> i
 
 def prepare(parser: argparse.ArgumentParser, out: Path) -> None:
     """Create the directory and check that pictures can be drawn, before any simulation runs."""
-    from weft.sim.plot import check_target
+    from weft.report.figure import check_target
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def prepare(parser: argparse.ArgumentParser, out: Path) -> None:
 
 def save(reproduction: Reproduction, out: Path, found: dict[str, Any]) -> None:
     """Write tables, results and pictures."""
-    from weft.sim.plot import save as save_figure
+    from weft.report.figure import save as save_figure
 
     write_results(out, reproduction.NAME, document(reproduction, found), found)
     for name, figure in reproduction.pictures(found):

@@ -1,7 +1,7 @@
-"""Maker of docs/eflops.md, docs/moe-rdma.md and docs/dlrm.md: blocks from the result files.
+"""Makes docs/eflops.md, docs/moe-rdma.md and docs/dlrm.md: blocks from the result files.
 
 `python -m reproductions.NAME --out DIRECTORY` writes the results as DIRECTORY/NAME.json;
-`benchmarks/results` has those of the pages.
+`benchmarks/results` has the pages' results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "moe-rdma": moe_rdma,
     "dlrm": dlrm,
 }
-#: Blocks of each page: the beginning of the table's title.
+#: Blocks by page: how the table's title begins.
 TITLES = {
     "eflops": {
         "comparison": "Beside what was published",
@@ -59,7 +59,7 @@ def read(page: str) -> dict[str, Any]:
 
 
 def blocks(page: str) -> dict[str, str]:
-    """Tables and notes of a page, by block name."""
+    """A page's tables and notes, by block name."""
     found, reproduction = read(page), REPRODUCTIONS[page]
     tables = list(reproduction.tables(found))
     made = {block: table(tables, title) for block, title in TITLES[page].items()}
@@ -99,7 +99,7 @@ def measured(path: Path) -> str:
 
 
 def table(tables: Sequence[Table], beginning: str) -> str:
-    """Table whose title begins like this, without its title."""
+    """Table whose title begins like this, without the title."""
     headers, rows = next(
         (headers, rows) for title, headers, rows in tables if title.startswith(beginning)
     )

@@ -21,7 +21,7 @@ def read(*path: str) -> Any:
 
 
 def deviation(simulated: float, published: float | None) -> float | None:
-    """Relative deviation of a simulated figure from the published one."""
+    """A simulated figure's relative deviation from the published one."""
     return None if published is None else simulated / published - 1.0
 
 
@@ -31,7 +31,7 @@ def percent(share: float | None) -> str | None:
 
 
 def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Markdown table; columns of numbers are aligned to the right."""
+    """Markdown table; numeric columns are right-aligned."""
     listed = [list(row) for row in rows]
     numeric = [
         all(cell is None or is_figure(row[column]) for row in listed for cell in [row[column]])

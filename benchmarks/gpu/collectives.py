@@ -1,115 +1,59 @@
-"""Benchmark of collectives between the GPUs of one host: Weft beside NCCL and torch's operators.
+"""Collectives benchmark between GPUs on one host: Weft beside NCCL and torch's operators.
 
-Appends a record of each case to results/gpu_collectives.jsonl as it ends. Ranks are processes, one
-for each GPU. A side that fails is recorded as failed in its case, and the other sides run; if it
+Appends a record for each case to results/gpu_collectives.jsonl as it ends. Ranks are processes, one
+for each GPU. A side that fails is recorded as failed in that case, and the other sides run; if it
 ends the ranks, they are started anew without it. `--device twin` runs Weft's sides on the CPU, for
 tests.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from collectives_cases import choose, small
-from launching import Program, add_options, run_cases, show_failures
-from serving import figure
+from harness.cases import options, parse
+from harness.records import figure
+from harness.runner import Program, main, show_sides, show_table
 
-from weft.bench.device.machine import missing
-from weft.cli.table import format_table
+if TYPE_CHECKING:
+    import argparse
 
-RESULTS: Final = Path(__file__).parent.parent / "results" / "gpu_collectives.jsonl"
-#: A failure of Weft is that of the case.
-PROGRAM: Final = Program(
-    "gpu-collectives",
-    Path(__file__).parent / "collectives_rank.py",
-    lambda case, side: "" if side == "weft" else side,
-)
+    from collectives_cases import Case
 
 
-def main() -> int:
-    """All cases; 1 if a result was wrong or a case failed."""
-    arguments = parse()
-    lacking = missing(arguments.device)
-    if lacking is not None:
-        print(f"collectives: {lacking}", file=sys.stderr)
-        return 1
-    records = run_cases(arguments, PROGRAM, RESULTS, seconds=arguments.seconds)
-    if arguments.json:
-        print(json.dumps({"cases": records}))
-    else:
-        show(records)
-    return int(any(record["status"] in ("wrong", "failed") for record in records))
-
-
-def parse() -> argparse.Namespace:
+def parsed() -> argparse.Namespace:
     """The options, with the cases as `chosen`."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_options(parser, RESULTS)
-    parser.add_argument(
-        "--cases",
-        metavar="NAME,...",
-        help="cases by name or first word, as `all_reduce 8M,barrier` (default: all but sweep)",
-    )
+    cases = "cases by name or first word, as `all_reduce 8M,barrier` (default: all but sweep)"
+    parser = options(__doc__, PROGRAM.results, cases)
     parser.add_argument("--sweep", action="store_true", help="short for --cases sweep")
     parser.add_argument(
         "--seconds",
         type=float,
         default=0.15,
-        help="measuring time of a side in a case, within 20 to 200 replays (default %(default)s)",
+        help="measuring time per side and case, within 20 to 200 replays (default %(default)s)",
     )
-    arguments = parser.parse_args()
+    return parse(parser, selected, small)
+
+
+def selected(arguments: argparse.Namespace) -> list[Case]:
+    """Cases that the options name."""
     if arguments.sweep and arguments.cases:
-        parser.error("--sweep and --cases: expected one of both")
-    if arguments.ranks is not None and arguments.ranks < 1:
-        parser.error(f"--ranks {arguments.ranks}: expected 1 or more")
-    for name in ("seconds", "budget"):
-        if not getattr(arguments, name) > 0:
-            parser.error(f"--{name} {getattr(arguments, name)}: expected more than 0")
-    try:
-        arguments.chosen = choose("sweep" if arguments.sweep else arguments.cases)
-    except ValueError as error:
-        parser.error(str(error))
-    if arguments.device == "twin":
-        arguments.chosen = small(arguments.chosen)
-        if not arguments.chosen:
-            parser.error("--device twin: no case is short enough; expected sizes up to 64K")
-    return arguments
+        raise ValueError("--sweep and --cases: expected one of both")
+    return choose("sweep" if arguments.sweep else arguments.cases)
 
 
-def show(records: list[dict[str, Any]]) -> None:
+def tables(records: list[dict[str, Any]]) -> None:
     """Print records as tables."""
-    about = next((each["origin"] for each in records if "device" in each["origin"]), None)
-    if about is not None:
-        gpus = ", ".join(sorted(set(about["gpus"]))) or "CPU twin: times are not representative"
-        print(f"{about['ranks']} ranks ({gpus}); µs a call, median of the slowest rank\n")
-    shown = [each for each in records if each["kind"] in ("collective", "barrier")]
-    found = [each for each in shown if each["result"]]
-    names = list(dict.fromkeys(name for each in found for name in each["result"]["sides"]))
-    rows = [
-        [
-            each["case"],
-            *(figure(each["result"]["sides"].get(name, {})) for name in names),
-            each["result"]["best_peer"],
-            each["result"]["of_best_peer"],
-            each["result"]["sides"]["weft"].get("busbw_gb_per_s"),
-        ]
-        for each in found
-    ]
-    headers = ("case", *names, "best peer", "weft / best peer", "weft busbw GB/s")
-    if rows:
-        print(format_table(headers, rows) + "\n")
+    compared = [each for each in records if each["kind"] in ("collective", "barrier")]
+    show_sides(compared, figure, **{"weft busbw GB/s": "busbw_gb_per_s"})
     for each in records:
-        if each["kind"] not in ("collective", "barrier") and each["result"]:
+        if each not in compared:
             show_other(each)
-    show_failures(records)
 
 
 def show_other(record: dict[str, Any]) -> None:
-    """Print a sweep, calls without a graph, or products beside."""
+    """Print a sweep, calls without a graph, or GEMMs beside."""
     rows = []
     for name, side in record["result"]["sides"].items():
         if side["status"] != "ok":
@@ -124,8 +68,18 @@ def show_other(record: dict[str, Any]) -> None:
         rows.append(row)
     if rows:
         print(record["case"])
-        print(format_table(list(rows[0]), [list(row.values()) for row in rows]) + "\n")
+        show_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+#: If Weft fails, the case has failed.
+PROGRAM: Final = Program(
+    "gpu-collectives",
+    "µs a call, median at the slowest rank",
+    tables,
+    excludes=lambda case, side: "" if side == "weft" else side,
+    shares_gpus=True,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PROGRAM, parsed()))

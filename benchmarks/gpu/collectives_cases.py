@@ -1,19 +1,20 @@
-"""Cases of the benchmark of device collectives."""
+"""Cases for the device collectives benchmark."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+import harness.cases
+from harness.cases import named
 
-__all__ = ["CASES", "OPERATIONS", "SIZES", "Case", "choose", "named", "small"]
+__all__ = ["CASES", "OPERATIONS", "SIZES", "Case", "choose", "small"]
 
 OPERATIONS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-#: Bytes of the whole output of all_gather, of the whole input of the others, as in nccl-tests.
+#: Bytes in the whole output for all_gather, in the whole input for the others, as in nccl-tests:
+#: https://github.com/NVIDIA/nccl-tests
 SIZES: Final = (1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20)
-#: Numbers of multiprocessors of a sweep, and its operations and sizes.
+#: SM counts in a sweep, with operations and sizes.
 SWEPT_SMS: Final = (8, 16, 20, 24, 32, 48, 64)
 SWEPT_OPERATIONS: Final = OPERATIONS
 SWEPT_SIZES: Final = SIZES[4:]
@@ -21,35 +22,22 @@ SWEPT_SIZES: Final = SIZES[4:]
 TWIN_BYTES: Final = 64 << 10
 
 
-class HasName(Protocol):
-    """A case of any benchmark."""
-
-    @property
-    def name(self) -> str:
-        """Name."""
-        ...
-
-
-Named = TypeVar("Named", bound=HasName)
-
-
 @dataclass(frozen=True)
-class Case:
+class Case(harness.cases.Case):
     """One operation at one size, by all sides in turn."""
 
-    name: str
-    #: Key of `collectives_measures.MEASURES`.
+    #: Key in `collectives_measures.MEASURES`.
     kind: str = "collective"
     operation: str = "all_reduce"
     bytes: int = 0
     dtype: str = "bfloat16"
-    #: Calls of a graph, over as many buffers as `buffers` returns.
+    #: Calls per graph, over as many buffers as `buffers` returns.
     calls: int = 10
-    #: Fewest replays of a side.
+    #: Fewest replays per side.
     replays: int = 20
-    #: Bytes of a rank's input that lie between two uses of the same buffer: twice an H200's L2.
+    #: Input bytes on a rank between two uses of the same buffer: twice an H200's L2.
     apart: int = 100 << 20
-    #: Numbers of multiprocessors of the sweep.
+    #: SM counts in the sweep.
     num_sms: tuple[int, ...] = ()
     #: Estimate, to skip a case for which too little time is left, and time limit; in seconds.
     seconds: float = 2.0
@@ -57,30 +45,22 @@ class Case:
 
     @property
     def buffers(self) -> int:
-        """Buffers that the calls of a graph rotate over."""
+        """Buffers that the calls in a graph rotate over."""
         return min(self.calls, max(2, -(-self.apart // max(self.bytes, 1))))
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields."""
-        return asdict(self)
-
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Case:
-        """The inverse of `to_json`, after JSON has made lists of tuples."""
-        given: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in fields.items()
-        }
-        return cls(**given)
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        """A case from JSON, which has turned the tuple into a list."""
+        return cls(**fields | {"num_sms": tuple(fields["num_sms"])})
 
 
 def size_name(size: int) -> str:
-    """Size as in names of cases: 64K, 8M."""
+    """Size in case names, for example 64K or 8M."""
     return f"{size >> 20}M" if size >= 1 << 20 else f"{size >> 10}K"
 
 
 def collective(operation: str, size: int) -> Case:
-    """Case of an operation at a size."""
+    """Case for an operation at a size."""
     large = size >= 256 << 20
     return Case(
         f"{operation} {size_name(size)}",
@@ -92,7 +72,7 @@ def collective(operation: str, size: int) -> Case:
 
 
 def sweep(operation: str, size: int) -> Case:
-    """Case of an operation at a size, by chunks and between symmetric tensors."""
+    """Case for an operation at a size, by chunks and between symmetric tensors."""
     return Case(
         f"sweep {operation} {size_name(size)}",
         kind="sweep",
@@ -105,7 +85,7 @@ def sweep(operation: str, size: int) -> Case:
     )
 
 
-#: The order is that of the run: sizes of the smallest step first, the sweep last.
+#: Run order: sizes with the smallest step first, the sweep last.
 CASES: Final = (
     *(collective(operation, size) for operation in OPERATIONS for size in SIZES),
     Case("barrier", kind="barrier", operation="barrier"),
@@ -126,26 +106,16 @@ def choose(names: str | None) -> list[Case]:
     return named(names, CASES)
 
 
-def named(names: str, cases: Sequence[Named]) -> list[Named]:
-    """Cases by full names or first words, with commas.
+def small(cases: list[Case]) -> list[Case]:
+    """Cases for the twin: the shorter sizes, with few replays.
 
     Raises:
-        ValueError: if a name matches no case.
+        ValueError: if there is none.
     """
-    chosen: dict[str, Named] = {}
-    for name in (word.strip() for word in names.split(",")):
-        found = [case for case in cases if f"{case.name} ".startswith(f"{name} ")]
-        if not found:
-            known = ", ".join(dict.fromkeys(case.name.split(" ")[0] for case in cases))
-            raise ValueError(f"--cases {name!r}: no such case; expected {known}, or a full name")
-        chosen |= {case.name: case for case in found}
-    return list(chosen.values())
-
-
-def small(cases: list[Case]) -> list[Case]:
-    """Cases for the twin: the shorter sizes, with few replays."""
     found = {case.name: replace(case, replays=3) for case in cases if case.bytes <= TWIN_BYTES}
     for operation in dict.fromkeys(case.operation for case in cases if case.kind == "sweep"):
         case = sweep(operation, TWIN_BYTES)
         found[case.name] = replace(case, num_sms=(1, 2), replays=3)
+    if not found:
+        raise ValueError("--device twin: no case is short enough; expected sizes up to 64K")
     return list(found.values())

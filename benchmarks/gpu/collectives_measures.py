@@ -1,8 +1,6 @@
-"""Measures of the benchmark of device collectives, by kind of case.
+"""Measures for the device collectives benchmark, by case kind.
 
-A collective is timed in CUDA graphs: one graph of each side makes `calls` calls on buffers in turn.
-Before each replay the inputs are written anew, and the ranks meet on their streams; a time is that
-of a replay, by events around it, over its calls. The sides alternate in blocks of replays.
+A collective is timed in CUDA graphs, and the sides alternate in replay blocks.
 """
 
 from __future__ import annotations
@@ -11,93 +9,145 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from collectives_runner import admit
+import harness.measure
+from collectives_data import Data
 from collectives_sides import swept
+from harness.measure import Graph, portion, replays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from collectives_cases import Case
-    from collectives_context import Context
-    from collectives_runner import Runner
-    from collectives_sides import Side
+    from harness.context import Context, Failure
+    from harness.side import Side
 
 __all__ = ["MEASURES"]
 
-OK: Final[dict[str, Any]] = {"status": "ok", "reason": None}
-#: Blocks of replays of a side, between which the other sides have theirs.
+#: Replay blocks per side, between which the other sides have theirs.
 BLOCKS: Final = 4
-#: Most replays of a side.
-MOST_REPLAYS: Final = 200
 #: Calls without a graph: enqueued in a row, and with a wait after each.
 CALLED: Final = 100
 SINGLE: Final = 50
 REPEATS: Final = 5
-#: Rows and columns of the matrices beside a collective, and products and replays timed as a whole.
+#: Matrix rows and columns beside a collective, and GEMMs and replays timed as a whole.
 GEMM: Final = 8192
-PRODUCTS: Final = 20
+GEMMS: Final = 20
 REPLAYS: Final = 5
-#: Multiprocessors that products leave free, in the measurement with a carve-out.
+#: SMs that GEMMs leave free, in the measurement with a carve-out.
 CARVED: Final = 32
 
 
 def collective(context: Context, case: Case) -> dict[str, Any]:
-    """All sides of an operation."""
+    """All sides for an operation."""
     key = case.operation if case.operation in context.sides else "other"
     return compare(context, case, context.sides[key])
 
 
 def compare(context: Context, case: Case, sides: list[Side]) -> dict[str, Any]:
     """Sides in turn; times and checks by side."""
-    found: dict[str, Any] = {}
-    runners = []
-    for runner, replay_us in admit(context, case, sides, found):
-        wanted = int(context.task["seconds"] * 1e6 / max(replay_us, 1.0))
-        # The twin's replays are few: a CPU runs them.
-        most = MOST_REPLAYS if context.device.kind == "cuda" else case.replays
-        runners.append((runner, max(case.replays, min(wanted, most))))
+    turns, admitted = admit(context, case, sides)
+    runners = [(runner, replays(context, case, replay_us)) for runner, replay_us in admitted]
     for block in range(BLOCKS):
         for runner, total in runners:
-            context.under_way(case.name, runner.side.name)
-            runner.block((block + 1) * total // BLOCKS - block * total // BLOCKS)
+            turns.begin(runner.side)
+            runner.block(portion(total, block, BLOCKS))
             # Before the next side writes to buffers that both may share.
             if block == BLOCKS - 1:
                 runner.judge_replay()
-                found[runner.side.name] = OK | {"times": runner.times} | runner.facts
-    return report(context, case, found, sides)
+                turns.done(runner.side, times=runner.times, **runner.facts)
+    return turns.result()
 
 
-def report(
-    context: Context, case: Case, found: dict[str, Any], sides: list[Side], **more: Any
-) -> dict[str, Any]:
-    """Result of a rank, with sides in their order."""
-    ordered = {side.name: found[side.name] for side in sides}
-    return {"sides": ordered, "buffers": case.buffers, "calls": case.calls} | more
+def admit(context: Context, case: Case, sides: list[Side]) -> tuple[Turns, list[Any]]:
+    """Turns, and runners for every side that can run, with microseconds per replay."""
+    turns, data = Turns(context, case, sides), Data(context, case)
+    return turns, turns.admit(lambda side: Runner(context, side, case, data))
+
+
+class Turns(harness.measure.Turns):
+    """A case's sides in turn; Weft's share an object that is unusable after a failure."""
+
+    def library(self, side: Side) -> str:
+        """A side that cannot be set up is left out in all cases."""
+        return side.name
+
+    def failed(self, side: Side, failure: Failure) -> None:
+        """Leave a side out, or raise after a Weft failure."""
+        # Only calls are refused.
+        is_refused = failure.refused and side.is_ready
+        if side.ours and not is_refused:
+            raise RuntimeError(f"{side.name}: {failure.text}")
+        super().failed(side, failure._replace(refused=is_refused))
+
+    def result(self, **more: Any) -> dict[str, Any]:
+        """This rank's results, with the sides in order."""
+        return super().result(buffers=self.case.buffers, calls=self.case.calls, **more)
+
+
+class Runner(Graph):
+    """A side's graph for a case."""
+
+    def __init__(self, context: Context, side: Side, case: Case, data: Data) -> None:
+        super().__init__(context, side, case)
+        self.data = data
+
+    def refill(self) -> None:
+        """Write the inputs anew."""
+        if self.data.sources:
+            self.device.torch._foreach_copy_(self.bound.inputs, self.data.sources)
+
+    def judge_calls(self) -> None:
+        """One call on the first and one on the last buffer, compared with the reference."""
+        bound = self.bound
+        if not self.data.references:
+            bound.call(0)
+            return
+        verdicts = []
+        for slot, reference in self.data.references.items():
+            if not bound.in_place:
+                bound.outputs[slot].fill_(float("nan"))
+            bound.call(slot)
+            verdicts.append(reference.judge(bound.outputs[slot]))
+        self.facts = {
+            "largest_share_of_bound": max(verdict.share for verdict in verdicts),
+            "exact": all(verdict.exact for verdict in verdicts),
+            "in_place": bound.in_place,
+            "ours": self.side.ours,
+        }
+
+    def judge_replay(self) -> None:
+        """Compare the last replay's results, if they have separate buffers."""
+        if self.bound.in_place:
+            return
+        for slot, reference in self.data.references.items():
+            verdict = reference.judge(self.bound.outputs[slot])
+            self.facts["exact"] &= verdict.exact
+            share = max(self.facts["largest_share_of_bound"], verdict.share)
+            self.facts["largest_share_of_bound"] = share
 
 
 def sweep(context: Context, case: Case) -> dict[str, Any]:
-    """Weft at every number of multiprocessors, beside its own choice."""
+    """Weft at every SM count, beside Weft's choice."""
     return compare(context, case, swept(context, case))
 
 
 def weft_and_nccl(context: Context) -> list[Side]:
-    """The sides of measurements beyond graphs."""
+    """Sides for measurements beyond graphs."""
     names = ("weft", "weft symmetric", "nccl")
     return [side for side in context.sides["all_reduce"] if side.name in names]
 
 
 def called(context: Context, case: Case) -> dict[str, Any]:
-    """All-reduces without a graph: time of the host for a call, and of calls with their device."""
-    found: dict[str, Any] = {}
-    sides = weft_and_nccl(context)
-    for runner, _ in admit(context, case, sides, found):
-        context.under_way(case.name, runner.side.name)
-        found[runner.side.name] = OK | runner.facts | called_times(context, runner)
-    return report(context, case, found, sides)
+    """All-reduces without a graph: host time per call, and time per call with the device."""
+    turns, admitted = admit(context, case, weft_and_nccl(context))
+    for runner, _ in admitted:
+        turns.begin(runner.side)
+        turns.done(runner.side, **runner.facts, **called_times(context, runner))
+    return turns.result()
 
 
 def called_times(context: Context, runner: Runner) -> dict[str, Any]:
-    """Microseconds of the host a call, of calls in a row, and of a call with a wait."""
+    """Host microseconds per call, for calls in a row, and for a call with a wait."""
     device, buffers = context.device, runner.case.buffers
     count = CALLED if device.kind == "cuda" else 10
     host, row, single = [], [], []
@@ -120,23 +170,23 @@ def called_times(context: Context, runner: Runner) -> dict[str, Any]:
     return {"host": host, "times": row, "single": single}
 
 
-def beside_products(context: Context, case: Case) -> dict[str, Any]:
-    """All-reduces beside matrix products on another stream; each is timed inside of the other."""
-    found: dict[str, Any] = {}
-    products, sides = Products(context), weft_and_nccl(context)
-    for runner, _ in admit(context, case, sides, found):
-        context.under_way(case.name, runner.side.name)
+def beside_gemms(context: Context, case: Case) -> dict[str, Any]:
+    """All-reduces beside GEMMs on another stream; each is timed inside the other."""
+    gemms = Gemms(context)
+    turns, admitted = admit(context, case, weft_and_nccl(context))
+    for runner, _ in admitted:
+        turns.begin(runner.side)
         phases: dict[str, list[float]] = {}
         for prefix, carved in (("", 0), ("carveout ", CARVED)):
-            for name, values in products.beside(runner, case.replays, carved).items():
+            for name, values in gemms.beside(runner, case.replays, carved).items():
                 phases[prefix + name] = values
         times = phases.pop("with gemm")
-        found[runner.side.name] = OK | runner.facts | {"times": times, "phases": phases}
-    return report(context, case, found, sides, gemm=GEMM, carved=CARVED)
+        turns.done(runner.side, **runner.facts, times=times, phases=phases)
+    return turns.result(gemm=GEMM, carved=CARVED)
 
 
-class Products:
-    """Matrix products in bfloat16 on a stream of their own."""
+class Gemms:
+    """bfloat16 GEMMs on a separate stream."""
 
     def __init__(self, context: Context) -> None:
         self.context, self.device = context, context.device
@@ -148,11 +198,11 @@ class Products:
         self.stream = torch.cuda.Stream()
 
     def beside(self, runner: Runner, repeats: int, carved: int) -> dict[str, list[float]]:
-        """Times of both, alone and together, in microseconds a call and a product."""
+        """Times for both, separate and together, in microseconds per call and per GEMM."""
         cuda: Any = __import__("weft.cuda", fromlist=["sm_carveout"])
         times: dict[str, list[float]] = {}
         with cuda.sm_carveout(carved) if carved else nullcontext():
-            self.multiply(PRODUCTS)
+            self.multiply(GEMMS)
             self.reduce(runner, REPLAYS)
             self.meet()
             for _ in range(repeats):
@@ -161,25 +211,25 @@ class Products:
         return times
 
     def once(self, runner: Runner) -> dict[str, float]:
-        """Each alone, then each while the other lasts three times as long."""
-        product = self.timed(PRODUCTS, self.multiply)
+        """Each separately, then each while the other lasts three times as long."""
+        gemm = self.timed(GEMMS, self.multiply)
         alone = self.timed(REPLAYS, lambda count: self.reduce(runner, count))
-        needed = 3 * PRODUCTS * product / alone, 3 * REPLAYS * alone / product
+        needed = 3 * GEMMS * gemm / alone, 3 * REPLAYS * alone / gemm
         longer = max(self.context.agree(int(max(needed)) + 1))
         self.reduce(runner, longer)
-        beside = self.timed(PRODUCTS, self.multiply)
+        beside = self.timed(GEMMS, self.multiply)
         self.multiply(longer)
         together = self.timed(REPLAYS, lambda count: self.reduce(runner, count))
         calls = runner.case.calls
         return {
             "alone": alone / calls,
             "with gemm": together / calls,
-            "gemm alone": product,
+            "gemm alone": gemm,
             "gemm with calls": beside,
         }
 
     def multiply(self, count: int) -> tuple[Any, Any]:
-        """Enqueue products."""
+        """Enqueue GEMMs."""
         with self.torch.cuda.stream(self.stream):
             begin = self.device.stamp()
             for _ in range(count):
@@ -196,7 +246,7 @@ class Products:
         return begin, self.device.stamp()
 
     def timed(self, count: int, work: Callable[[int], tuple[Any, Any]]) -> float:
-        """Microseconds of one of `count`."""
+        """Microseconds for one among `count`."""
         span = work(count)
         self.meet()
         return self.device.elapsed_us(*span) / count
@@ -211,6 +261,6 @@ MEASURES: Final[dict[str, Callable[[Context, Case], dict[str, Any]]]] = {
     "collective": collective,
     "barrier": collective,
     "called": called,
-    "gemm": beside_products,
+    "gemm": beside_gemms,
     "sweep": sweep,
 }

@@ -1,8 +1,8 @@
-"""Sides of the benchmark of device collectives: Weft, NCCL, NCCL on windows, torch's operators.
+"""Sides in the device collectives benchmark: Weft, NCCL, NCCL on windows, torch's operators.
 
-A side binds a case to memory of its own kind and returns calls on it. Every side takes the same
+A side binds a case to its own kind of memory and returns calls on it. Every side takes the same
 inputs; NCCL and torch's two-shot operator reduce in place, the others write to another buffer.
-NVLink multicast is off for all of them.
+NVLink multicast is off for all sides.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from harness.side import ALIGNMENT, Arena, Side
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from collectives_cases import Case
-    from collectives_context import Context
+    from harness.context import Context
 
 __all__ = [
     "Bound",
     "CopyEngines",
+    "Exchanging",
     "Nccl",
-    "Side",
     "Symmetric",
     "Torch",
     "Weft",
@@ -31,12 +33,10 @@ __all__ = [
     "swept",
 ]
 
-#: Longest vector of a one-shot all-reduce of torch, which reads all of it from every rank.
+#: Longest vector for torch's one-shot all-reduce, which reads all bytes from every rank.
 ONE_SHOT_BYTES: Final = 8 << 20
-#: Shortest vector of copy engines on GPUs.
+#: Shortest vector for copy engines on GPUs.
 COPIED_BYTES: Final = 1 << 20
-#: Alignment of buffers in an arena, in bytes.
-ALIGNMENT: Final = 4096
 
 
 @dataclass
@@ -44,11 +44,11 @@ class Bound:
     """A case on a side's memory."""
 
     inputs: list[Any]
-    #: The result of each input; the input itself if the side reduces in place.
+    #: Result for each input; the input itself if the side reduces in place.
     outputs: list[Any]
     #: Enqueue the operation on a buffer.
     call: Callable[[int], None]
-    #: Enqueue a rendezvous of all ranks.
+    #: Enqueue a rendezvous between all ranks.
     meet: Callable[[], None]
 
     @property
@@ -58,7 +58,7 @@ class Bound:
 
 
 def lengths(case: Case, ranks: int) -> tuple[int, int]:
-    """Elements of a rank's input and output."""
+    """Elements in a rank's input and output."""
     if case.operation == "barrier":
         return 0, 0
     part = max(1, case.bytes // 2 // ranks)
@@ -68,44 +68,20 @@ def lengths(case: Case, ranks: int) -> tuple[int, int]:
     return whole, own if case.operation == "reduce_scatter" else whole
 
 
-class Side:
-    """A library, or an algorithm of it."""
+def arena_elements(cases: list[Case], ranks: int) -> int:
+    """Elements that the largest case takes from an arena."""
+    most = 0
+    for case in cases:
+        each = sum(-(-2 * count // ALIGNMENT) * ALIGNMENT for count in lengths(case, ranks))
+        most = max(most, case.buffers * each)
+    return max(most, ALIGNMENT) // 2
 
-    name = ""
-    #: Weft's sides are checked bit for bit, and their failure is that of the case.
-    ours = False
 
-    def __init__(self, context: Context) -> None:
-        self.context, self.torch = context, context.device.torch
-        self._ready = False
-
-    def ready(self) -> None:
-        """Set up the library, once."""
-        if not self._ready:
-            self.start()
-            self._ready = True
-
-    def unable(self, case: Case) -> str | None:
-        """Reason for which the side does not take part; None if it does."""
-        return None
-
-    def start(self) -> None:
-        """Set up the library; a collective call."""
-
-    def check(self) -> None:
-        """Raise the error that the device recorded, after `synchronise`."""
-
-    def bind(self, case: Case) -> Bound:
-        """Allocate buffers and return the calls; a collective call."""
-        raise NotImplementedError
-
-    def memory(self, elements: int) -> Any:
-        """An uninitialised buffer."""
-        name = self.context.device.name
-        return self.torch.empty(elements, dtype=self.context.dtype, device=name)
+class Exchanging(Side):
+    """A side with collectives."""
 
     def operate(self, operation: str, given: Any, out: Any) -> Any:
-        """Enqueue a collective; its result, which is `given` if the side works in place."""
+        """Enqueue a collective; returns the result, which is `given` if the side works in place."""
         raise NotImplementedError
 
     def buffers(self, case: Case, *, in_place: bool = False) -> tuple[list[Any], list[Any]]:
@@ -116,30 +92,21 @@ class Side:
             return inputs, inputs
         return inputs, [self.memory(made) for _ in range(case.buffers)]
 
+    def calls(
+        self, case: Case, inputs: list[Any], outputs: list[Any], meet: Callable[[], None]
+    ) -> Bound:
+        """The case on these buffers; a barrier is the rendezvous."""
 
-class Arena:
-    """One allocation that every case is given parts of, at the same offsets on all ranks."""
+        def call(slot: int) -> None:
+            if case.operation == "barrier":
+                meet()
+            else:
+                self.operate(case.operation, inputs[slot], outputs[slot])
 
-    def __init__(self, memory: Any) -> None:
-        self.memory, self.used = memory, 0
-
-    def take(self, elements: int) -> Any:
-        """The next part."""
-        begin = self.used
-        self.used = -(-(begin + 2 * elements) // ALIGNMENT) * ALIGNMENT
-        return self.memory[begin // 2 : begin // 2 + elements]
-
-
-def arena_elements(cases: list[Case], ranks: int) -> int:
-    """Elements that the largest case takes of an arena."""
-    most = 0
-    for case in cases:
-        each = sum(-(-2 * count // ALIGNMENT) * ALIGNMENT for count in lengths(case, ranks))
-        most = max(most, case.buffers * each)
-    return max(most, ALIGNMENT) // 2
+        return Bound(inputs, outputs, call, meet)
 
 
-class Weft(Side):
+class Weft(Exchanging):
     """`weft.cuda.Collectives`."""
 
     ours = True
@@ -148,17 +115,17 @@ class Weft(Side):
         self, context: Context, name: str = "weft", most_sms: int | None = None, **options: Any
     ) -> None:
         super().__init__(context)
-        #: Multiprocessors of the construction; None: Weft's choice.
+        #: SMs passed at construction; None: Weft's choice.
         self.name, self.most_sms, self.options = name, most_sms, options
-        #: Memory that sides share; None: each has its own.
+        #: Memory that sides share; None: each has separate memory.
         self.arena: Arena | None = None
 
     def start(self) -> None:
-        """Construct the collectives and compile their kernels."""
+        """Construct the collectives and compile the kernels."""
         self.collectives = self.context.collectives(self.most_sms)
 
     def check(self) -> None:
-        """Raise the error of a wait that timed out."""
+        """Raise the error from a wait that timed out."""
         self.collectives.check()
 
     def bind(self, case: Case) -> Bound:
@@ -169,16 +136,7 @@ class Weft(Side):
         """
         if self.arena is not None:
             self.arena.used = 0
-        inputs, outputs = self.buffers(case)
-        collectives = self.collectives
-
-        def call(slot: int) -> None:
-            if case.operation == "barrier":
-                collectives.barrier()
-            else:
-                self.operate(case.operation, inputs[slot], outputs[slot])
-
-        return Bound(inputs, outputs, call, collectives.barrier)
+        return self.calls(case, *self.buffers(case), self.collectives.barrier)
 
     def operate(self, operation: str, given: Any, out: Any) -> Any:
         """Enqueue a collective into `out`."""
@@ -191,7 +149,7 @@ class Weft(Side):
 
 
 class Symmetric(Weft):
-    """`weft.cuda.Collectives` on its symmetric memory."""
+    """`weft.cuda.Collectives` on symmetric memory."""
 
     def __init__(
         self,
@@ -203,7 +161,7 @@ class Symmetric(Weft):
         super().__init__(context, name, most_sms, **options)
 
     def start(self) -> None:
-        """Allocate symmetric memory, which all sides of this class share."""
+        """Allocate symmetric memory, which all sides in this class share."""
         super().start()
         self.arena = self.context.once("symmetric", self.allocate)
 
@@ -214,7 +172,7 @@ class Symmetric(Weft):
 
 
 class CopyEngines(Symmetric):
-    """`weft.cuda.Collectives` by copy engines, on its symmetric memory."""
+    """`weft.cuda.Collectives` by copy engines, on symmetric memory."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context, "weft copy engines", copy_engine=True)
@@ -226,7 +184,7 @@ class CopyEngines(Symmetric):
         return super().unable(case)
 
 
-class Nccl(Side):
+class Nccl(Exchanging):
     """torch.distributed with NCCL."""
 
     name = "nccl"
@@ -243,20 +201,13 @@ class Nccl(Side):
         self.token = self.torch.zeros(1, device=name)
 
     def meet(self) -> None:
-        """All-reduce of one element."""
+        """All-reduce on one element."""
         self.distributed.all_reduce(self.token)
 
     def bind(self, case: Case) -> Bound:
-        """All-reduce replaces its input."""
-        inputs, outputs = self.buffers(case, in_place=case.operation == "all_reduce")
-
-        def call(slot: int) -> None:
-            if case.operation == "barrier":
-                self.meet()
-            else:
-                self.operate(case.operation, inputs[slot], outputs[slot])
-
-        return Bound(inputs, outputs, call, self.meet)
+        """All-reduce replaces the input."""
+        buffers = self.buffers(case, in_place=case.operation == "all_reduce")
+        return self.calls(case, *buffers, self.meet)
 
     def operate(self, operation: str, given: Any, out: Any) -> Any:
         """Enqueue a collective; an all-reduce is in place."""
@@ -291,17 +242,17 @@ class Windows(Nccl):
         backend.register_mem_pool(self.pool, symm=True)
 
     def bind(self, case: Case) -> Bound:
-        """Buffers are parts of the arena."""
+        """Buffers are arena parts."""
         self.arena.used = 0
         return super().bind(case)
 
     def memory(self, elements: int) -> Any:
-        """A part of the arena."""
+        """An arena part."""
         return self.arena.take(elements)
 
 
 class Torch(Nccl):
-    """Operators of torch on its symmetric memory, without multicast."""
+    """torch operators on symmetric memory, without multicast."""
 
     def __init__(self, context: Context, algorithm: str | None = None) -> None:
         super().__init__(context)
@@ -319,7 +270,7 @@ class Torch(Nccl):
         self.arena, self.handle = self.context.once("torch", self.allocate)
 
     def allocate(self) -> tuple[Arena, Any]:
-        """Symmetric memory for the largest all-reduce, and its handle."""
+        """Symmetric memory for the largest all-reduce, and the handle."""
         symmetric = import_module("torch.distributed._symmetric_memory")
         reductions = [case for case in self.context.cases if case.operation == "all_reduce"]
         elements = arena_elements(reductions, self.context.ranks)
@@ -328,29 +279,23 @@ class Torch(Nccl):
         return Arena(memory), symmetric.rendezvous(memory, self.distributed.group.WORLD)
 
     def meet(self) -> None:
-        """Barrier of the memory."""
+        """Barrier in the memory."""
         self.handle.barrier(channel=0)
 
     def bind(self, case: Case) -> Bound:
-        """Inputs are parts of the arena; outputs of the one-shot operator are ordinary memory."""
-        # Both operators of a case have parts: the second one's come behind the first one's.
+        """Inputs are arena parts; the one-shot operator's outputs are ordinary memory."""
+        # Both operators in a case have parts: the second one's come behind the first one's.
         if self.context.binding != case.name:
             self.context.binding, self.arena.used = case.name, 0
         taken, made = lengths(case, self.context.ranks)
         inputs = [self.arena.take(taken) for _ in range(case.buffers)]
-        if case.operation == "barrier":
-            return Bound(inputs, inputs, lambda slot: self.meet(), self.meet)
         outputs = inputs
         if self.algorithm == "one_shot":
             outputs = [self.memory(made) for _ in range(case.buffers)]
-
-        def call(slot: int) -> None:
-            self.operate(case.operation, inputs[slot], outputs[slot])
-
-        return Bound(inputs, outputs, call, self.meet)
+        return self.calls(case, inputs, outputs, self.meet)
 
     def operate(self, operation: str, given: Any, out: Any) -> Any:
-        """Enqueue an all-reduce of a part of the arena."""
+        """Enqueue an all-reduce on an arena part."""
         group = self.distributed.group.WORLD.group_name
         operators = self.torch.ops.symm_mem
         if self.algorithm == "two_shot":
@@ -360,13 +305,13 @@ class Torch(Nccl):
         return out
 
 
-def sides_of(context: Context) -> dict[str, list[Side]]:
-    """Sides by operation, Weft first; sides of an operation share its libraries."""
+def sides_of(context: Context) -> dict[str, list[Exchanging]]:
+    """Sides by operation, Weft first; an operation's sides share libraries."""
     weft, symmetric = Weft(context), Symmetric(context)
     copies = CopyEngines(context)
     algorithms = [Weft(context, f"weft {a}", algorithm=a) for a in ("one_shot", "two_shot")]
     if context.device.kind == "twin":
-        exchanges: list[Side] = [weft, symmetric, copies]
+        exchanges: list[Exchanging] = [weft, symmetric, copies]
         return {
             "all_reduce": [weft, symmetric, *algorithms],
             "all_gather": exchanges,
@@ -386,8 +331,8 @@ def sides_of(context: Context) -> dict[str, list[Side]]:
     }
 
 
-def swept(context: Context, case: Case) -> list[Side]:
-    """Sides of a sweep: Weft's choices, then each number of multiprocessors, by kind of memory."""
+def swept(context: Context, case: Case) -> list[Exchanging]:
+    """Sides in a sweep: Weft's choices, then each SM count, by kind of memory."""
     most = max(case.num_sms)
     ordinary, symmetric = [Weft(context)], [Symmetric(context)]
     for sms in case.num_sms:

@@ -1,8 +1,9 @@
-"""All benchmarks of the GPUs of one host, the most important first, within a time.
+"""All GPU benchmarks on one host, the most important first, within a time limit.
 
-Programs run one after another, each with a share of the time that is left; what one does not use
-goes to the others. Their records are appended to benchmarks/results/. A program that fails is named
-at the end, and the others run. `--device twin` runs short cases on the CPU, for tests.
+Programs run one after another, each with a share of the remaining time; what one does not use goes
+to the others. The records are appended to benchmarks/results/. A program that fails is named at the
+end, and the others run. For example, `everything.py --budget 600` takes ten minutes. `--device
+twin` runs short cases on the CPU, for tests.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ GPU: Final = ROOT / "benchmarks" / "gpu"
 RESULTS: Final = ROOT / "benchmarks" / "results"
 #: Beyond a program's share, before it is killed: cases that were begun end first. In seconds.
 GRACE_SECONDS: Final = 60.0
-#: Below this a program is skipped, since its ranks would not start in time. In seconds.
+#: With less time a program is skipped, since the ranks would not start in time. In seconds.
 LEAST_SECONDS: Final = 15.0
-#: Ranks of the twin, by default.
+#: Twin ranks, by default.
 TWIN_RANKS: Final = 2
 
 
 class Stage(NamedTuple):
-    """A program and its share of the time that is left."""
+    """A program with a share of the remaining time."""
 
     name: str
     share: float
@@ -41,7 +42,7 @@ class Stage(NamedTuple):
 
 
 def stages(device: str, ranks: int, directory: Path | None) -> list[Stage]:
-    """Programs in their order; records go to `directory`, or to benchmarks/results/."""
+    """Programs in order; records go to `directory`, or to benchmarks/results/."""
     to = directory or RESULTS
     of_device, of_ranks = ["--device", device], ["--ranks", str(ranks)]
 
@@ -53,7 +54,7 @@ def stages(device: str, ranks: int, directory: Path | None) -> list[Stage]:
 
     short = device == "twin"
     few = ["--cases", "all_reduce 1K"] if short else []
-    products = ["--cases", "gemv 8B o_proj 1"] if short else []
+    gemvs = ["--cases", "gemv 8B o_proj 1"] if short else []
     steps = ["--cases", "decode 4096 1"] if short else []
     small = ["--sizes", "0.25", "--pieces", "0.125", "--calls", "2"] if short else []
     brief = ["--sizes", "1024", "--rounds", "1", "--seconds", "0.1"] if short else []
@@ -61,7 +62,7 @@ def stages(device: str, ranks: int, directory: Path | None) -> list[Stage]:
     moe = [sys.executable, "-m", "weft", "bench", "moe", *of_device, *of_ranks]
     found = [
         Stage("collectives", 0.35, own("collectives", *of_ranks, *few, *results("collectives"))),
-        Stage("fused", 0.35, own("fused", *of_ranks, *products, *results("fused"))),
+        Stage("fused", 0.35, own("fused", *of_ranks, *gemvs, *results("fused"))),
         Stage(
             "fused models", 0.3, own("fused_models", *of_ranks, *steps, *results("fused_models"))
         ),
@@ -84,14 +85,14 @@ def stages(device: str, ranks: int, directory: Path | None) -> list[Stage]:
         ),
         Stage("sweep", 1.0, own("collectives", *of_ranks, "--sweep", *results("collectives"))),
     ]
-    # Two pretended hosts have equal numbers of ranks; sweep and ablation of the twin have no use.
+    # Two pretended hosts have equal rank counts; twin sweeps and ablations have no use.
     left_out = {"several hosts"} if ranks % 2 else set()
     left_out |= {"sweep", "ablation"} if short else set()
     return [each for each in found if each.name not in left_out]
 
 
 def run(stage: Stage, seconds: float, quiet: bool) -> dict[str, Any]:
-    """Run a program within a time: its status."""
+    """Run a program within a time limit; returns the status."""
     if seconds < LEAST_SECONDS:
         return {"program": stage.name, "status": "skipped", "seconds": 0.0}
     command = [*stage.command, "--budget", f"{seconds:.0f}"]
@@ -129,7 +130,7 @@ def main() -> int:
     parser.add_argument(
         "--budget", type=float, default=1800, metavar="SECONDS", help="time (default %(default)g)"
     )
-    parser.add_argument("--directory", type=Path, help="of records (default benchmarks/results)")
+    parser.add_argument("--directory", type=Path, help="record folder (default benchmarks/results)")
     parser.add_argument("--json", action="store_true", help="JSON output")
     arguments = parser.parse_args()
     lacking = missing(arguments.device)

@@ -1,22 +1,23 @@
-"""Cases of the benchmark of fused operators."""
+"""Cases for the fused operator benchmark."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import product, zip_longest
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+import harness.cases
 from collectives_cases import Case as Exchange
-from collectives_cases import named
+from harness.cases import indivisible, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 __all__ = ["ABLATIONS", "CASES", "SCALED", "SYMMETRIC", "Case", "choose", "tiny"]
 
-#: Bytes that lie between two uses of the same weights: three times an H200's L2.
+#: Bytes between two uses of the same weights: three times an H200's L2.
 APART: Final = 150 << 20
-#: Most ranks of one host: the fewest bytes of weights that a rank may have.
+#: Most ranks on one host: then a rank has the fewest weight bytes.
 MOST_RANKS: Final = 8
 #: Operators by the collective that does the same apart from the computation.
 COLLECTIVES: Final = {
@@ -29,9 +30,9 @@ COLLECTIVES: Final = {
     "all_gather_gemm": "all_gather",
     "all_to_all_gemm": "all_to_all",
 }
-#: Algorithms of an all-reduce of few tokens.
+#: All-reduce algorithms for few tokens.
 ALGORITHMS: Final = ("one_shot", "two_shot")
-#: Operators that store into symmetric outputs of peers.
+#: Operators that store into peers' symmetric outputs.
 SYMMETRIC: Final = ("gemm_all_to_all", "gemm_all_reduce")
 #: Operators whose collective comes before the computation.
 GATHERED: Final = ("all_reduce_rms_norm", "all_gather_gemm", "all_to_all_gemm")
@@ -40,10 +41,10 @@ DIMENSIONS: Final = (128, 64, 256)
 TABLES: Final = (8, 64)
 BATCHES: Final = (4096, 16384, 512, 65536)
 POOLINGS: Final = (10, 1, 4, 70)
-#: Rows of a table.
+#: Rows per table.
 TABLE_ROWS: Final = 1_000_000
 TOKENS: Final = (1, 4, 16)
-#: Hidden and inner size of all ranks together, of the projections before an all-reduce.
+#: Hidden and inner size over all ranks together, for the projections before an all-reduce.
 PROJECTIONS: Final = {
     "70B down_proj": (8192, 28672),
     "8B o_proj": (4096, 4096),
@@ -53,7 +54,7 @@ PROJECTIONS: Final = {
 NORM_TOKENS: Final = (32, 128, 1, 8, 64)
 NORM_HIDDEN: Final = 8192
 ROWS: Final = (4096, 1024, 16384, 128)
-#: Columns and inner size of all ranks together, by operator and model. An expert is on one rank.
+#: Columns and inner size over all ranks together, by operator and model. An expert is on one rank.
 LAYERS: Final = {
     ("gemm_all_to_all", "deepseek-v3"): (7168, 2048),
     ("gemm_reduce_scatter", "llama-70b"): (8192, 28672),
@@ -69,31 +70,31 @@ LAYERS: Final = {
     ("gemm_all_reduce", "deepseek-v3"): (7168, 18432),
     ("all_to_all_gemm", "mixtral"): (28672, 4096),
 }
-#: Sizes that an ablation varies one at a time around the default tiling: the order of tasks,
-#: programs of a multiprocessor, and bags of a task.
+#: Sizes that an ablation varies one at a time around the default tiling: task order, programs per
+#: SM, and bags per task.
 EMBEDDING_SIZES: Final = {
     "own_last": [8, 4, 1, -1],
     "programs": [1, 2, 3, 4, 6],
     "bags": [8, 16, 32, 64],
 }
-#: The same of products: multiprocessors, bytes between signals, and rows of tiles of a group.
-PRODUCT_SIZES: Final = {
+#: The same for GEMMs: SMs, bytes between signals, and tile rows per group.
+GEMM_SIZES: Final = {
     "num_sms": [64, 96, 116, 132],
     "slice_bytes": [64 << 10, 256 << 10, 1 << 20, 4 << 20],
     "group": [1, 4, 8, 16],
 }
-#: Multiprocessors that send the rows of an all-gather.
+#: SMs that send all-gather rows.
 SENDERS: Final = [8, 16, 24, 32, 48]
-#: Tiles of 128x128.
+#: 128x128 tiles.
 SHORT: Final = {"columns": 128, "warps": 4, "programs": 2}
-#: Sizes on the twin by operator; one of each does not fit.
+#: Twin sizes by operator; one value does not fit in each.
 TINY_SIZES: Final[dict[str, dict[str, list[int]]]] = {
     "embedding_all_to_all": {"own_last": [-1, 1], "bags": [256]},
     "gemm_reduce_scatter": {"num_sms": [3, 64], "slice_bytes": [1024]},
     "gemm_all_to_all": {"group": [1], "num_sms": [64]},
     "all_gather_gemm": {"senders": [1], "num_sms": [64]},
 }
-#: Cases of ablations, as long bags and short ones, a large exchange, and products of Mixtral.
+#: Ablation cases, such as long bags and short ones, a large exchange, and Mixtral GEMMs.
 ABLATED: Final = (
     "embedding 8x128 batch 4096 pooling 4",
     "gemm_reduce_scatter mixtral 4096",
@@ -103,14 +104,14 @@ ABLATED: Final = (
     "all_gather_gemm mixtral 4096",
     "embedding 8x256 batch 4096 pooling 1",
 )
-#: Tilings of products that send: ordinary, paced and bulk stores, by size of a slice.
+#: Tilings for GEMMs that send: ordinary, paced and bulk stores, by slice size.
 STORES: Final[list[dict[str, int]]] = [
     {"slice_bytes": 64 << 10},
     {"paced_stores": True},
     {"paced_stores": True, "slice_bytes": 64 << 10},
-    # All-to-alls alone.
+    # Only for all-to-alls.
     {"bulk_stores": True, "stages": 3, "slice_bytes": 64 << 10},
-    # Two programs on a multiprocessor.
+    # Two programs per SM.
     SHORT | {"stages": 3},
     SHORT | {"stages": 3, "paced_stores": True},
 ]
@@ -128,7 +129,7 @@ TINY_STORES: Final[list[dict[str, int]]] = [
     {"stream_k": False, "rows": 16, "columns": 32, "inner": 16, "paced_stores": True},
     {"rows": 48},
 ]
-#: Small shapes by computation, for the twin and for a short test of GPUs.
+#: Small shapes by computation, for the twin and for a short GPU test.
 TINY: Final[dict[str, dict[str, int]]] = {
     "embedding": {"tables": 2, "dim": 8, "batch": 8, "pooling": 2, "rows": 50},
     "gemv": {"hidden": 64, "inner": 128, "tokens": 2},
@@ -140,27 +141,27 @@ TINY: Final[dict[str, dict[str, int]]] = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """One operator at one shape, by all sides in turn."""
+class Case(harness.cases.Case):
+    """One operator at one shape, by all sides in turn.
 
-    name: str
-    #: "embedding", "gemv", "gemv_norm", "norm", "gemm", "scaled" (products of float8), or
-    #: "ablation" or "stores" of one of them.
-    kind: str
-    #: Function of `weft.fused`: key of `COLLECTIVES`.
+    `kind` is "embedding", "gemv", "gemv_norm", "norm", "gemm", "scaled" (float8 GEMMs), or
+    "ablation" or "stores" on one of them.
+    """
+
+    #: Function in `weft.fused`: key in `COLLECTIVES`.
     operator: str
-    #: Sizes of all ranks together; `tables` and `rows` of an all-to-all of products are of a rank.
+    #: Sizes over all ranks together; `tables` and `rows` in a GEMM all-to-all are per rank.
     shape: dict[str, int]
-    #: Calls of a graph, over as many buffers as `buffers` returns.
+    #: Calls per graph, over as many buffers as `buffers` returns.
     calls: int = 10
-    #: Fewest replays of a side.
+    #: Fewest replays per side.
     replays: int = 20
     #: Estimate, to skip a case for which too little time is left, and time limit; in seconds.
     seconds: float = 5.0
     limit: float = 90.0
-    #: Of an ablation: sizes of the tiling that are varied one at a time, and their values.
+    #: For an ablation: tiling sizes that are varied one at a time, with values.
     sizes: dict[str, list[int]] = field(default_factory=dict)
-    #: Of a comparison of stores: tilings, by the fields that differ from the default's.
+    #: For a store comparison: tilings, by the fields that differ from the default's.
     tilings: list[dict[str, int]] = field(default_factory=list)
 
     @property
@@ -170,7 +171,7 @@ class Case:
 
     @property
     def computation(self) -> str:
-        """The kind, or that of the case that is varied."""
+        """The kind, such as "gemm", or the varied case's kind."""
         if not self.is_varied:
             return self.kind
         return "embedding" if self.operator == "embedding_all_to_all" else "gemm"
@@ -187,10 +188,10 @@ class Case:
 
     @property
     def buffers(self) -> int:
-        """Inputs and weights that the calls of a graph rotate over: a divisor of `calls`."""
+        """Inputs and weights that the calls in a graph rotate over: a divisor of `calls`."""
         shape = self.shape
         if self.computation == "embedding":
-            # Of indices and rows; indices are made anew before each replay.
+            # For indices and rows; indices are made anew before each replay.
             count = shape["tables"] * shape["batch"] * shape["pooling"]
             each = count * (4 + 2 * shape["dim"])
         elif self.computation == "norm":
@@ -203,9 +204,9 @@ class Case:
         return next(n for n in range(needed, self.calls + 1) if self.calls % n == 0)
 
     def vector(self) -> int:
-        """Elements of the whole output of an all-gather, of a rank's input of other collectives.
+        """Elements in an all-gather's whole output, or in a rank's input to other collectives.
 
-        Of float8, two are one.
+        Two float8 elements count as one.
         """
         shape = self.shape
         if self.computation == "embedding":
@@ -218,11 +219,11 @@ class Case:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of inputs and weights of a product."""
+        """Bytes per element in a GEMM's inputs and weights."""
         return 1 if self.kind == "scaled" else 2
 
     def exchange(self, ranks: int) -> Exchange:
-        """The collective as a case of the benchmark of collectives."""
+        """The collective as a case in the collectives benchmark."""
         return Exchange(
             self.name,
             operation=self.collective,
@@ -232,7 +233,7 @@ class Case:
         )
 
     def local(self, ranks: int) -> tuple[int, int]:
-        """Columns and inner size of a rank's weights."""
+        """Columns and inner size in a rank's weights."""
         shape = self.shape
         columns, inner = shape.get("columns", shape.get("hidden", 0)), shape.get("inner", 1)
         if self.operator == "all_gather_gemm":
@@ -245,8 +246,8 @@ class Case:
         """Reason for which ranks cannot run it; None if they can.
 
         Args:
-            ranks: number of them.
-            free: bytes of memory; None if not known.
+            ranks: rank count.
+            free: free memory in bytes; None if not known.
         """
         shape = self.shape
         split = next(name for name in ("hidden", "batch", "rows") if name in shape)
@@ -255,15 +256,14 @@ class Case:
             multiples["inner"] = 8 * ranks
         if self.operator == "all_gather_gemm":
             multiples["columns"] = 8 * ranks
-        for name, multiple in multiples.items():
-            if shape[name] % multiple:
-                return f"{ranks} ranks: expected {name} {shape[name]} as a multiple of {multiple}"
+        if (reason := indivisible(shape, ranks, multiples)) is not None:
+            return reason
         if free is not None and (needed := self.bytes(ranks)) > free:
-            return f"needs {needed >> 30} GiB of the GPU, and {free >> 30} GiB are free"
+            return f"needs {needed >> 30} GiB on the GPU, and {free >> 30} GiB are free"
         return None
 
     def bytes(self, ranks: int) -> int:
-        """Estimate of memory: weights, inputs, and results of several sides."""
+        """Memory estimate: weights, inputs, and results for several sides."""
         shape, buffers = self.shape, self.buffers
         vectors = 8 * buffers * 2 * self.vector()
         if self.computation == "embedding":
@@ -273,29 +273,20 @@ class Case:
             return vectors + references + buffers * indices + (shape["tables"] + 4) * table
         columns, inner = self.local(ranks)
         rows = shape.get("rows", shape.get("tokens", 0))
-        products = (8 if self.is_gathered else 2) * buffers * 2 * rows * columns
-        # References are in float32, with weights and inputs of every rank in turn.
+        results = (8 if self.is_gathered else 2) * buffers * 2 * rows * columns
+        # References are in float32, with every rank's weights and inputs in turn.
         references = 32 * rows * columns
-        return vectors + products + references + (2 * buffers + 6) * (columns + rows) * inner
+        return vectors + results + references + (2 * buffers + 6) * (columns + rows) * inner
 
     @property
     def has_choice(self) -> bool:
-        """True if a call of the operator chooses between its kernel and a composition."""
+        """True if an operator call chooses between the kernel and a composition."""
         return self.kind in ("gemm", "gemv_norm")
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """Algorithms of the operator that can be forced."""
+        """Algorithms that a caller can force in the operator."""
         return ALGORITHMS if "tokens" in self.shape else ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Case:
-        """The inverse of `to_json`."""
-        return cls(**fields)
 
 
 def timed(name: str, kind: str, operator: str, shape: dict[str, int]) -> Case:
@@ -318,7 +309,7 @@ def timed(name: str, kind: str, operator: str, shape: dict[str, int]) -> Case:
 
 
 def embedding() -> Iterator[Case]:
-    """Tables with pooling, those of ranking models of usual sizes first."""
+    """Tables with pooling, the usual ranking model sizes first."""
     shapes = sorted(
         product(TABLES, DIMENSIONS, BATCHES, POOLINGS),
         key=lambda shape: sum(
@@ -348,31 +339,31 @@ def norm() -> Iterator[Case]:
 
 
 def gemm() -> Iterator[Case]:
-    """Products beside their collectives."""
+    """GEMMs beside collectives."""
     for rows, ((operator, model), (columns, inner)) in product(ROWS, LAYERS.items()):
         shape = {"rows": rows, "columns": columns, "inner": inner}
         yield timed(f"{operator} {model} {rows}", "gemm", operator, shape)
 
 
 def in_turn(*groups: Iterable[Case]) -> Iterator[Case]:
-    """One of each group after the other, so that a short run has some of every group."""
+    """One from each group after the other, so that a short run has some from every group."""
     for each in zip_longest(*groups):
         yield from (case for case in each if case is not None)
 
 
-#: The order is that of the run: the most important first.
+#: Run order: the most important first.
 CASES: Final = tuple(in_turn(embedding(), gemm(), gemv(), norm()))
 
 
 def ablation() -> Iterator[Case]:
-    """The fused operator with other sizes of its tiling."""
+    """The fused operator with other tiling sizes."""
     by_name = {case.name: case for case in CASES}
     for name in ABLATED:
         case = by_name[name]
-        sizes = EMBEDDING_SIZES if case.kind == "embedding" else PRODUCT_SIZES
+        sizes = EMBEDDING_SIZES if case.kind == "embedding" else GEMM_SIZES
         if case.operator == "all_gather_gemm":
             sizes = sizes | {"senders": SENDERS}
-        # The estimate is of about twelve sides.
+        # The estimate is for about twelve sides.
         seconds = case.seconds * (1 + sum(map(len, sizes.values()))) / 12
         yield replace(
             case,
@@ -385,11 +376,11 @@ def ablation() -> Iterator[Case]:
 
 
 def stores() -> Iterator[Case]:
-    """Products that send, by tilings of ordinary, paced and bulk stores."""
+    """GEMMs that send, by tilings with ordinary, paced and bulk stores."""
     by_name = {case.name: case for case in CASES}
     for name in STORED:
         case = by_name[name]
-        # The estimate is of about twelve sides, as many as here.
+        # The estimate is for about twelve sides, as many as here.
         tilings = [
             each
             for each in STORES
@@ -398,9 +389,9 @@ def stores() -> Iterator[Case]:
         yield replace(case, name=f"stores {name}", kind="stores", limit=180.0, tilings=tilings)
 
 
-#: Cases that are chosen by name alone.
+#: Cases that run only by name.
 ABLATIONS: Final = (*ablation(), *stores())
-#: The same of products of float8.
+#: The same for float8 GEMMs.
 SCALED: Final = tuple(
     replace(case, name=f"scaled {case.name}", kind="scaled")
     for case in CASES
@@ -409,8 +400,7 @@ SCALED: Final = tuple(
 
 
 def choose(names: str | None) -> list[Case]:
-    """Cases by kinds, full names or first words, with commas; by default none that is varied,
-    and none of float8.
+    """Cases by kinds, full names or first words, with commas; by default no varied or float8 case.
 
     Raises:
         ValueError: if a name matches no case.
@@ -426,7 +416,7 @@ def choose(names: str | None) -> list[Case]:
 
 
 def tiny(cases: list[Case]) -> list[Case]:
-    """The first case of each kind and operator with a small shape and few replays."""
+    """The first case for each kind and operator with a small shape and few replays."""
     found: dict[tuple[str, str], Case] = {}
     for case in cases:
         small = replace(case, shape=dict(TINY[case.computation]), calls=2, replays=1, seconds=1.0)

@@ -1,7 +1,7 @@
-"""Inputs, weights, computations and references of the benchmark of fused operators.
+"""Inputs, weights, computations and references for the fused operator benchmark.
 
-Every rank makes the same values for a rank, so references need no communication. Sums of references
-are in float32.
+Every rank makes the same values for a rank, so references need no communication. Reference sums are
+in float32.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DATA", "Data", "Reference"]
 
-#: Unit roundoff of bfloat16, to which addends and results may be rounded.
+#: bfloat16 unit roundoff, to which addends and results may be rounded.
 ROUNDOFF: Final = 2.0**-8
-#: Elements of an intermediate of a reference.
+#: Elements in a reference's intermediate.
 PIECE: Final = 1 << 25
-#: Bytes of rows of tables that replays read in turn, more than the L2 holds.
+#: Bytes in table rows that replays read in turn, more than the L2 holds.
 TOUCHED: Final = 150 << 20
-#: Most elements of torch's tables together that int32 indices take.
+#: Most elements in torch's tables together that int32 indices reach.
 WIDE: Final = 2**31 - 1
 EPSILON: Final = 1e-6
 FLOAT8: Final = torch.float8_e4m3fn
@@ -37,13 +37,13 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Reference:
-    """Results of a slot in float32, with bounds of their errors.
+    """A slot's results in float32, with error bounds.
 
     Args:
         totals: results.
-        magnitudes: of each, the sums of the magnitudes of its addends; a number stands for itself
-            and the magnitude of the result.
-        roundings: number of them.
+        magnitudes: for each, the sum over its addends' magnitudes; a number stands for itself and
+        the result's magnitude.
+        roundings: how many there are.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Reference:
         self.totals, self.magnitudes, self.roundings = totals, magnitudes, roundings
 
     def judge(self, results: Tensors) -> float:
-        """Largest error over its bound; infinity for NaN and for another shape."""
+        """Largest error over the bound; infinity for NaN and for another shape."""
         share = 0.0
         for result, total, magnitude in zip(results, self.totals, self.magnitudes, strict=True):
             if result.shape != total.shape:
@@ -73,17 +73,17 @@ class Reference:
 
 
 class Data:
-    """Tensors of a case on this rank, which all sides share.
+    """A case's tensors on this rank, which all sides share.
 
     Args:
-        context: of the rank.
-        case: of the data.
+        context: the rank's state.
+        case: the case that the data belongs to.
         dry: True for values that are not initialised, without references.
 
     Attributes:
-        word: noun of the computation, in names of sides.
-        computations: of Weft and other libraries, by name: of a slot, of what the collective
-            returned or None, and of a tensor for the result or None; they return the result.
+        word: noun for the computation, in side names, such as `gemm`.
+        computations: Weft's and other libraries', by name: functions that take a slot, what the
+        collective returned or None, and a tensor for the result or None; they return the result.
         references: by slot: the first and the last one.
     """
 
@@ -107,26 +107,26 @@ class Data:
         raise NotImplementedError
 
     def fused(self, slot: int, out: Any = None, **options: Any) -> Any:
-        """Call the fused operator; its result, which is `out` if products are given it."""
+        """Call the fused operator; returns the result, which is `out` if GEMMs get it."""
         raise NotImplementedError
 
     def tiling(self) -> Any:
-        """The default tiling of the fused operator."""
+        """The fused operator's default tiling."""
         raise NotImplementedError
 
     def finish(self, slot: int, received: torch.Tensor) -> Any:
-        """Results from the output of a collective after the computation."""
+        """Results from a collective's output after the computation."""
         return received
 
     def load(self, slot: int) -> torch.Tensor:
-        """Input of a collective that comes before the computation."""
+        """Input for a collective that comes before the computation."""
         raise NotImplementedError
 
     def refill(self, name: str, turn: int) -> None:
-        """Make inputs of the computations of `name` for a replay, the same for an equal turn."""
+        """Make inputs for the computations `name` in a replay, the same for an equal turn."""
 
     def arrange(self, result: torch.Tensor) -> torch.Tensor:
-        """A result, which may be the output of the collective, as the reference has it."""
+        """A result, which may be the collective's output, as the reference has it."""
         return result
 
     def values(self, key: int, rank: int, slot: int, *shape: int) -> torch.Tensor:
@@ -138,7 +138,7 @@ class Data:
 
 
 class Embedding(Data):
-    """Tables of this rank, and indices of the batch of all ranks."""
+    """This rank's tables, and indices for all ranks' batch."""
 
     word = "pool"
 
@@ -154,7 +154,7 @@ class Embedding(Data):
         self.weights, self.stacked = list(stacked.unbind(0)), stacked.view(-1, self.dim)
         count = self.tables * self.batch * self.pooling
         self.indices = [self.integers(count) for _ in range(self.slots)]
-        #: For torch: bags of one sample are neighbours, and tables lie behind each other.
+        #: For torch: a sample's bags are neighbours, and tables lie behind each other.
         wide = torch.int64 if self.stacked.numel() > WIDE else torch.int32
         self.stacked_indices = [self.integers(count).to(wide) for _ in range(self.slots)]
         self.offsets = torch.arange(
@@ -163,7 +163,7 @@ class Embedding(Data):
         self.begins = self.offsets[:-1].to(wide)
         touched = 2 * count * self.dim * self.slots
         self.turns = -(-TOUCHED // touched)
-        #: By name of a computation: the last turn of its indices.
+        #: By computation name: the last turn that indices were made for.
         self.drawn: dict[str, int] = {}
         self.operator: Any = None
         self.computations = {"weft": self.pool, "torch": self.bag}
@@ -193,7 +193,7 @@ class Embedding(Data):
             indices.view(self.batch, self.tables, self.pooling).copy_(by_table.transpose(0, 1))
 
     def draw(self, out: torch.Tensor, rank: int, slot: int, turn: int) -> None:
-        """Indices of a rank's tables, [tables, batch, pooling]."""
+        """Indices into a rank's tables, [tables, batch, pooling]."""
         source = torch.Generator(self.device).manual_seed((rank << 40) + (turn << 20) + slot)
         out.random_(0, self.rows, generator=source)
 
@@ -214,7 +214,7 @@ class Embedding(Data):
                     chosen = bags[number, row : row + step]
                     made = table[chosen.long()].float().sum(1)
                     total[row : row + step, at : at + self.dim] = made
-        # A sum of values up to 1, in float32 and rounded once.
+        # A sum over values up to 1, in float32 and rounded once.
         return Reference((total,), (self.pooling * 1e-3,), 1)
 
     def open(self) -> Any:
@@ -226,7 +226,7 @@ class Embedding(Data):
         return self.operator
 
     def tiling(self) -> Any:
-        tables: Any = import_module("weft.fused.embedding_tables")
+        tables: Any = import_module("weft.fused.embedding.tables")
         return tables.default_tiling(self.dim, self.dtype.itemsize, self.pooling)
 
     def tiled(self, tiling: Any) -> Any:
@@ -250,13 +250,13 @@ class Embedding(Data):
     def arrange(self, result: torch.Tensor) -> torch.Tensor:
         if result.dim() != 1:
             return result.view(self.local, -1)
-        # The collective leaves the parts of one source together.
+        # The collective leaves one source's parts together.
         by_source = result.view(self.ranks, self.local, self.tables * self.dim)
         return by_source.transpose(0, 1).reshape(self.local, -1)
 
 
-class Product(Data):
-    """Inputs and weights of a product: of a few tokens, or of many rows."""
+class Matmul(Data):
+    """Inputs and weights for a GEMM or GEMV: few tokens, or many rows."""
 
     word = "gemm"
 
@@ -297,11 +297,11 @@ class Product(Data):
                 parts = [torch.cat(parts)]
         total = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
         magnitude = sum((part.abs() for part in parts), torch.zeros_like(total))
-        # Addends, results and parts of products, whose standard deviation is 1, may be rounded.
+        # Addends, results and GEMM parts, whose standard deviation is 1, may be rounded.
         return Reference((total,), (magnitude.add_(1.0),), 1 + len(parts))
 
     def tiling(self) -> Any:
-        gemm: Any = import_module("weft.fused.gemm")
+        gemm: Any = import_module("weft.fused.gemm.gemm")
         rows = self.rows // self.ranks
         return gemm.default_tiling(rows, self.columns, self.inner, self.dtype)
 
@@ -336,8 +336,8 @@ class Product(Data):
         return result.view(-1, self.columns)
 
 
-class Scaled(Product):
-    """Inputs and weights of float8, with scales of rows and columns that are powers of two.
+class Scaled(Matmul):
+    """float8 inputs and weights, with power-of-two scales by row and column.
 
     Sums are left to the tensor cores (`use_fast_accum`).
     """
@@ -353,7 +353,7 @@ class Scaled(Product):
             self.weights[slot] = (self.weights[slot].float() / self.of_columns.t()).to(FLOAT8)
 
     def powers(self, length: int) -> torch.Tensor:
-        """Scales of rows, equal in each part of a multiple of four."""
+        """Row scales, the same in each part whose length is a multiple of four."""
         return torch.exp2(-(torch.arange(length, device=self.device) % 4).float())
 
     def input(self, rank: int, slot: int) -> torch.Tensor:
@@ -366,7 +366,7 @@ class Scaled(Product):
 
     def reference(self, slot: int) -> Reference:
         made = super().reference(slot)
-        # Of sums by the tensor cores, up to 2 %: DeepSeek-V3 technical report, section 3.3.2.
+        # For sums in the tensor cores, up to 2 %: DeepSeek-V3 technical report, section 3.3.2.
         made.roundings += 4
         return made
 
@@ -386,7 +386,7 @@ class Scaled(Product):
         return super().fused(slot, out, **self.scales(), **options)
 
     def rows_of(self, slot: int, received: Any) -> torch.Tensor:
-        """Inputs of a slot, or what a collective of elements of two bytes returned."""
+        """A slot's inputs, or what a collective on two-byte elements returned."""
         if received is None:
             return self.inputs[slot]
         return received.view(FLOAT8).view(-1, self.inner)  # type: ignore[no-any-return]
@@ -399,16 +399,16 @@ class Scaled(Product):
     def multiply_by_torch(self, slot: int, received: Any, out: Any) -> Any:
         given, weight = self.rows_of(slot, received), self.weights[slot]
         out = None if out is None else out.view(given.shape[0], self.columns)
-        scales: Any = import_module("weft.fused.scales")
+        scales: Any = import_module("weft.fused.gemm.scales")
         arguments = given, weight, self.of_rows, self.of_columns, self.dtype, True
-        return scales.scaled_product(*arguments, out=out)
+        return scales.scaled_matmul(*arguments, out=out)
 
     def load(self, slot: int) -> torch.Tensor:
         return self.inputs[slot].view(self.dtype)
 
 
-class Gemv(Product):
-    """Inputs and weights of a product of a few tokens."""
+class Gemv(Matmul):
+    """GEMV inputs and weights for a few tokens."""
 
     word = "gemv"
 
@@ -418,7 +418,7 @@ class Gemv(Product):
 
 
 class GemvNorm(Gemv):
-    """A product of a few tokens whose sum goes through a residual and an RMS norm."""
+    """A GEMV for a few tokens whose sum goes through a residual and an RMS norm."""
 
     def make(self) -> None:
         super().make()
@@ -442,7 +442,7 @@ class GemvNorm(Gemv):
 
 
 class Norm(Data):
-    """Partial sums, residual and weights of an RMS norm."""
+    """Partial sums, residual and weights for an RMS norm."""
 
     word = "norm"
 
@@ -482,18 +482,18 @@ class Norm(Data):
 
 
 def normed(total: Any, magnitude: Any, weight: Any, ranks: int) -> Reference:
-    """Reference of an RMS norm times a weight, and of its input."""
+    """Reference for an RMS norm times a weight, and for the input."""
     scale = (total.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * weight.float()
     bounds = magnitude * scale.abs() + 1e-3, magnitude
     return Reference((total * scale, total), bounds, ranks + 3)
 
 
-#: By kind of case.
+#: By case kind.
 DATA: Final[dict[str, type[Data]]] = {
     "embedding": Embedding,
     "gemv": Gemv,
     "gemv_norm": GemvNorm,
     "norm": Norm,
-    "gemm": Product,
+    "gemm": Matmul,
     "scaled": Scaled,
 }

@@ -1,9 +1,7 @@
-"""Measure of the benchmark of fused operators: graphs of calls of every side in turn.
+"""Measure for the fused operator benchmark: every side's call graphs in turn.
 
-A graph makes `calls` calls on inputs and weights in turn. Ranks meet on their streams before a
-replay; a time is that of a replay, by events around it, over its calls. Sides alternate in blocks
-of replays, each in a random order, and the results of each are compared with the reference before
-and after its replays.
+Sides alternate in replay blocks, each in a random order, and each side's results are compared with
+the reference before and after its replays.
 """
 
 from __future__ import annotations
@@ -12,43 +10,76 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import collectives_runner
+import harness.measure
 from fused_data import DATA
 from fused_sides import defaults, sides_of
+from harness.measure import Graph, is_poisoned, portion, replays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fused_cases import Case
     from fused_context import Context
     from fused_data import Data
-    from fused_sides import Calls, Way
+    from fused_sides import Way
+    from harness.context import Failure
 
 __all__ = ["compare"]
 
-#: Most blocks of replays of a side, between which the other sides have theirs.
+#: Most replay blocks per side, between which the other sides have theirs.
 BLOCKS: Final = 10
-#: Most replays of a side.
-MOST_REPLAYS: Final = 200
-#: Errors after which Weft's objects of this process are unusable.
-POISONED: Final = ("WaitTimeoutError", "PeerLostError", "PeerLeftError")
 
 
-class Runner(collectives_runner.Runner):
-    """A side's graph of a case."""
+def compare(context: Context, case: Case) -> dict[str, Any]:
+    """Times and results for every side on this rank, or the reason to leave out the case."""
+    if (reason := case.unable(context.ranks, context.free())) is not None:
+        return {"skipped": reason, "sides": {}}
+    context.under_way(case.name, "")
+    data, failure = context.attempt(lambda: DATA[case.computation](context, case))
+    if failure is not None or data is None:
+        return {"failed": failure and failure.text, "sides": {}}
+    turns = Turns(context, case, sides_of(context, data))
+    admitted = turns.admit(lambda way: Runner(context, way, case, data))
+    waiting = [(runner, replays(context, case, replay_us)) for runner, replay_us in admitted]
+    # A GPU's clock depends on the power that the side before took, so that a side must not always
+    # follow the same one. Orders are equal on all ranks.
+    orders = random.Random(context.agree(random.getrandbits(32))[0])
+    blocks = min([BLOCKS, *(total for _, total in waiting)])
+    for block in range(blocks):
+        for runner, total in orders.sample(waiting, len(waiting)):
+            turns.attempt(runner.side, partial(runner.block, portion(total, block, blocks)))
+        waiting = [each for each in waiting if each[0].side.name not in turns.found]
+    for runner, _ in waiting:
+        turns.attempt(runner.side, runner.judge_replay)
+        if runner.side.name not in turns.found:
+            turns.done(runner.side, times=runner.times, **runner.facts)
+    made = turns.result(buffers=case.buffers, calls=case.calls)
+    return made | ({"defaults": defaults(data)} if case.kind == "ablation" else {})
 
-    bound: Calls  # type: ignore[assignment]
+
+class Turns(harness.measure.Turns):
+    """A case's sides in turn; some share a library."""
+
+    def library(self, side: Way) -> str:
+        """A library that cannot be set up is left out in all cases."""
+        return side.library_name
+
+    def failed(self, side: Way, failure: Failure) -> None:
+        """Leave a side out, or raise: the ranks are started anew without it."""
+        if is_poisoned(failure.text):
+            raise RuntimeError(f"{side.name}: {failure.text}")
+        super().failed(side, failure)
+
+
+class Runner(Graph):
+    """A side's graph for a case."""
 
     def __init__(self, context: Context, way: Way, case: Case, data: Data) -> None:
-        # The bases are those of the benchmark of collectives.
-        bases: tuple[Any, ...] = (way, case, data)
-        super().__init__(context, *bases)
-        self.way, self.references, self.arrange = way, data.references, data.arrange
+        super().__init__(context, way, case)
+        self.references, self.arrange = data.references, data.arrange
         self.turn = 0
         self.facts = {"is_whole": way.is_whole, "is_ours": way.ours, "share": 0.0, "digest": None}
 
     def refill(self) -> None:
-        """Make the inputs of the next replay."""
+        """Make the next replay's inputs."""
         self.bound.refill(self.turn)
         self.turn += 1
 
@@ -65,18 +96,18 @@ class Runner(collectives_runner.Runner):
         self.turn = 0
         self.refill()
         for results in self.bound.results.values():
-            for result in results if self.way.is_whole else ():
+            for result in results if self.side.is_whole else ():
                 result.fill_(float("nan"))
         self.bound.meet()
         self.graph()
         self.device.synchronise()
         self.side.check()
-        # Those of earlier calls may be overwritten.
+        # Results from earlier calls may be overwritten.
         self.judge(max(self.references))
 
     def judge(self, slot: int) -> None:
-        """Compare results of a slot with the reference."""
-        if not self.way.is_whole:
+        """Compare a slot's results with the reference."""
+        if not self.side.is_whole:
             return
         results = tuple(self.arrange(result) for result in self.bound.results[slot])
         share = self.references[slot].judge(results)
@@ -84,86 +115,3 @@ class Runner(collectives_runner.Runner):
         self.facts["share"] = max(self.facts["share"], min(share, 1e30))
         words = results[0].contiguous().view(self.device.torch.int16)
         self.facts["digest"] = int(words.sum(dtype=self.device.torch.int64))
-
-
-def compare(context: Context, case: Case) -> dict[str, Any]:
-    """Times and results of every side on this rank, or the reason to leave out the case."""
-    if (reason := case.unable(context.ranks, context.free())) is not None:
-        return {"skipped": reason, "sides": {}}
-    context.under_way(case.name, "")
-    data, failure = context.attempt(lambda: DATA[case.computation](context, case))
-    if failure is not None or data is None:
-        return {"failed": failure and failure.text, "sides": {}}
-    found: dict[str, Any] = {}
-    ways = sides_of(context, data)
-    waiting = admit(context, case, ways, data, found)
-    # A GPU's clock depends on the power that the side before took, so that a side must not always
-    # follow the same one. Orders are equal on all ranks.
-    orders = random.Random(context.agree(random.getrandbits(32))[0])
-    blocks = min([BLOCKS, *(total for _, total in waiting)])
-    for block in range(blocks):
-        for runner, total in orders.sample(waiting, len(waiting)):
-            count = (block + 1) * total // blocks - block * total // blocks
-            attempt(context, runner, partial(runner.block, count), found)
-        waiting = [each for each in waiting if each[0].side.name not in found]
-    for runner, _ in waiting:
-        attempt(context, runner, runner.judge_replay, found)
-        if runner.side.name not in found:
-            done = {"status": "ok", "reason": None, "times": runner.times}
-            found[runner.side.name] = done | runner.facts
-    ordered = {way.name: found[way.name] for way in ways}
-    made = {"sides": ordered, "buffers": case.buffers, "calls": case.calls}
-    return made | ({"defaults": defaults(data)} if case.kind == "ablation" else {})
-
-
-def admit(
-    context: Context, case: Case, ways: list[Way], data: Data, found: dict[str, Any]
-) -> list[tuple[Runner, int]]:
-    """Prepare every side that can run; `found` receives status and reason of the others.
-
-    Returns:
-        Runners, and their numbers of replays, equal on all ranks.
-    """
-    runners = []
-    excluded: dict[str, str] = context.task["excluded"]
-    for way in ways:
-        if (reason := way.unable(case)) is not None:  # type: ignore[arg-type]
-            found[way.name] = {"status": "skipped", "reason": reason}
-            continue
-        for key in (f"{case.name}: {way.name}", way.library_name):
-            if key in excluded:
-                found[way.name] = {"status": "failed", "reason": excluded[key]}
-        if way.name in found:
-            continue
-        runner = Runner(context, way, case, data)
-        attempt(context, runner, way.ready, found)
-        if way.name in found:
-            # A later attempt would fail on some ranks alone.
-            excluded[way.library_name or way.name] = found[way.name]["reason"]
-            continue
-        replay_us = attempt(context, runner, runner.prepare, found)
-        if way.name in found:
-            continue
-        slowest = max(context.agree(replay_us))
-        wanted = int(context.task["seconds"] * 1e6 / max(slowest, 1.0))
-        # A CPU has no time for many.
-        most = MOST_REPLAYS if context.device.kind == "cuda" else case.replays
-        runners.append((runner, max(case.replays, min(wanted, most))))
-    return runners
-
-
-def attempt(
-    context: Context, runner: Runner, work: Callable[[], Any], found: dict[str, Any]
-) -> Any:
-    """Run a side's work on all ranks; `found` receives its failure."""
-    name = runner.side.name
-    context.under_way(runner.case.name, name)
-    result, failure = context.attempt(work)
-    if failure is None:
-        return result
-    if any(error in failure.text for error in POISONED):
-        # The ranks are started anew without this side.
-        raise RuntimeError(f"{name}: {failure.text}")
-    status = "skipped" if failure.refused else "failed"
-    found[name] = {"status": status, "reason": failure.text}
-    return None

@@ -1,4 +1,4 @@
-"""Cases of the benchmark of models with fused operators."""
+"""Cases for the benchmark that runs models with fused operators."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import training_cases
-from training_cases import DECODERS, TOKENS
+from harness.cases import indivisible
+from training_cases import DECODERS, decoding
 
 __all__ = ["CASES", "Case", "tiny"]
 
-#: Tokens of all ranks in compiled layers, by kind; layers of them.
+#: Tokens over all ranks in compiled layers, by kind; and layer count.
 COMPILED: Final = {"compile decode": (4, 2), "compile prefill": (4096, 1)}
-#: Ranking model of the shape of DLRM: tables of a rank, indices of a bag, samples of all ranks,
-#: sizes of the layers of both networks.
+#: Ranking model in DLRM's shape: tables per rank, indices per bag, samples over all ranks, layer
+#: sizes in both networks.
 RANKING: Final = {
     "tables": 32,
     "rows": 1_000_000,
@@ -23,7 +24,7 @@ RANKING: Final = {
     "bottom": [13, 512, 256, 128],
     "top": [1024, 1024, 512, 256, 1],
 }
-#: Shapes by model for the twin, and for a short test of a GPU.
+#: Shapes by model for the twin, and for a short GPU test.
 TINY: Final[dict[str, dict[str, Any]]] = {
     "decoder": training_cases.TINY["decoder"]
     | {"hidden": 64, "inner": 128, "head": 16, "kv_heads": 2, "layers": 1},
@@ -41,36 +42,24 @@ TINY: Final[dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Case(training_cases.Case):
-    """Steps of a model on all sides in turn.
+    """A model's steps on all sides in turn.
 
-    `kind` is "decode", "compile decode", "compile prefill", "forward" or "train"; `model`
-    "decoder" or "ranking".
+    `kind` is "decode", "compile decode", "compile prefill", "forward" or "train"; `model` "decoder"
+    or "ranking".
     """
 
     def unable(self, ranks: int) -> str | None:
-        """Reason for which this number of ranks cannot run it; None if it can."""
+        """Reason why this many ranks cannot run it; None if they can."""
         multiples = {"batch": ranks}
         if self.model == "decoder":
             multiples = {"kv_heads": ranks, "inner": 8 * ranks}
         if self.kind == "compile prefill":
             multiples["tokens"] = ranks
-        for name, multiple in multiples.items():
-            if self.shape[name] % multiple:
-                return (
-                    f"{ranks} ranks: expected {name} {self.shape[name]} as a multiple of {multiple}"
-                )
-        return None
-
-
-def decode(hidden: int, tokens: int) -> Case:
-    """Case of eager layers in a graph, for that many sequences of a token each."""
-    shape = DECODERS[hidden] | {"tokens": tokens, "layers": 8, "cache": 1024}
-    name = f"decode {hidden} {tokens}"
-    return Case(name, "decode", "decoder", shape, steps=25, seconds=4.0, limit=90.0)
+        return indivisible(self.shape, ranks, multiples)
 
 
 def compiled(kind: str, hidden: int) -> Case:
-    """Case of compiled layers."""
+    """Case with compiled layers."""
     tokens, layers = COMPILED[kind]
     cache = 1024 if kind == "compile decode" else 1
     shape = DECODERS[hidden] | {"tokens": tokens, "layers": layers, "cache": cache}
@@ -78,13 +67,13 @@ def compiled(kind: str, hidden: int) -> Case:
 
 
 def ranking(kind: str) -> Case:
-    """Case of the ranking model."""
+    """Ranking model case."""
     return Case(f"dlrm {kind}", kind, "ranking", dict(RANKING), steps=8, seconds=6.0, limit=90.0)
 
 
-#: The order is that of the run: the most important first.
+#: Run order: the most important first.
 CASES: Final = (
-    *(decode(hidden, tokens) for hidden in DECODERS for tokens in TOKENS),
+    *decoding(Case, limit=90.0),
     compiled("compile prefill", 4096),
     ranking("forward"),
     ranking("train"),

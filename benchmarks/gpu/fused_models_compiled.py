@@ -14,28 +14,28 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional
-from training_decode import Decoder, Layer, attended, gated, norm
+from training_decode import Decoder, Layer, attended, gated, norm, relative
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fused_models_cases import Case
-    from fused_models_rank import Context
     from fused_models_sides import Compiled
+    from harness.context import Context
 
 __all__ = ["Compiling", "Stack"]
 
-#: Products of a layer, and the axis by which the weights of each are divided among the ranks.
-PRODUCTS = {"attention": 0, "attention_out": 1, "mlp": 0, "mlp_out": 1}
+#: GEMMs in a layer, and the axis by which each one's weights are divided among the ranks.
+GEMMS = {"attention": 0, "attention_out": 1, "mlp": 0, "mlp_out": 1}
 
 
 def causal(made: Any, heads: int, head: int) -> Any:
-    """Attention of queries, keys and values, [tokens, columns], of one sequence.
+    """Attention over one sequence's queries, keys and values, [tokens, columns].
 
     Args:
-        made: of this rank.
-        heads: of keys and values.
-        head: columns of a head.
+        made: queries, keys and values on this rank.
+        heads: key and value heads.
+        head: columns per head.
     """
     tokens, columns = made.shape
     parts = made.split([columns - 2 * heads * head, heads * head, heads * head], 1)
@@ -47,10 +47,10 @@ def causal(made: Any, heads: int, head: int) -> Any:
 
 
 class Stack(Decoder):
-    """Weights of this rank, input, and the output that all sides must have."""
+    """This rank's weights, input, and the output that all sides must have."""
 
     def attend(self, part: Layer, states: Any) -> Any:
-        """Input of a part's `attention_out`."""
+        """Input for a part's `attention_out`."""
         if self.case.kind == "compile decode":
             return super().attend(part, states)
         _, heads, _, head = part.keys.shape
@@ -58,11 +58,11 @@ class Stack(Decoder):
 
 
 class Block(nn.Module):
-    """A layer of a rank's weights, as modules of one process before `parallelize`."""
+    """A layer with a rank's weights, as single-process modules before `parallelize`."""
 
     def __init__(self, part: Layer, mesh: Any, *, has_cache: bool) -> None:
         super().__init__()
-        for name, axis in PRODUCTS.items():
+        for name, axis in GEMMS.items():
             weight = getattr(part, name)
             linear = nn.Linear(1, 1, bias=False, device="meta")
             divided = DTensor.from_local(weight, mesh, [Shard(axis)], run_check=False)
@@ -84,12 +84,12 @@ class Block(nn.Module):
 
 
 def parallelize(block: Block, mesh: Any, *, is_sequence: bool) -> None:
-    """Divide a layer's products among the ranks.
+    """Divide a layer's GEMMs among the ranks.
 
     Args:
         block: layer.
-        mesh: of the ranks.
-        is_sequence: True to divide rows between the products too.
+        mesh: device mesh over the ranks.
+        is_sequence: True to divide rows between the GEMMs too.
     """
     between = Shard(0) if is_sequence else Replicate()
     plan: dict[str, Any] = {
@@ -98,14 +98,14 @@ def parallelize(block: Block, mesh: Any, *, is_sequence: bool) -> None:
             if axis == 0
             else RowwiseParallel(output_layouts=between)
         )
-        for name, axis in PRODUCTS.items()
+        for name, axis in GEMMS.items()
     }
     # Weights are divided already.
     parallelize_module(block, mesh, plan, src_data_rank=None)
 
 
 def apart(name: str, function: Any) -> Callable[..., Any]:
-    """A function with code of its own: the compiler's caches are by code."""
+    """A function with separate code: the compiler's caches are by code."""
     code = function.__code__.replace(co_name=name)
     return FunctionType(code, function.__globals__, name, None, function.__closure__)
 
@@ -131,7 +131,7 @@ class Compiling:
             return model(states)
 
         words = f"{case.name} {side.name}".replace(",", "").replace(" ", "_")
-        # C++ of pointwise operators on the CPU is slow to compile.
+        # C++ for pointwise operators on the CPU is slow to compile.
         options = {"fallback_by_default": True} if device.kind == "twin" else None
         compiled = torch.compile(apart(words, run), fullgraph=True, dynamic=False, options=options)
 
@@ -151,14 +151,13 @@ class Compiling:
         self.report = counts(side.fused.report())
 
     def facts(self) -> dict[str, Any]:
-        """Error of the last step's output, counts of the pass, and why no graph ran."""
-        difference = self.output.float() - self.expected
-        error = (difference.norm() / self.expected.norm()).item()
+        """Error in the last step's output, the pass's counts, and why no graph ran."""
+        error = relative(self.output.float(), self.expected)
         return {"error": error, "report": self.report, "no_graph": self.no_graph}
 
 
 def counts(report: Any) -> dict[str, Any]:
-    """Counts of a report of `weft.fused`, those with reasons as lists."""
+    """Counts in a `weft.fused` report, those with reasons as lists."""
     return {
         "matches": dict(report.matches),
         "substitutions": dict(report.substitutions),

@@ -1,4 +1,4 @@
-"""Decoder of which each sum over the ranks goes through a residual and an RMS norm at once."""
+"""Decoder in which each sum over the ranks goes through a residual and an RMS norm at once."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fused_models_cases import Case
-    from fused_models_rank import Context
+    from harness.context import Context
 
 __all__ = ["Normed", "NormedDecoding"]
 
 
 class Normed(Decoder):
-    """Layers of this rank, input, and the output that all sides must have."""
+    """This rank's layers, input, and the output that all sides must have."""
 
     def __init__(self, context: Context, case: Case) -> None:
         super().__init__(context, case)
-        #: Weights of norms.
+        #: Norm weights.
         self.ones = torch.ones_like(self.input[0])
 
     def run_normed(self, add: Callable[[int, Any, Any, Any], tuple[Any, Any]]) -> Any:
-        """Output of all layers, before the last norm.
+        """Output after all layers, before the last norm.
 
         Args:
-            add: of the number of a product, its input and weights on this rank, and a residual:
-                norm of the residual with the sum of the product over all ranks, and that sum.
+            add: takes the GEMM number, its input and weights on this rank, and a residual; returns
+            the norm of the residual plus the GEMM's sum over all ranks, and that sum.
         """
         states = self.input
         with torch.no_grad(), sdpa_kernel(ATTENTION):
@@ -44,7 +44,7 @@ class Normed(Decoder):
 
 
 class NormedDecoding(Decoding):
-    """The graph of a step on one side."""
+    """A step's graph on one side."""
 
     def __init__(self, context: Context, case: Case, side: Any, data: Normed) -> None:
         self.data = data

@@ -1,9 +1,9 @@
-"""Ranking model of the shape of DLRM: tables of embeddings on all ranks, networks on each.
+"""Ranking model in DLRM's shape: embedding tables on all ranks, networks on each.
 
 "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (Naumov et al.,
-2019): a network for dense features, bags of embeddings, dot products of all pairs, and a network
-for their results. A rank has tables of its own and a part of the batch. Tables do not change, and
-the gradients of the networks are not summed over ranks.
+2019, https://arxiv.org/abs/1906.00091): a network for dense features, embedding bags, dot products
+over all pairs, and a network for their results. A rank has separate tables and a part of the batch.
+Tables do not change, and network gradients are not summed over ranks.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
+from training_decode import relative
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fused_models_cases import Case
-    from fused_models_rank import Context
+    from harness.context import Context
 
 __all__ = ["Ranking", "RankingSteps"]
 
 
 class Ranking:
-    """Tables, indices and networks of this rank, and the results that all sides must have."""
+    """This rank's tables, indices and networks, and the results that all sides must have."""
 
     def __init__(self, context: Context, case: Case) -> None:
         self.context, self.shape = context, case.shape
@@ -35,7 +36,7 @@ class Ranking:
         self.mine = slice(context.rank * self.local, (context.rank + 1) * self.local)
         features = 1 + context.ranks * shape["tables"]
         pairs = torch.tril_indices(features, features, -1, device=context.device.name)
-        #: Places of the pairs in a matrix of all products.
+        #: Pair positions in a matrix with all dot products.
         self.pairs = pairs[0] * features + pairs[1]
         source = self.source(-1)
         self.bottom = self.network(shape["bottom"], source)
@@ -45,7 +46,7 @@ class Ranking:
             2, (self.batch, 1), generator=source, device=context.device.name
         ).float()
         self.expected = self.reference()
-        #: [tables * rows, dim]; gradients of all sides are compared, one after the other.
+        #: [tables * rows, dim]; all sides' gradients are compared, one after the other.
         self.whole = self.table(context.rank).requires_grad_(self.is_trained)
         parts = self.whole.detach().split(shape["rows"])
         self.tables = [part.requires_grad_(self.is_trained) for part in parts]
@@ -57,16 +58,16 @@ class Ranking:
         self.by_sample = self.arranged(drawn)
 
     def source(self, rank: int) -> Any:
-        """Generator of a rank's values; -1: of those of all ranks."""
+        """Generator for a rank's values; -1: for the values that all ranks share."""
         return torch.Generator(self.context.device.name).manual_seed(100 + rank)
 
     def normal(self, size: tuple[int, ...], scale: float, source: Any) -> Any:
-        """Values of a normal distribution."""
+        """Normally distributed values."""
         options = {"dtype": self.context.dtype, "device": self.context.device.name}
         return torch.randn(size, generator=source, **options).mul_(scale)
 
     def network(self, sizes: list[int], source: Any) -> list[Any]:
-        """Weights of layers, [columns, inner]."""
+        """Layer weights, [columns, inner]."""
         return [
             self.normal((columns, inner), (2 / inner) ** 0.5, source).requires_grad_(
                 self.is_trained
@@ -75,36 +76,36 @@ class Ranking:
         ]
 
     def table(self, rank: int) -> Any:
-        """All tables of a rank, one below the other; dot products of bags are about 1."""
+        """All tables on a rank, one below the other; bag dot products are about 1."""
         shape = self.shape
         scale = self.dim**-0.25 * shape["pooling"] ** -0.5
         size = (shape["tables"] * shape["rows"], self.dim)
         return self.normal(size, scale, self.source(rank))
 
     def drawn(self, rank: int) -> Any:
-        """Indices of a rank's bags, [tables, batch, pooling]."""
+        """Indices for a rank's bags, [tables, batch, pooling]."""
         shape = self.shape
         size = (shape["tables"], self.batch, shape["pooling"])
         source = self.source(1000 + rank)
         return torch.randint(shape["rows"], size, generator=source, device=self.context.device.name)
 
     def arranged(self, drawn: Any) -> Any:
-        """Indices in all tables of a rank, [batch * tables, pooling]."""
+        """Indices into all tables on a rank, [batch * tables, pooling]."""
         first = torch.arange(len(drawn), device=drawn.device) * self.shape["rows"]
         return (drawn + first[:, None, None]).transpose(0, 1).reshape(-1, drawn.shape[2])
 
     def pooled(self) -> Any:
-        """Bags of this rank's tables, [batch, tables, dim], by torch."""
+        """Bags from this rank's tables, [batch, tables, dim], by torch."""
         rows = functional.embedding_bag(
             self.by_sample, self.whole, mode="sum", sparse=self.is_trained
         )
         return rows.view(self.batch, -1, self.dim)
 
     def loss(self, rows: list[Any], part: slice) -> tuple[Any, Any]:
-        """This part's share of the mean loss of the batch, and scores.
+        """This part's share of the batch's mean loss, and scores.
 
         Args:
-            rows: pooled rows of the samples, [samples, tables, dim] of some tables each.
+            rows: the samples' pooled rows, [samples, tables, dim] for some tables each.
             part: samples.
         """
         dense = self.dense[part]
@@ -122,7 +123,7 @@ class Ranking:
         return loss / self.batch, scores
 
     def reference(self) -> tuple[Any, Any]:
-        """Scores of this rank's samples, and the gradient of its first table, by torch alone."""
+        """Scores for this rank's samples, and the gradient for its first table, only by torch."""
         found = []
         for rank in range(self.context.ranks):
             drawn = self.drawn(rank)
@@ -140,7 +141,7 @@ class Ranking:
         return own, self.summed(drawn.flatten(), each)
 
     def summed(self, indices: Any, values: Any) -> Any:
-        """Gradient of a table, [rows, dim], of those of its rows."""
+        """A table's gradient, [rows, dim], from its rows' gradients."""
         made = torch.zeros(self.shape["rows"], self.dim, device=values.device)
         return made.index_add_(0, indices, values.float())
 
@@ -149,7 +150,7 @@ class Ranking:
         return [self.whole, *self.tables, *self.bottom, *self.top]
 
     def gradient(self) -> Any:
-        """Gradient of the first table after a step."""
+        """The first table's gradient after a step."""
         grad = self.whole.grad if self.whole.grad is not None else self.tables[0].grad
         if not grad.is_sparse:
             return grad[: self.shape["rows"]].float()
@@ -159,7 +160,7 @@ class Ranking:
 
 
 class RankingSteps:
-    """A step on one side: a graph of the forward pass, or forward and backward pass."""
+    """A step on one side: a graph with the forward pass, or forward and backward pass."""
 
     def __init__(self, context: Context, case: Case, side: Any, data: Ranking) -> None:
         self.data = data
@@ -171,12 +172,12 @@ class RankingSteps:
             self.step = context.device.capture(lambda: self.forward(pool))
 
     def forward(self, pool: Callable[[], list[Any]]) -> None:
-        """Scores of this rank's samples."""
+        """Scores for this rank's samples."""
         with torch.no_grad():
             self.scores.copy_(self.data.loss(pool(), self.data.mine)[1])
 
     def train(self, pool: Callable[[], list[Any]]) -> None:
-        """Scores, and gradients of networks and tables."""
+        """Scores, and network and table gradients."""
         for leaf in self.data.leaves():
             leaf.grad = None
         loss, scores = self.data.loss(pool(), self.data.mine)
@@ -184,7 +185,7 @@ class RankingSteps:
         self.scores.copy_(scores.detach())
 
     def facts(self) -> dict[str, Any]:
-        """The larger error of scores and of the first table's gradient, after one more step."""
+        """Largest error in scores and in the first table's gradient, after one more step."""
         self.step()
         expected, grad = self.data.expected
         errors = [relative(self.scores, expected)]
@@ -193,9 +194,3 @@ class RankingSteps:
             for leaf in self.data.leaves():
                 leaf.grad = None
         return {"error": max(errors), "errors": errors}
-
-
-def relative(found: Any, expected: Any) -> float:
-    """Norm of the difference over that of the expected values."""
-    error: float = ((found - expected).norm() / expected.norm()).item()
-    return error

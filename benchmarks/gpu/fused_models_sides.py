@@ -1,6 +1,6 @@
-"""Sides of the benchmark of models with fused operators.
+"""Sides in the benchmark that runs models with fused operators.
 
-NVLink multicast is off for all of them.
+NVLink multicast is off for all sides.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
-from collectives_sides import Side
 from fused_norm import add_and_norm
+from harness.side import Side
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 from training_decode import EPSILON
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fused_models_decode import Normed
-    from fused_models_rank import Context
     from fused_models_ranking import Ranking
+    from harness.context import Context
 
-    #: Sum over the ranks of a product, with residual and norm: see `Normed.run_normed`.
+    #: GEMM summed over the ranks, with residual and norm: see `Normed.run_normed`.
     Add = Callable[[int, Any, Any, Any], tuple[Any, Any]]
 
 __all__ = ["Compiled", "Fused", "sides_of"]
 
 
 class Unfused(Group):
-    """A group of torch.distributed, whose collectives are apart from computation."""
+    """A torch.distributed group, whose collectives are separate from computation."""
 
     def add(self, data: Normed) -> Add:
-        """Product, all-reduce, and one kernel that adds and norms."""
+        """GEMV, all-reduce, and one kernel that adds and norms."""
         return added(self, data)
 
     def pool(self, data: Ranking) -> Callable[[], list[Any]]:
-        """Bags of all tables of this rank in one operator, and an all-to-all."""
+        """Bags from all tables on this rank in one operator, and an all-to-all."""
         return lambda: list(Exchange.apply(data.pooled(), self.group).unbind(0))
 
 
@@ -46,7 +46,7 @@ class UnfusedOneShot(OneShot):
     """Torch's one-shot all-reduce."""
 
     def add(self, data: Normed) -> Add:
-        """Product, all-reduce, and one kernel that adds and norms."""
+        """GEMV, all-reduce, and one kernel that adds and norms."""
         return added(self, data)
 
 
@@ -64,11 +64,11 @@ def added(side: Group, data: Normed) -> Add:
 
 
 class Exchange(torch.autograd.Function):
-    """All-to-all of equal blocks of rows; its gradient is an all-to-all back."""
+    """All-to-all with equal row blocks; the gradient is an all-to-all back."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, group: Any) -> Any:
-        """Blocks of all ranks, [ranks, ...], of rows [batch, ...]."""
+        """All ranks' blocks, [ranks, ...], from rows [batch, ...]."""
         ctx.group = group
         ranks = group.size()
         received = torch.empty_like(rows)
@@ -77,7 +77,7 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradient of the rows."""
+        """Row gradient."""
         sent = grads[0].flatten(0, 1).contiguous()
         received = torch.empty_like(sent)
         distributed.all_to_all_single(received, sent, group=ctx.group)
@@ -85,7 +85,7 @@ class Exchange(torch.autograd.Function):
 
 
 class Fused(Side):
-    """Functions of weft.fused."""
+    """weft.fused functions."""
 
     ours = True
 
@@ -104,7 +104,7 @@ class Fused(Side):
         import_module("weft").check()
 
     def add(self, data: Normed) -> Add:
-        """One operator for product, all-reduce, residual and norm, or for the first two."""
+        """One operator for GEMV, all-reduce, residual and norm, or for the first two."""
         gemv = self.fused.gemv_all_reduce
         options: Any = {"communicator": self.communicator, "fused": True}
 
@@ -114,28 +114,28 @@ class Fused(Side):
             )
             return made
 
-        def product(_number: int, given: Any, weights: Any, residual: Any) -> tuple[Any, Any]:
+        def unnormed(_number: int, given: Any, weights: Any, residual: Any) -> tuple[Any, Any]:
             return add_and_norm(gemv(given, weights, **options), residual, data.ones, EPSILON)
 
-        return whole if self.is_normed else product
+        return whole if self.is_normed else unnormed
 
     def pool(self, data: Ranking) -> Callable[[], list[Any]]:
-        """Bags of all tables of this rank, fused with the all-to-all."""
+        """Bags from all tables on this rank, fused with the all-to-all."""
         bags = self.fused.EmbeddingAllToAll(
             data.tables, communicator=self.communicator, sparse=True, out_dtype=data.whole.dtype
         )
         shape = (data.local, -1, data.dim)
-        # The rows are copied beside those of the dense features, before a call overwrites them.
+        # The rows are copied beside the dense features' rows, before a call overwrites them.
         return lambda: [bags(data.indices, data.offsets, copy=False).view(shape)]
 
 
 class Compiled(Group):
-    """Layers compiled by torch, over the group of a backend other than Weft.
+    """Layers compiled by torch, over a group with a backend other than Weft.
 
     Args:
-        context: of the rank.
-        name: of the side.
-        is_fused: True with the pass of weft.fused.
+        context: the rank's state.
+        name: side name.
+        is_fused: True with the weft.fused pass.
         is_pipelined: True with torch's own pass, "async tensor parallelism".
         is_sequence: True with rows divided among the ranks between layers.
     """
@@ -153,7 +153,7 @@ class Compiled(Group):
         self.is_fused, self.is_pipelined, self.is_sequence = is_fused, is_pipelined, is_sequence
 
     def start(self) -> None:
-        """Make the group and a mesh of it."""
+        """Make the group and a mesh."""
         super().start()
         context: Any = self.context
         kind = torch.device(context.device.name).type
@@ -163,7 +163,7 @@ class Compiled(Group):
         if self.is_pipelined:
             symmetric: Any = import_module("torch.distributed._symmetric_memory")
             symmetric.enable_symm_mem_for_group(self.group.group_name)
-        # Counts of compilation are recorded on all sides.
+        # Compilation counts are recorded on all sides.
         self.fused = context.fused
 
     def check(self) -> None:
@@ -173,7 +173,7 @@ class Compiled(Group):
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Settings of the compiler for the first call."""
+        """Compiler settings for the first call."""
         inductor: Any = import_module("torch._inductor.config")
         functorch: Any = import_module("torch._functorch.config")
         changed = {"fx_graph_cache": False, "_micro_pipeline_tp": self.is_pipelined}
@@ -183,19 +183,19 @@ class Compiled(Group):
             stack.enter_context(functorch.patch(enable_autograd_cache=False))
             self.fused.reset_report()
             if self.is_fused:
-                # Rules of expected gain are for the sizes of GPUs.
+                # Gain rules are for GPU sizes.
                 self.fused.enable(force=self.context.device.kind == "twin")
                 stack.callback(self.fused.disable)
             yield
 
 
 def sides_of(context: Context) -> dict[str, list[Any]]:
-    """Sides by kind of case, fused ones first."""
+    """Sides by case kind, fused ones first."""
     backend = context.device.backend
     weft = Unfused(context, "weft", "weft")
     peer = Unfused(context, backend, backend)
     whole = Fused(context, "weft fused")
-    product = Fused(context, "weft fused product", is_normed=False)
+    unnormed = Fused(context, "weft fused product", is_normed=False)
     on_gpus = context.device.kind == "cuda"
     operators = [UnfusedOneShot(context, "torch one_shot", backend)] if on_gpus else []
     on = Compiled(context, "pass on", is_fused=True)
@@ -209,7 +209,7 @@ def sides_of(context: Context) -> dict[str, list[Any]]:
             Compiled(context, "sequence, torch async", is_pipelined=True, is_sequence=True)
         )
     return {
-        "decode": [whole, product, weft, peer, *operators],
+        "decode": [whole, unnormed, weft, peer, *operators],
         "compile decode": [on, off],
         "compile prefill": [on, off, *sequence],
         "forward": [whole, weft, peer],

@@ -27,12 +27,12 @@ def _add_and_norm(given, residual, weight, out, total, hidden, epsilon, size: tl
 
 
 def add_and_norm(given: Any, residual: Any, weight: Any, epsilon: float) -> tuple[Any, Any]:
-    """RMS norm of `residual + given` times `weight`, and the sum.
+    """RMS norm over `residual + given` times `weight`, and the sum.
 
     Args:
         given, residual: [tokens, hidden], contiguous.
         weight: [hidden].
-        epsilon: added to the mean of squares.
+        epsilon: added to the mean square.
     """
     out, total = torch.empty_like(given), torch.empty_like(given)
     tokens, hidden = given.shape

@@ -1,9 +1,9 @@
-"""Sides of the benchmark of fused operators.
+"""Sides in the fused operator benchmark.
 
-The fused operator; a computation and then a collective, by each library; the operators of torch's
-asynchronous tensor parallelism; and the parts alone. Weft's own computation is the fused kernel
-without its communication. An ablation has the fused operator alone, with one size of its tiling
-after the other. A comparison of stores has it with several tilings, and Weft's parts alone.
+The fused operator; a computation and then a collective, by each library; torch's asynchronous
+tensor parallelism operators; and the separate parts. Weft's own computation is the fused kernel
+without communication. An ablation has only the fused operator, with one tiling size after the
+other. A store comparison has it with several tilings, and Weft's separate parts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from collectives_sides import Nccl, Side
+from collectives_sides import Nccl
 from fused_cases import SYMMETRIC
+from harness.side import Side
 from triton.runtime.errors import OutOfResources
 
 from weft.errors import ConfigurationError
@@ -35,25 +36,25 @@ DEFAULT: Final = "it is the default"
 class Calls:
     """A case on a side's memory."""
 
-    #: Enqueue the operation on a slot; its result, or a tuple of them.
+    #: Enqueue the operation on a slot; returns the result, or a tuple.
     run: Callable[[int], Any]
-    #: Enqueue what makes the inputs of a replay, by its number.
+    #: Enqueue what makes a replay's inputs, by replay number.
     refill: Callable[[int], None]
-    #: Enqueue a rendezvous of all ranks.
+    #: Enqueue a rendezvous between all ranks.
     meet: Callable[[], None]
     #: By slot: the last results.
     results: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
     def call(self, slot: int) -> None:
-        """Enqueue the operation and keep its results."""
+        """Enqueue the operation and keep the results."""
         made = self.run(slot)
         self.results[slot] = made if isinstance(made, tuple) else (made,)
 
 
 class Way(Side):
-    """One way to do a case, or a part of it."""
+    """One way to run a case, or a part."""
 
-    #: False for a part alone, which has no result of the case.
+    #: False for a separate part, which has no whole result.
     is_whole = True
     #: Name of the library that `start` sets up, if other sides have it too.
     library_name = ""
@@ -63,7 +64,7 @@ class Way(Side):
         self.data, self.case, self.meet = data, data.case, context.meet
 
     def bind(self, case: Any) -> Any:
-        """Calls on buffers of their own; a collective call."""
+        """Calls on separate buffers; a collective call."""
         return self.calls()
 
     def calls(self) -> Calls:
@@ -77,86 +78,54 @@ class Way(Side):
 
 
 class Fused(Way):
-    """The operator of `weft.fused`."""
+    """The `weft.fused` operator, called with options."""
 
     ours = True
 
-    def __init__(self, context: Context, data: Data, **options: Any) -> None:
+    def __init__(self, context: Context, data: Data, name: str = "fused", **options: Any) -> None:
         super().__init__(context, data)
-        self.name, self.options = " ".join(["fused", *options.values()]), options
+        self.name, self.options = name, options
 
     def calls(self) -> Calls:
         """Results are the operator's own."""
         data, options = self.data, self.options
-        return Calls(
-            lambda slot: data.fused(slot, **options),
-            lambda turn: data.refill("weft", turn),
-            self.meet,
-        )
-
-
-class Default(Fused):
-    """The operator by its own choice between its kernel and a composition."""
-
-    def __init__(self, context: Context, data: Data) -> None:
-        super().__init__(context, data)
-        self.name, self.options = "default", {"fused": None}
+        return fitting(self, lambda slot: data.fused(slot, **options))
 
 
 class Varied(Fused):
-    """The operator with one size of its tiling, or number of multiprocessors, given."""
+    """The operator with one tiling size, or SM count, given."""
 
     def __init__(self, context: Context, data: Data, size: str, value: int) -> None:
-        super().__init__(context, data)
-        self.name, self.size, self.value = f"{size} {value}", size, value
-        if size == "num_sms":
-            self.options = {size: value}
-        else:
-            self.options = {"tiling": data.tiling()._replace(**{size: value})}
+        options = {size: value} if size == "num_sms" else tiled(data, {size: value})
+        super().__init__(context, data, f"{size} {value}", **options)
+        self.size, self.value = size, value
 
     def unable(self, case: Any) -> str | None:
-        """The default is a side of its own."""
+        """The default is a separate side."""
         return DEFAULT if defaults(self.data)[self.size] == self.value else None
 
-    def calls(self) -> Calls:
-        """As of the operator; a tiling that does not fit the GPU is refused."""
-        return fitting(self.name, super().calls())
+
+def tiled(data: Data, fields: dict[str, int]) -> dict[str, Any]:
+    """Options for a tiling, by the fields that differ from the default's."""
+    return {"tiling": data.tiling()._replace(**fields)}
 
 
-class Stored(Fused):
-    """The operator with a tiling, by the fields that differ from the default's."""
-
-    def __init__(self, context: Context, data: Data, fields: dict[str, int]) -> None:
-        super().__init__(context, data)
-        self.name = named(fields)
-        self.options = {"tiling": data.tiling()._replace(**fields)}
-
-    def calls(self) -> Calls:
-        """As of the operator; a tiling that does not fit the GPU is refused."""
-        return fitting(self.name, super().calls())
-
-
-def named(fields: dict[str, int]) -> str:
-    """Name of a tiling: its fields."""
-    return ", ".join(f"{name} {value}" for name, value in fields.items())
-
-
-def fitting(name: str, calls: Calls) -> Calls:
-    """Calls that are refused if a tiling does not fit the GPU."""
-    run = calls.run
+def fitting(side: Fused | FusedSymmetric, run: Callable[[int], Any]) -> Calls:
+    """The operator's calls, refused if a given tiling does not fit the GPU."""
+    is_default = side.options.keys().isdisjoint(("tiling", "num_sms"))
 
     def refused(slot: int) -> Any:
         try:
             return run(slot)
         except OutOfResources as error:
-            raise ConfigurationError(f"{name}: {error}") from error
+            raise ConfigurationError(f"{side.name}: {error}") from error
 
-    calls.run = refused
-    return calls
+    data = side.data
+    return Calls(run if is_default else refused, lambda turn: data.refill("weft", turn), side.meet)
 
 
 class Computed(Way):
-    """A computation alone: of Weft or of torch."""
+    """Only a computation: Weft's or torch's."""
 
     is_whole = False
 
@@ -166,7 +135,7 @@ class Computed(Way):
         self.ours = library == "weft"
 
     def calls(self) -> Calls:
-        """Of the inputs for a collective, or of what it would return."""
+        """Calls on the inputs for a collective, or on what it would return."""
         data, compute = self.data, self.data.computations[self.library]
         received: list[Any] = [None] * self.case.buffers
         if self.case.is_gathered:
@@ -181,7 +150,7 @@ class Computed(Way):
 
 
 class Exchanged(Way):
-    """A collective alone, by a library."""
+    """Only a collective, by a library."""
 
     is_whole = False
 
@@ -192,7 +161,7 @@ class Exchanged(Way):
         self.ours = side.ours
 
     def unable(self, case: Any) -> str | None:
-        """The reason of the library."""
+        """The library's reason."""
         return self.side.unable(self.case.exchange(self.context.ranks))
 
     def start(self) -> None:
@@ -200,7 +169,7 @@ class Exchanged(Way):
         self.side.ready()
 
     def bound(self) -> Bound:
-        """Buffers of the library for this case, which sides use in turn."""
+        """The library's buffers for this case, which sides use in turn."""
         if self.side.name not in self.bounds:
             made = self.side.bind(self.case.exchange(self.context.ranks))
             for each in made.inputs:
@@ -209,7 +178,7 @@ class Exchanged(Way):
         return self.bounds[self.side.name]
 
     def calls(self) -> Calls:
-        """Of buffers as they are."""
+        """Calls on buffers as they are."""
         return Calls(self.bound().call, lambda turn: None, self.meet)
 
     def check(self) -> None:
@@ -219,36 +188,9 @@ class Exchanged(Way):
 
 
 class FusedSymmetric(Exchanged):
-    """The operator of `weft.fused` with results in symmetric memory, into which peers store."""
+    """The `weft.fused` operator with results in symmetric memory, into which peers store."""
 
     is_whole = True
-
-    def __init__(
-        self, context: Context, data: Data, side: Side, bounds: dict[str, Bound], **options: Any
-    ) -> None:
-        super().__init__(context, data, side, bounds)
-        self.name, self.options = "fused symmetric", options
-
-    def calls(self) -> Calls:
-        """Results are parts of the memory of Weft's side."""
-        data, outputs, options = self.data, self.bound().outputs, self.options
-        return Calls(
-            lambda slot: data.fused(slot, outputs[slot], **options),
-            lambda turn: data.refill("weft", turn),
-            self.meet,
-        )
-
-
-class DefaultSymmetric(FusedSymmetric):
-    """The same by its own choice between its kernel and a composition."""
-
-    def __init__(self, context: Context, data: Data, side: Side, bounds: dict[str, Bound]) -> None:
-        super().__init__(context, data, side, bounds, fused=None)
-        self.name = "default symmetric"
-
-
-class StoredSymmetric(FusedSymmetric):
-    """The same with a tiling, by the fields that differ from the default's."""
 
     def __init__(
         self,
@@ -256,15 +198,16 @@ class StoredSymmetric(FusedSymmetric):
         data: Data,
         side: Side,
         bounds: dict[str, Bound],
-        fields: dict[str, int],
+        name: str = "fused symmetric",
+        **options: Any,
     ) -> None:
-        tiling = data.tiling()._replace(**fields)
-        super().__init__(context, data, side, bounds, tiling=tiling)
-        self.name = f"symmetric {named(fields)}"
+        super().__init__(context, data, side, bounds)
+        self.name, self.options = name, options
 
     def calls(self) -> Calls:
-        """As of the operator; a tiling that does not fit the GPU is refused."""
-        return fitting(self.name, super().calls())
+        """Results lie in the memory of Weft's side."""
+        data, outputs, options = self.data, self.bound().outputs, self.options
+        return fitting(self, lambda slot: data.fused(slot, outputs[slot], **options))
 
 
 class Composed(Exchanged):
@@ -280,7 +223,7 @@ class Composed(Exchanged):
         self.ours = library == "weft" or side.ours
 
     def calls(self) -> Calls:
-        """The output of the first is the input of the second, where its memory permits it."""
+        """The first one's output is the second one's input, where the memory permits it."""
         data, bound = self.data, self.bound()
         compute, operation = data.computations[self.library], self.case.collective
         operate, is_reduction = self.side.operate, "reduce" in operation
@@ -308,7 +251,7 @@ class Composed(Exchanged):
 
 
 class Pipelined(Way):
-    """Operators of torch's asynchronous tensor parallelism, on its symmetric memory."""
+    """torch's asynchronous tensor parallelism operators, on symmetric memory."""
 
     name = library_name = "torch pipelined"
 
@@ -317,13 +260,13 @@ class Pipelined(Way):
         return Nccl.unable(self, case)  # type: ignore[arg-type]
 
     def start(self) -> None:
-        """Join the group, and allow symmetric memory of torch on it."""
+        """Join the group, and allow torch's symmetric memory on it."""
         self.group = self.context.distributed().group.WORLD.group_name
         symmetric: Any = import_module("torch.distributed._symmetric_memory")
         symmetric.enable_symm_mem_for_group(self.group)
 
     def calls(self) -> Calls:
-        """Products with transposed weights."""
+        """GEMMs with transposed weights."""
         data: Any = self.data
         group, operators = self.group, self.torch.ops.symm_mem
 
@@ -343,7 +286,7 @@ class Pipelined(Way):
 
 
 def defaults(data: Data) -> dict[str, int]:
-    """Values that the operator has by default, of the sizes that an ablation varies."""
+    """The operator's default values, for the sizes that an ablation varies."""
     tiling = data.tiling()
     spaces: Any = import_module("weft.fused.spaces")
     every = spaces.programs_of(data.context.device.torch.device(data.device))
@@ -351,30 +294,34 @@ def defaults(data: Data) -> dict[str, int]:
 
 
 def sides_of(context: Context, data: Data) -> list[Way]:
-    """All sides of a case: the fused operator, the other wholes, then the parts."""
+    """All sides for a case: the fused operator, the other wholes, then the parts."""
     bounds: dict[str, Bound] = {}
     case, libraries = data.case, list(data.computations)
     if case.kind == "ablation":
         varied = [(size, value) for size, values in case.sizes.items() for value in values]
         return [Fused(context, data), *(Varied(context, data, *each) for each in varied)]
     exchanges = context.exchanges(case.collective)
+    weft, is_symmetric = exchanges[0], case.operator in SYMMETRIC
     found: list[Way] = [Fused(context, data)]
+    if is_symmetric:
+        found.append(FusedSymmetric(context, data, weft, bounds))
     if case.kind == "stores":
-        library = exchanges[0]
-        if case.operator in SYMMETRIC:
-            found.append(FusedSymmetric(context, data, library, bounds))
-            tiled = [StoredSymmetric(context, data, library, bounds, each) for each in case.tilings]
-            found += tiled
-        else:
-            found += [Stored(context, data, each) for each in case.tilings]
-        return [*found, Computed(context, data, "weft"), Exchanged(context, data, library, bounds)]
-    if case.operator in SYMMETRIC:
-        found.append(FusedSymmetric(context, data, exchanges[0], bounds))
-    found += [Fused(context, data, algorithm=algorithm) for algorithm in case.algorithms]
+        for fields in case.tilings:
+            name = ", ".join(f"{field} {value}" for field, value in fields.items())
+            options = tiled(data, fields)
+            found.append(
+                FusedSymmetric(context, data, weft, bounds, f"symmetric {name}", **options)
+                if is_symmetric
+                else Fused(context, data, name, **options)
+            )
+        return [*found, Computed(context, data, "weft"), Exchanged(context, data, weft, bounds)]
+    found += [Fused(context, data, f"fused {each}", algorithm=each) for each in case.algorithms]
     if case.has_choice:
-        found.append(Default(context, data))
-        if case.operator in SYMMETRIC:
-            found.append(DefaultSymmetric(context, data, exchanges[0], bounds))
+        # The operator chooses between the kernel and a composition.
+        found.append(Fused(context, data, "default", fused=None))
+        if is_symmetric:
+            made = FusedSymmetric(context, data, weft, bounds, "default symmetric", fused=None)
+            found.append(made)
     for library in libraries:
         found += [Composed(context, data, library, side, bounds) for side in exchanges]
     is_pipelined = case.operator in ("all_gather_gemm", "gemm_reduce_scatter")

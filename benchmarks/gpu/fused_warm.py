@@ -1,7 +1,7 @@
-"""Compiles kernels of the benchmark of fused operators, without launching them.
+"""Compiles the fused operator benchmark's kernels, without launching them.
 
-Groups of ranks, one for each operator, make the calls of its cases at the same time, so that all
-cores compile. Kernels go to Triton's cache, where the ranks that measure find them; those that are
+Rank groups, one for each operator, make its cases' calls at the same time, so that all cores
+compile. Kernels go to Triton's cache, where the ranks that measure find them; those that are
 missing there are compiled later, so a failure has no other effect.
 """
 
@@ -19,7 +19,7 @@ from fused_cases import SYMMETRIC, Case
 from fused_context import Context
 from fused_data import DATA, Data
 from fused_sides import Computed, sides_of
-from launching import WITHOUT_MULTICAST
+from harness.runner import WITHOUT_MULTICAST
 from triton.runtime.jit import JITFunction
 
 import weft
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 __all__ = ["warm"]
 
-#: Expected time of a case, to compile no more than a budget has time for; in seconds.
+#: Expected time per case, to compile no more than a budget has time for; in seconds.
 CASE_SECONDS: Final = 4.0
-#: Rows of a table: kernels depend on whether 16 divides them.
+#: Rows per table: kernels depend on whether 16 divides them.
 ROWS: Final = 1600
 #: Time in which ranks that are stopped end, in seconds.
 GRACE_SECONDS: Final = 5.0
 
 
 def warm(cases: list[Case], ranks: int, budget: float, seconds: float) -> list[str]:
-    """Compile for the cases that a budget has time for; names of operators that failed.
+    """Compile for the cases that a budget has time for; returns the operators that failed.
 
     Args:
-        cases: in the order of their run.
-        ranks: number of them.
-        budget: of the measurement, in seconds.
-        seconds: limit of this call.
+        cases: in run order.
+        ranks: rank count.
+        budget: measurement budget, in seconds.
+        seconds: limit for this call.
     """
     by_operator: dict[str, list[Case]] = {}
     for case in cases[: 1 + int(min(budget / CASE_SECONDS, len(cases)))]:
@@ -70,7 +70,7 @@ def warm(cases: list[Case], ranks: int, budget: float, seconds: float) -> list[s
 
 @contextmanager
 def group(cases: list[Case], ranks: int) -> Iterator[subprocess.Popen[bytes]]:
-    """The launcher of ranks that compile for some cases; they are stopped at the end."""
+    """Launcher for ranks that compile for some cases; they are stopped at the end."""
     with task_directory({"cases": [case.to_json() for case in cases]}) as directory:
         launcher = [sys.executable, "-m", "weft", "run", "-n", str(ranks), "--grace", "3"]
         process = subprocess.Popen(
@@ -91,12 +91,12 @@ def group(cases: list[Case], ranks: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def compile_only() -> None:
-    """Have launches of Triton's kernels in this process compile them, and end there."""
+    """Make Triton kernel launches in this process compile the kernels, and end there."""
     launch = JITFunction.run
 
     def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
-        # The property compiles the function of the host that launches it.
+        # The property compiles the host function that launches it.
         assert kernel.run is not None
         return kernel
 
@@ -104,7 +104,7 @@ def compile_only() -> None:
 
 
 def work(directory: Path, task: dict[str, Any]) -> None:
-    """Make the calls of every case, as one of the ranks."""
+    """Make every case's calls, as one rank."""
     compile_only()
     with weft.init() as communicator:
         local = int(os.environ.get("WEFT_LOCAL_RANK", communicator.rank))
@@ -120,14 +120,14 @@ def work(directory: Path, task: dict[str, Any]) -> None:
 
 
 def call(context: Context, case: Case) -> None:
-    """Every call of Weft's and Triton's kernels in a case, once."""
+    """Every call to Weft's and Triton's kernels in a case, once."""
     data = DATA[case.computation](context, case, dry=True)
     if case.kind == "stores":
         call_stores(context, case, data)
         return
     if case.is_varied:
         for way in sides_of(context, data):
-            # Of a tiling that does not fit.
+            # A tiling that does not fit raises.
             with suppress(Exception):
                 way.calls().run(0)
         return
@@ -145,14 +145,14 @@ def call(context: Context, case: Case) -> None:
 
 
 def call_stores(context: Context, case: Case, data: Data) -> None:
-    """The calls of a comparison of stores."""
+    """Calls for a store comparison."""
     data.fused(0)
     Computed(context, data, "weft").calls().run(0)
     out = None
     if case.operator in SYMMETRIC:
         out = weft.symmetric_empty(case.vector(), context.dtype, device=context.device.place)
     for fields in ({}, *case.tilings):
-        # Of a tiling that does not fit.
+        # A tiling that does not fit raises.
         with suppress(Exception):
             data.fused(0, out, tiling=data.tiling()._replace(**fields))
 

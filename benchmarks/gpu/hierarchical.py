@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""All-reduce between GPUs of pretended hosts: time by length of pieces, and of its parts.
+"""All-reduce between GPUs on pretended hosts: time by chunk length, and for its parts.
 
     benchmarks/gpu/hierarchical.py [--device cuda] [--hosts 2] [--ranks 2] [--providers shm,tcp]
 
-starts all ranks on this machine, which share its GPUs if there are fewer, and prints a line of JSON
-for each size: microseconds, median and 99th percentile of the slowest rank, of the whole call by
-length of pieces (the longest: one piece, so no overlap), of its calls between hosts alone, and of
-its calls within a host alone.
+starts all ranks on this machine, which share its GPUs if there are fewer, and prints a JSON line
+for each size: microseconds, median and 99th percentile at the slowest rank, for the whole call by
+chunk length (the longest: one chunk, so no overlap), for only its calls between hosts, and for only
+its calls within a host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Least length of a piece, and of the vectors.
+#: Least chunk length, and least vector length.
 LEAST: Final = 256 << 10
 WARM_UP: Final = 3
 
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def start(options: argparse.Namespace) -> NoReturn:
-    """Become the program that starts the ranks: its end is theirs."""
+    """Become the program that starts the ranks: when it ends, they end."""
     environment = dict(os.environ)
     if options.providers:
         environment["WEFT_PROVIDERS"] = options.providers
@@ -53,17 +53,19 @@ def start(options: argparse.Namespace) -> NoReturn:
 
 
 def parsed() -> argparse.Namespace:
-    """Options of the command line."""
+    """Command-line options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=["cuda", "twin"], default="cuda")
     parser.add_argument("--hosts", type=int, default=2, help="pretended hosts (default: 2)")
-    parser.add_argument("--ranks", type=int, default=2, help="ranks of all hosts (default: 2)")
+    parser.add_argument(
+        "--ranks", type=int, default=2, help="total ranks on all hosts (default: 2)"
+    )
     parser.add_argument("--providers", help="providers (default: WEFT_PROVIDERS, else shm,tcp)")
-    parser.add_argument("--sizes", default="1,16,64,256", help="MiB of the vectors, with commas")
-    parser.add_argument("--pieces", default="1,4,8,16", help="MiB of pieces, with commas")
+    parser.add_argument("--sizes", default="1,16,64,256", help="vector lengths in MiB, with commas")
+    parser.add_argument("--pieces", default="1,4,8,16", help="chunk lengths in MiB, with commas")
     parser.add_argument("--calls", type=int, default=20, help="measured calls (default: 20)")
     parser.add_argument("--budget", type=float, default=90, help="seconds, about (default: 90)")
-    parser.add_argument("--record", type=Path, help="file of JSON lines to append to")
+    parser.add_argument("--record", type=Path, help="JSON-lines file to append to")
     return parser.parse_args()
 
 
@@ -107,13 +109,13 @@ def work(options: argparse.Namespace) -> int:
 def sized(
     communicator: Any, bytes: int, options: argparse.Namespace, deadline: float
 ) -> dict[str, Any]:
-    """Times of an all-reduce of `bytes` bytes and of its parts."""
+    """Times for an all-reduce with `bytes` bytes and for its parts."""
     import torch
 
     from weft import cuda
 
     pieces = sorted({round(float(each) * (1 << 20)) for each in options.pieces.split(",")})
-    # One piece: the vector.
+    # One chunk: the vector.
     lengths = [*(each for each in pieces if each < bytes), bytes]
     times: dict[str, Any] = {}
     for length in lengths:
@@ -144,10 +146,10 @@ def parts(
     options: argparse.Namespace,
     deadline: float,
 ) -> dict[str, Any]:
-    """Times of the calls of one rank between hosts, and of those within a host."""
+    """Times for one rank's calls between hosts, and within a host."""
     import torch
 
-    from weft._host_collectives import HostCall
+    from weft.collectives.host import HostCall
 
     local, network = collectives._local, collectives._network
     count = vector.numel() // local.world_size
@@ -175,7 +177,7 @@ def parts(
 def timed(
     communicator: Any, call: Callable[[], None], calls: int, deadline: float
 ) -> dict[str, Any]:
-    """Microseconds of calls, each behind a barrier, until the GPU has ended: of the slowest rank.
+    """Microseconds per call, each behind a barrier, until the GPU has ended: at the slowest rank.
 
     All ranks make as many calls: rank 0 decides, by the time that is left.
     """

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Query dispatch to a model on a GPU: queries a second, whose inputs the node or the model copies.
+"""Query dispatch to a model on a GPU: query rates when the node or the model copies inputs.
 
     benchmarks/gpu/queries.py [--device cuda:0] [--sizes 1024,150528] [--provider shm]
         [--rounds 5] [--budget SECONDS]
 
-runs a front end and accelerator nodes in this process, and prints a line of JSON for each size: the
-queries a second, median of rounds in which the sides take turns, of a model that adds up the bytes
-of each query on the GPU.
+runs a front end and accelerator nodes in this process, and prints a JSON line for each size:
+queries per second, the median over rounds in which the sides take turns. The model adds up each
+query's bytes on the GPU.
 
 - node: `Accelerator(device=...)`, whose inputs are on the GPU
 - model: inputs in host memory, which the model copies by `.to(device)`; its answers by `.cpu()`
@@ -26,16 +26,16 @@ from typing import Any, Final
 
 #: Queries that a front end sends again and again.
 QUERIES: Final = 2048
-#: Names of the sides.
+#: Side names.
 SIDES: Final = ("node", "model", "no work")
-#: Most bytes of these queries.
+#: Most bytes in these queries.
 MOST_BYTES: Final = 256 << 20
 
 
 def main() -> int:
     """Measure all sizes."""
     options = parsed()
-    # The arrays of inputs are read-only; the models write none.
+    # The input arrays are read-only; the models write none.
     warnings.filterwarnings("ignore", "The given NumPy array is not writable")
     for size in map(int, options.sizes.split(",")):
         record = about(options) | measured(size, options)
@@ -55,23 +55,23 @@ def parsed() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda:0", help="device (default %(default)s)")
-    parser.add_argument("--sizes", default="1024,150528", help="bytes of a query, with commas")
+    parser.add_argument("--sizes", default="1024,150528", help="bytes per query, with commas")
     parser.add_argument("--provider", choices=("shm", "ofi", "tcp"), default="shm", help="provider")
     parser.add_argument("--slots", type=int, default=1024, help="queries in flight (default 1024)")
-    parser.add_argument("--max-batch", type=int, default=64, help="queries of a batch (default 64)")
+    parser.add_argument("--max-batch", type=int, default=64, help="queries per batch (default 64)")
     parser.add_argument("--window", type=float, default=0.0, help="seconds for which a batch waits")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each side (default 5)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a round (default 1)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per side (default 5)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per round (default 1)")
     parser.add_argument(
-        "--budget", type=float, help="seconds of all rounds; these are shortened to fit"
+        "--budget", type=float, help="seconds for all rounds, which are shortened to fit"
     )
-    parser.add_argument("--record", type=Path, help="file of JSON lines to append to")
+    parser.add_argument("--record", type=Path, help="JSON-lines file to append to")
     options = parser.parse_args()
     if options.budget is not None:
         if options.budget <= 0:
             parser.error(f"--budget {options.budget}: expected more than 0 seconds")
         rounds = len(options.sizes.split(",")) * options.rounds * len(SIDES)
-        # Half of it is for starts and checks.
+        # Half the budget is for starts and checks.
         options.seconds = min(options.seconds, options.budget / (2 * rounds))
     return options
 
@@ -94,7 +94,7 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measured(size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Rates of the sides for queries of `size` bytes."""
+    """The sides' rates for queries with `size` bytes."""
     import numpy as np
 
     from weft.qdl import Accelerator, Tensor, ask
@@ -148,7 +148,7 @@ def measured(size: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def sides(device: str) -> dict[str, tuple[Any, str | None]]:
-    """Model and device of each side's node."""
+    """Each side's model and node device."""
     import torch
 
     def sums(batch: Any) -> Any:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# GPU tests and benchmarks of Weft. Requires only a Python that can import weft and torch
-# (WEFT_PYTHON, default python3), by an installed wheel or by PYTHONPATH.
+# Weft GPU tests and benchmarks. Requires only a Python that can import weft and torch (WEFT_PYTHON,
+# default python3), by an installed wheel or by PYTHONPATH.
 #
 #     benchmarks/gpu/run.sh test [ARGUMENTS OF PYTEST]
 #     benchmarks/gpu/run.sh all [--budget SECONDS] [--ranks N]
@@ -12,7 +12,7 @@
 #     benchmarks/gpu/run.sh training [--budget SECONDS] [--cases NAMES] [--ranks N]
 #     benchmarks/gpu/run.sh queries [--budget SECONDS] [--sizes BYTES] [--rounds N] [--record FILE]
 #
-# A failed case of a benchmark is recorded as failed, and the other cases run.
+# A failed benchmark case is recorded as failed, and the other cases run.
 set -euo pipefail
 what=${1:-}
 case $what in

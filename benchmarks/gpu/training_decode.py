@@ -1,7 +1,7 @@
-"""Decoding by tensor-parallel layers of Llama's shape: one token of each sequence, two all-reduces.
+"""Decoding with tensor-parallel layers in Llama's shape: one token per sequence, two all-reduces.
 
-Attention over a cache of keys and values, and a gated MLP; their weights are random and split over
-the ranks by heads and by columns. RMS norms have no weights, and there is no rotary embedding.
+Attention over a KV cache, and a gated MLP; the weights are random and split over the ranks by heads
+and by columns. RMS norms have no weights, and there is no rotary embedding.
 """
 
 from __future__ import annotations
@@ -16,22 +16,32 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from harness.context import Context
     from training_cases import Case
-    from training_context import Context
     from training_sides import Group
 
-__all__ = ["ATTENTION", "EPSILON", "Decoder", "Decoding", "Layer", "attended", "gated", "norm"]
+__all__ = [
+    "ATTENTION",
+    "EPSILON",
+    "Decoder",
+    "Decoding",
+    "Layer",
+    "attended",
+    "gated",
+    "norm",
+    "relative",
+]
 
-#: Kernels of attention, the same on all sides.
+#: Attention kernels, the same on all sides.
 ATTENTION: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
-#: Of norms.
+#: For norms.
 EPSILON: Final = 1e-5
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A rank's part of a layer; `heads` are of the cache, `group` of the queries of each."""
+    """A rank's part of a layer; `heads` counts cache heads, `group` the query heads for each."""
 
     #: [heads * (group + 2) * head, hidden]: queries, keys, values.
     attention: Any
@@ -41,41 +51,41 @@ class Layer:
     mlp: Any
     #: [hidden, inner / ranks]
     mlp_out: Any
-    #: [tokens, heads, cache, head]; the last place is that of the current token.
+    #: [tokens, heads, cache, head]; the last place is for the current token.
     keys: Any
     values: Any
 
     def attend(self, states: Any) -> Any:
-        """Input of `attention_out`, of states [tokens, hidden]."""
+        """Input for `attention_out`, from states [tokens, hidden]."""
         return attended(states @ self.attention.t(), self.keys, self.values)
 
     def feed(self, states: Any) -> Any:
-        """Input of `mlp_out`, of states [tokens, hidden]."""
+        """Input for `mlp_out`, from states [tokens, hidden]."""
         return gated(states @ self.mlp.t())
 
 
 def attended(made: Any, cached_keys: Any, cached_values: Any) -> Any:
-    """Attention of queries, keys and values, [tokens, columns], over a cache that gets the last."""
+    """Attention over queries, keys and values, [tokens, columns]; the cache gets the last ones."""
     tokens, heads, _, head = cached_keys.shape
     queries, keys, values = made.split(
         [made.shape[1] - 2 * heads * head, heads * head, heads * head], 1
     )
     cached_keys[:, :, -1] = keys.view(tokens, heads, head)
     cached_values[:, :, -1] = values.view(tokens, heads, head)
-    # The queries that share a head of the cache are rows of one product.
+    # The queries that share a cache head are rows in one GEMM.
     grouped = queries.view(tokens, heads, -1, head)
     found = functional.scaled_dot_product_attention(grouped, cached_keys, cached_values)
     return found.reshape(tokens, -1)
 
 
 def gated(made: Any) -> Any:
-    """Values times SiLU of gates, of both in a tensor [tokens, columns]."""
+    """Values times SiLU(gates), both in a tensor [tokens, columns]."""
     gates, values = made.chunk(2, 1)
     return functional.silu(gates) * values
 
 
 def make_layer(context: Context, case: Case, rank: int, number: int) -> Layer:
-    """A rank's part of a layer: a function of both numbers, on any rank."""
+    """A rank's part of a layer: determined by both numbers, on any rank."""
     shape, ranks, device = case.shape, context.ranks, context.device.name
     source = torch.Generator(device).manual_seed(1000 * (number + 1) + rank)
     hidden, inner, head = shape["hidden"], shape["inner"] // ranks, shape["head"]
@@ -102,7 +112,7 @@ def norm(states: Any) -> Any:
 
 
 class Decoder:
-    """Layers of this rank, input, and the output that all sides must have."""
+    """This rank's layers, input, and the output that all sides must have."""
 
     def __init__(self, context: Context, case: Case) -> None:
         self.context, self.case = context, case
@@ -117,11 +127,11 @@ class Decoder:
             self.output = self.reference().float()
 
     def run(self, add: Callable[[int, Any, Any], Any]) -> Any:
-        """Output of all layers.
+        """Output after all layers.
 
         Args:
-            add: sum over all ranks of a product, [tokens, hidden]: of its number, and of its input
-                and weights on this rank.
+            add: sums a GEMM over all ranks, [tokens, hidden]; takes its number, and its input and
+            weights on this rank.
         """
         states = self.input
         with torch.no_grad(), sdpa_kernel(ATTENTION):
@@ -133,11 +143,11 @@ class Decoder:
         return states
 
     def attend(self, part: Layer, states: Any) -> Any:
-        """Input of a part's `attention_out`."""
+        """Input for a part's `attention_out`."""
         return part.attend(states)
 
     def reference(self) -> Any:
-        """Output by this rank alone, with sums in float32."""
+        """Output from only this rank, with sums in float32."""
         states = self.input
         with sdpa_kernel(ATTENTION):
             for number in range(len(self.layers)):
@@ -146,16 +156,16 @@ class Decoder:
                     for rank in range(self.context.ranks)
                 ]
                 given = norm(states)
-                products = [self.attend(part, given) @ part.attention_out.t() for part in parts]
-                states = states + torch.stack(products).float().sum(0).to(states.dtype)
+                partials = [self.attend(part, given) @ part.attention_out.t() for part in parts]
+                states = states + torch.stack(partials).float().sum(0).to(states.dtype)
                 given = norm(states)
-                products = [part.feed(given) @ part.mlp_out.t() for part in parts]
-                states = states + torch.stack(products).float().sum(0).to(states.dtype)
+                partials = [part.feed(given) @ part.mlp_out.t() for part in parts]
+                states = states + torch.stack(partials).float().sum(0).to(states.dtype)
         return states
 
 
 class Decoding:
-    """The graph of a step on one side."""
+    """A step's graph on one side."""
 
     def __init__(self, context: Context, case: Case, side: Group, data: Decoder) -> None:
         self.data = data
@@ -175,6 +185,11 @@ class Decoding:
         self.step = context.device.capture(work)
 
     def facts(self) -> dict[str, Any]:
-        """Error of the last step's output: its norm over that of the reference."""
-        difference = self.output.float() - self.data.output
-        return {"error": (difference.norm() / self.data.output.norm()).item()}
+        """Error in the last step's output: its norm over the reference's norm."""
+        return {"error": relative(self.output.float(), self.data.output)}
+
+
+def relative(found: Any, expected: Any) -> float:
+    """Norm of the difference over the norm of the expected values."""
+    error: float = ((found - expected).norm() / expected.norm()).item()
+    return error

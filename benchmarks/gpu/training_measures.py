@@ -1,7 +1,7 @@
-"""Measure of the benchmark of training: steps of all sides in turn, with their losses or outputs.
+"""Measure for the training benchmark: all sides' steps in turn, with losses or outputs.
 
-A time of a step is that between two events behind steps in a row. A block of a side begins with all
-ranks together and a step without a time; then the next side has a block.
+A step time is between two events behind steps in a row. A side's block begins with all ranks
+together and an untimed step; then the next side has a block.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import harness.measure
 from training_decode import Decoder, Decoding
 from training_steps import Training, batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from harness.context import Context, Failure
     from training_cases import Case
-    from training_context import Context
     from training_sides import Group
 
 __all__ = ["compare"]
 
-#: By kind of case: what all sides share, and the steps of a side with it.
+#: By case kind: what all sides share, and a side's steps with it.
 PROGRAMS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Program]]]] = {
     "ddp": (batches, Training),
     "fsdp2": (batches, Training),
@@ -30,7 +31,7 @@ PROGRAMS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Program]]]] = 
 
 
 class Program(Protocol):
-    """Steps of a side."""
+    """A side's steps."""
 
     def step(self) -> None:
         """Enqueue a step."""
@@ -42,7 +43,7 @@ class Program(Protocol):
 
 
 class Runner:
-    """Blocks of a side."""
+    """A side's blocks."""
 
     def __init__(self, context: Context, side: Group, case: Case, data: Any) -> None:
         self.context, self.side, self.case, self.data = context, side, case, data
@@ -71,64 +72,49 @@ class Runner:
         self.times += [device.elapsed_us(*span) for span in pairwise(stamps)]
 
     def facts(self) -> dict[str, Any]:
-        """Results of the steps."""
+        """Step results."""
         assert self.program is not None
         return self.program.facts()
 
 
 def compare(context: Context, case: Case) -> dict[str, Any]:
-    """Times and results of every side on this rank, or the reason to skip the case."""
+    """Times and results for every side on this rank, or the reason to skip the case."""
     if (reason := case.unable(context.ranks)) is not None:
         return {"skipped": reason, "sides": {}}
-    sides: list[Any] = context.sides[case.kind]
-    found: dict[str, Any] = {}
     data, failure = context.attempt(lambda: PROGRAMS[case.kind][0](context, case))
     if failure is not None:
         raise RuntimeError(f"{case.name}: {failure.text}")
-    runners = admit(context, case, sides, data, found)
+    turns = Turns(context, case, context.sides[case.kind])
+    admitted = turns.admit(lambda side: Runner(context, side, case, data))
+    runners = [runner for runner, _ in admitted]
     for block in range(case.blocks):
         # Another side is first in each block.
         first = block % max(len(runners), 1)
         for runner in runners[first:] + runners[:first]:
-            attempt(context, runner, runner.block, found)
-        runners = [runner for runner in runners if runner.side.name not in found]
+            turns.attempt(runner.side, runner.block)
+            if runner.side.name in turns.found:
+                # Frees memory for the sides that go on.
+                runner.program = None
+        runners = [runner for runner in runners if runner.side.name not in turns.found]
     for runner in runners:
-        facts = attempt(context, runner, runner.facts, found)
+        facts = turns.attempt(runner.side, runner.facts)
         if facts is not None:
-            found[runner.side.name] = {"status": "ok", "reason": None} | facts
-            found[runner.side.name]["times"] = runner.times
-    return {"sides": {side.name: found[side.name] for side in sides}}
+            turns.done(runner.side, **facts, times=runner.times)
+    return turns.result()
 
 
-def admit(
-    context: Context, case: Case, sides: list[Group], data: Any, found: dict[str, Any]
-) -> list[Runner]:
-    """Prepare every side that can run; `found` receives the failures of the others."""
-    runners = []
-    excluded: dict[str, str] = context.task["excluded"]
-    for side in sides:
-        if (reason := excluded.get(f"{case.name}: {side.name}")) is not None:
-            found[side.name] = {"status": "failed", "reason": reason}
-            continue
-        runner = Runner(context, side, case, data)
-        attempt(context, runner, side.ready, found)
-        if side.name not in found:
-            attempt(context, runner, runner.prepare, found)
-        if side.name not in found:
-            runners.append(runner)
-    return runners
+class Turns(harness.measure.Turns):
+    """A case's sides in turn, each from the same time on all ranks."""
 
+    def unable(self, side: Any) -> str | None:
+        """All sides take part."""
+        return None
 
-def attempt(
-    context: Context, runner: Runner, work: Callable[[], Any], found: dict[str, Any]
-) -> Any:
-    """Run a side's work from the same time on all ranks; `found` receives its failure."""
-    context.under_way(runner.case.name, runner.side.name)
-    context.communicator.barrier(timeout=60)
-    result, failure = context.attempt(work)
-    if failure is None:
-        return result
-    # Its memory is for the sides that go on.
-    runner.program = None
-    found[runner.side.name] = {"status": "failed", "reason": failure.text}
-    return None
+    def begin(self, side: Any) -> None:
+        """Record the side in progress, and wait for all ranks."""
+        super().begin(side)
+        self.context.communicator.barrier(timeout=60)
+
+    def failed(self, side: Any, failure: Failure) -> None:
+        """Leave a side out."""
+        self.leave(side, "failed", failure.text)

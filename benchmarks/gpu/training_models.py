@@ -1,4 +1,4 @@
-"""Models of the benchmark of training, with synthetic batches: ResNet-50, and an encoder."""
+"""Models for the training benchmark, with synthetic batches: ResNet-50, and an encoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MODELS", "Model"]
 
-#: Channels that leave a block, over those of its 3 x 3 convolution.
+#: Channels that leave a block, over the channels in the 3 x 3 convolution.
 EXPANSION: Final = 4
 #: Batches that the steps take in turn.
 BATCHES: Final = 2
@@ -22,24 +22,24 @@ BATCHES: Final = 2
 
 @dataclass(frozen=True)
 class Model:
-    """Factories of a network and its batches, and the loss."""
+    """Network and batch factories, and the loss."""
 
-    #: The network on torch's default device, of a shape; and its layers for FSDP2.
+    #: Makes a shape's network on torch's default device, and the layers for FSDP2.
     make: Callable[[dict[str, Any]], tuple[Any, list[Any]]]
     #: A batch on torch's default device, from the default generators.
     batch: Callable[[dict[str, Any]], tuple[Any, Any]]
-    #: Loss of a network on a batch: a float32 scalar.
+    #: A network's loss on a batch: a float32 scalar.
     loss: Callable[[Any, tuple[Any, Any]], Any]
     memory_format: torch.memory_format = torch.contiguous_format
 
 
 def convolution(given: int, made: int, size: int, stride: int = 1) -> Any:
-    """Convolution without bias that keeps the size, over its stride."""
+    """Convolution without bias that keeps the size, divided by the stride."""
     return nn.Conv2d(given, made, size, stride, padding=size // 2, bias=False)
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions beside a shortcut; the stride is that of the 3 x 3 one."""
+    """Three convolutions beside a shortcut; the 3 x 3 one has the stride."""
 
     def __init__(self, given: int, width: int, stride: int) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ class Bottleneck(nn.Module):
             self.shortcut = nn.Sequential(convolution(given, made, 1, stride), nn.BatchNorm2d(made))
 
     def forward(self, images: Any) -> Any:
-        """Images of `EXPANSION * width` channels."""
+        """Images with `EXPANSION * width` channels."""
         return functional.relu(self.convolutions(images) + self.shortcut(images), inplace=True)
 
 
 def resnet(shape: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Residual network of four stages, and its stages."""
+    """Residual network with four stages, and those stages."""
     width = shape["width"]
     start = nn.Sequential(
         convolution(3, width, 7, 2),
@@ -87,12 +87,12 @@ def images(shape: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def classification_loss(network: Any, batch: tuple[Any, Any]) -> Any:
-    """Cross entropy of the labels."""
+    """Cross entropy for the labels."""
     return functional.cross_entropy(network(batch[0]).float(), batch[1])
 
 
 class Encoder(nn.Module):
-    """Transformer encoder, and logits of the first tokens of each sequence."""
+    """Transformer encoder, and logits for each sequence's first tokens."""
 
     def __init__(self, shape: dict[str, Any]) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Encoder(nn.Module):
         self.head = nn.Linear(hidden, shape["vocabulary"])
 
     def forward(self, words: Any) -> Any:
-        """Logits of shape (sequences, predicted, vocabulary)."""
+        """Logits with shape (sequences, predicted, vocabulary)."""
         states = self.words(words) + self.places.weight
         for layer in self.layers:
             states = layer(states)
@@ -117,7 +117,7 @@ class Encoder(nn.Module):
 
 
 def encoder(shape: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Encoder, and its layers."""
+    """Encoder with layers."""
     network = Encoder(shape)
     return network, list(network.layers)
 
@@ -129,7 +129,7 @@ def words(shape: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def prediction_loss(network: Any, batch: tuple[Any, Any]) -> Any:
-    """Cross entropy of the predicted words."""
+    """Cross entropy for the predicted words."""
     logits = network(batch[0]).float()
     return functional.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
 

@@ -1,28 +1,27 @@
-"""One rank of the benchmark of training: its state, and the results of a case."""
+"""One rank in the training benchmark: state, and the results for a case."""
 
 from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from serving import Benchmark, figure, serve
+from harness.context import Context
+from harness.rank import Benchmark, main
+from harness.records import Summary, best_peer, over_ranks, verdict
 from training_cases import Case
-from training_context import Context
 from training_measures import compare
 from training_sides import sides_of
 
-from weft.bench.device.summary import spread
-from weft.bench.group import worker
-
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 __all__ = ["summarise"]
 
-#: Relative differences that rounding explains: of mean losses, of norms of gradients in the first
-#: steps, and of the output of decoders. Sums differ by their order, and steps amplify that.
+#: Relative differences that rounding explains: in mean losses, in gradient norms over the first
+#: steps, and in decoder outputs. Sums differ by order, and steps amplify that.
 LOSS_BOUND: Final = 2e-2
 NORM_BOUND: Final = 5e-2
 #: Steps whose gradients are compared.
@@ -30,58 +29,38 @@ NORMS: Final = 2
 OUTPUT_BOUND: Final = 5e-2
 
 
-def open_context(*arguments: Any) -> Context:
-    """State of a rank, with its sides."""
+def with_sides(sides_of: Callable[[Context], dict[str, list[Any]]], *arguments: Any) -> Context:
+    """A rank's state, with sides and the group over Weft."""
     context = Context(*arguments)
-    sides: dict[str, Any] = sides_of(context)
-    context.sides = sides
+    context.sides = sides_of(context)
     # The backend's library may have to be built, for which no case has time; a failure is kept.
     context.attempt(lambda: context.group("weft"))
     return context
 
 
-def summarise(
-    case: Case, ranks: list[dict[str, Any]]
-) -> tuple[dict[str, Any] | None, str, str | None]:
-    """Result, status and reason, of the results of every rank."""
+open_context: Final = partial(with_sides, sides_of)
+
+
+def summarise(case: Case, ranks: list[dict[str, Any]]) -> Summary:
+    """Result, status and reason, from every rank's results."""
     if "skipped" in ranks[0]:
         return None, "skipped", ranks[0]["skipped"]
-    sides = {name: side_of([rank["sides"][name] for rank in ranks]) for name in ranks[0]["sides"]}
+    sides = over_ranks(ranks, add_facts)
     judge(sides)
-    peers = {
-        name: time
-        for name, side in sides.items()
-        if not name.startswith("weft") and (time := figure(side))
-    }
-    best = min(peers, key=lambda name: peers[name], default=None)
-    weft_us = figure(sides["weft"])
-    result = {
-        "sides": sides,
-        "best_peer": best,
-        "of_best_peer": weft_us / peers[best] if weft_us and best else None,
-    }
-    wrong = [name for name, side in sides.items() if side["status"] == "wrong"]
-    result["wrong"] = len(wrong)
-    if wrong:
-        reasons = (f"{name}: {sides[name]['reason']}" for name in wrong)
-        return result, "wrong", "; ".join(reasons)
-    if sides["weft"]["status"] != "ok":
-        return result, "failed", sides["weft"]["reason"]
-    return result, "ok", None
+    result = {"sides": sides} | best_peer(sides, "weft", lambda name: name.startswith("weft"))
+    weft = sides["weft"]
+    return verdict(result, "ok" if weft["status"] == "ok" else "failed", weft["reason"])
 
 
-def side_of(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """One side over all ranks, not yet compared."""
+def add_facts(side: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
+    """Add losses or an error, not yet compared, to a side."""
     first = ranks[0]
-    made: dict[str, Any] = {"status": first["status"], "reason": first["reason"]}
-    if first["status"] != "ok":
-        return made
-    made["time"] = spread([rank["times"] for rank in ranks])
     if "error" in first:
-        return made | {"error": float(np.max([rank["error"] for rank in ranks]))}
+        side["error"] = float(np.max([rank["error"] for rank in ranks]))
+        return
     squares = np.array([rank["squares"] for rank in ranks])
     is_replica = first["digest"] is not None
-    return made | {
+    side |= {
         "losses": np.mean([rank["losses"] for rank in ranks], axis=0).tolist(),
         "last_loss": float(np.mean([rank["last_loss"] for rank in ranks])),
         # A replica has the whole gradient, a shard its part.
@@ -91,9 +70,9 @@ def side_of(ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def judge(sides: dict[str, dict[str, Any]]) -> None:
-    """Set `wrong` for sides whose results are not those of the reference.
+    """Set `wrong` for sides whose results differ from the reference.
 
-    The reference of losses and gradients is the first other library, if one ran.
+    The reference for losses and gradients is the first other library, if one ran.
     """
     measured = {name: side for name, side in sides.items() if side["status"] == "ok"}
     others = [name for name in measured if not name.startswith("weft")]
@@ -129,12 +108,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def work(directory: Path, task: dict[str, Any]) -> None:
-    """Measure every case that there is time for."""
-    serve(
-        directory, task, Benchmark("gpu-training", Case.from_json, open_context, compare, summarise)
-    )
-
+BENCHMARK: Final = Benchmark("gpu-training", Case.from_json, open_context, compare, summarise)
 
 if __name__ == "__main__":
-    sys.exit(worker(work))
+    sys.exit(main(BENCHMARK))

@@ -1,7 +1,7 @@
-"""Sides of the benchmark of training: groups of torch.distributed, and torch's one-shot operator.
+"""Sides in the training benchmark: torch.distributed groups, and torch's one-shot operator.
 
-Groups are over Weft and NCCL, or over Weft and gloo on the twin. NVLink multicast is off for all of
-them.
+Groups are over Weft and NCCL, or over Weft and gloo on the twin. NVLink multicast is off for all
+sides.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from collectives_sides import Arena, Side
+from harness.side import Arena, Side
 
 if TYPE_CHECKING:
-    from training_context import Context
+    from harness.context import Context
 
 __all__ = ["Group", "OneShot", "sides_of"]
 
 
 class Group(Side):
-    """A group of torch.distributed.
+    """A torch.distributed group.
 
     Args:
-        context: of the rank.
-        name: of the side.
-        backend: of the group.
+        context: the rank's state.
+        name: side name.
+        backend: the group's backend.
         is_symmetric: True if FSDP2's buffers are in the group's symmetric memory.
     """
 
@@ -35,9 +35,9 @@ class Group(Side):
         self.distributed: Any = import_module("torch.distributed")
 
     def start(self) -> None:
-        """Make the group and run its first operation."""
+        """Make the group and run one operation."""
         context: Any = self.context
-        # The symmetric memory of FSDP2 is in a group of its own, whose failure is not the other's.
+        # FSDP2's symmetric memory is in a separate group: if it fails, the other does not.
         self.group = context.group(self.backend, apart=self.is_symmetric)
         self.token = self.torch.ones(1, device=context.device.name)
         self.distributed.all_reduce(self.token, group=self.group)
@@ -45,8 +45,8 @@ class Group(Side):
             raise RuntimeError(f"all_reduce of ones: got {total}, expected {context.ranks}")
 
     def check(self) -> None:
-        """Raise the error of a wait that timed out; a collective call."""
-        # An operation of Weft raises the error of an earlier one, which may be in a graph.
+        """Raise the error from a wait that timed out; a collective call."""
+        # A Weft operation raises an earlier one's error, which may be in a graph.
         if self.backend == "weft":
             self.token.fill_(1)
             self.distributed.all_reduce(self.token, group=self.group)
@@ -56,13 +56,13 @@ class Group(Side):
         return [self.memory(size[0] * size[1]).view(size) for _ in range(count)]
 
     def all_reduce(self, tensor: Any) -> Any:
-        """Sum of a tensor over the ranks, on the current stream."""
+        """Tensor sum over the ranks, on the current stream."""
         self.distributed.all_reduce(tensor, group=self.group)
         return tensor
 
 
 class OneShot(Group):
-    """The one-shot operator on torch's symmetric memory, by the group of a backend."""
+    """The one-shot operator on torch's symmetric memory, over a backend's group."""
 
     def start(self) -> None:
         """Allocate symmetric memory for the largest case."""
@@ -78,18 +78,18 @@ class OneShot(Group):
         self.handle = symmetric.rendezvous(memory, self.group)
 
     def buffers(self, count: int, size: tuple[int, int]) -> list[Any]:
-        """Parts of the symmetric memory."""
+        """Parts in the symmetric memory."""
         self.arena.used = 0
         return [self.arena.take(size[0] * size[1]).view(size) for _ in range(count)]
 
     def all_reduce(self, tensor: Any) -> Any:
-        """Sum over the ranks in a tensor of its own."""
+        """Sum over the ranks in a separate tensor."""
         operator = self.torch.ops.symm_mem.one_shot_all_reduce
         return operator(tensor, "sum", self.group.group_name)
 
 
 def sides_of(context: Context) -> dict[str, list[Group]]:
-    """Sides by kind of case, Weft first."""
+    """Sides by case kind, Weft first."""
     weft = Group(context, "weft", "weft")
     symmetric = Group(context, "weft symmetric", "weft", is_symmetric=True)
     backend = context.device.backend

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from training_models import BATCHES, MODELS
 
 if TYPE_CHECKING:
+    from harness.context import Context
     from training_cases import Case
-    from training_context import Context
     from training_sides import Group
 
 __all__ = ["Training", "batches"]
@@ -22,7 +22,7 @@ MOMENTUM: Final = 0.9
 
 
 def batches(context: Context, case: Case) -> list[tuple[Any, Any]]:
-    """Batches of this rank, the same on all sides."""
+    """This rank's batches, the same on all sides."""
     torch.manual_seed(1000 + context.rank)
     with torch.device(context.device.name):
         return [MODELS[case.model].batch(case.shape) for _ in range(BATCHES)]
@@ -32,7 +32,7 @@ class Training:
     """A network in training over one group.
 
     Parameters, gradients and their reductions are float32; the forward and the backward pass are
-    bfloat16, by autocast in DistributedDataParallel and by the parameters' copies in FSDP2.
+    bfloat16, by autocast in DistributedDataParallel and by parameter copies in FSDP2.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Training:
         self.network = network
         self.optimizer = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM)
         self.number = 0
-        #: Of the first checked steps: losses, and squares of this rank's gradients summed.
+        #: In the first checked steps: losses, and this rank's summed squared gradients.
         self.losses: list[Any] = []
         self.squares: list[Any] = []
         self.digest: Any = None
@@ -85,7 +85,7 @@ class Training:
             self.digest = torch.stack(sums).sum()
 
     def facts(self) -> dict[str, Any]:
-        """Losses, gradients, and the digest of the replica's parameters; None if sharded."""
+        """Losses, gradients, and the replica's parameter digest; None if sharded."""
         return {
             "losses": torch.stack(self.losses).tolist(),
             "squares": torch.stack(self.squares).tolist(),
@@ -95,7 +95,7 @@ class Training:
 
 
 def shard(network: Any, layers: list[Any], side: Group, device_type: str) -> None:
-    """Shard each layer and the rest of a network over the side's ranks."""
+    """Shard each layer and a network's rest over the side's ranks."""
     mesh = DeviceMesh.from_group(side.group, device_type)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for module in (*layers, network):
@@ -105,5 +105,5 @@ def shard(network: Any, layers: list[Any], side: Group, device_type: str) -> Non
 
 
 def local(gradient: Any) -> Any:
-    """This rank's part of a gradient; all of it in a replica."""
+    """This rank's part of a gradient; the whole in a replica."""
     return gradient.to_local() if hasattr(gradient, "to_local") else gradient

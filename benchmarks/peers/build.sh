@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the programs of all installed peers: build.sh FOLDER.
+# Compiles all installed peers' programs: build.sh FOLDER.
 set -euo pipefail
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
@@ -14,7 +14,7 @@ build() {
 build libfabric ofi ofi_transfer.c ofi.c messages.c
 build libfabric ofi-queries ofi_queries.c ofi.c
 build ucx ucx ucx.c messages.c
-# mpicc adds the flags of MPI.
+# mpicc adds MPI's flags.
 if command -v mpicc > /dev/null; then
     mpicc -std=gnu11 -O2 -Wall -Wextra -o "$folder/mpi" mpi.c -lm
 fi

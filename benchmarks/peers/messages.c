@@ -1,4 +1,4 @@
-/* See pair.h. Usage of every program: PROGRAM PATH SIZE... */
+/* See pair.h. Usage for every program: PROGRAM PATH SIZE... */
 
 #include "pair.h"
 
@@ -12,11 +12,11 @@
 
 #define MOST_MESSAGES 500
 #define MOST_STREAMED 4096
-/* Bytes of a window of a stream, at least, and messages in it, at most. */
+/* Least bytes and most messages per stream window. */
 #define WINDOW_BYTES ((size_t)1 << 20)
 #define WINDOW_MESSAGES ((size_t)64)
 
-/* Barrier of both processes, during which messages in flight make progress. */
+/* Barrier between both processes, during which messages in flight make progress. */
 static void meet(struct pair *pair)
 {
     uint8_t byte = 0;
@@ -53,7 +53,7 @@ static size_t stride_of(size_t length)
     return (length + 63) / 64 * 64;
 }
 
-/* Slots of the next `count` messages. */
+/* Slots for the next `count` messages. */
 static void take_slots(const struct pair *pair, size_t length, int count, size_t *offsets)
 {
     static size_t next;
@@ -64,7 +64,7 @@ static void take_slots(const struct pair *pair, size_t length, int count, size_t
     next = (first + count) % slots * stride;
 }
 
-/* Number of wrong messages, which are then overwritten. */
+/* Counts wrong messages, and overwrites them. */
 static int check(struct pair *pair, size_t length, int count, const size_t *offsets)
 {
     int wrong = 0;
@@ -75,7 +75,7 @@ static int check(struct pair *pair, size_t length, int count, const size_t *offs
     return wrong;
 }
 
-/* Ping-pong; returns the number of wrong messages, and the times. */
+/* Ping-pong; returns how many messages were wrong, and the times. */
 static int ping_pong(struct pair *pair, size_t length, int count, double *one_way)
 {
     static size_t offsets[MOST_MESSAGES];
@@ -96,7 +96,7 @@ static int ping_pong(struct pair *pair, size_t length, int count, double *one_wa
     return check(pair, length, count, offsets);
 }
 
-/* Stream from rank 0 to rank 1; returns the number of wrong messages, and the mean time of one. */
+/* Stream from rank 0 to rank 1; returns how many messages were wrong, and the mean time per message. */
 static int stream_messages(struct pair *pair, const struct stream *stream, size_t length, int count,
                            double *one_way)
 {
@@ -124,7 +124,7 @@ static int stream_messages(struct pair *pair, const struct stream *stream, size_
     return pair->rank == 1 ? check(pair, length, count, offsets) : 0;
 }
 
-/* Prints the times of both ranks, from an index on. */
+/* Prints both ranks' times, from an index on. */
 static void print(const char *pattern, const char *side, size_t length, int wrong, double *const times[2],
                   const int begin[2], int count)
 {

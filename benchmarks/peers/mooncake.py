@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-# This file must not shadow the package of the same name.
+# This file must not shadow the package with the same name.
 sys.path[0:1] = []
 sys.path.append(str(Path(__file__).parent))
 os.environ.setdefault("GLOG_minloglevel", "3")

@@ -1,6 +1,6 @@
-/* Collectives of MPI on vectors of float that are written before each call and read after it, as
-   `weft-bench-fabric filled` runs those of Weft. Usage: mpi SECONDS CALLS COLLECTIVES SIZES, lists with commas.
-   Rank 0 prints a JSON line for each case: microseconds of the slowest rank of each call. */
+/* MPI collectives on float vectors that are written before each call and read after it, as
+   `weft-bench-fabric filled` runs Weft's. Usage: mpi SECONDS CALLS COLLECTIVES SIZES, lists with commas.
+   Rank 0 prints a JSON line for each case: the slowest rank's microseconds for each call. */
 
 #include <math.h>
 #include <mpi.h>
@@ -15,7 +15,7 @@ static int rank, ranks;
 
 struct vectors {
     float *input, *output;
-    /* Elements of both; a share is an equal part for each rank. */
+    /* Elements in both; a share is an equal part for each rank. */
     int inputs, outputs, share;
 };
 

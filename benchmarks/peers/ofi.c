@@ -19,7 +19,7 @@ static void *source_key;
 static uint64_t peer_base, peer_key;
 /* Arrivals not taken yet. */
 static size_t arrived;
-/* Contexts of writes, each of one write at a time. */
+/* Write contexts, each for one write at a time. */
 #define UNDER_WAY 1024
 static struct fi_context2 contexts[UNDER_WAY];
 static void *unused[UNDER_WAY];

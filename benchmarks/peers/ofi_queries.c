@@ -1,9 +1,9 @@
 /* Queries over bare libfabric: `weft-bench-fabric dispatch` runs it as its side `libfabric`.
  * Usage: ofi-queries PATH BYTES SLOTS SECONDS ROUND_TRIPS
  *
- * Rank 0 keeps SLOTS queries of a header and BYTES bytes in flight, read one after another from a source several times
- * as large as the last-level cache. Rank 1 answers each with a header, the first 8 bytes of the query, and for one
- * query in SUMMED the sum of all its words. Rank 0 compares each answer. One thread at each end polls without a pause. */
+ * Rank 0 keeps SLOTS queries, each a header and BYTES bytes, in flight, read one after another from a source several times
+ * as large as the last-level cache. Rank 1 answers each with a header, the query's first 8 bytes, and for one
+ * query in SUMMED the sum over all its words. Rank 0 compares each answer. One thread at each end polls without a pause. */
 
 #include "ofi.h"
 
@@ -17,9 +17,9 @@
 #define HEADER ((size_t)64)
 #define ANSWER ((size_t)16)
 #define SUMMED 64
-/* Bytes of an answer's place. */
+/* Bytes in an answer's place. */
 #define PLACE ((size_t)128)
-/* Queries between two polls of a front end that has free slots. */
+/* Queries between two polls on a front end that has free slots. */
 #define BURST 16
 
 static size_t bytes, slots, wrong;
@@ -32,7 +32,7 @@ static uint64_t sum(const uint8_t *data)
     return total;
 }
 
-/* Answer of the query with this number, whose bytes are at `data`. */
+/* Answer to the query with this number, whose bytes are at `data`. */
 static void answer(uint64_t *out, uint64_t number, const uint8_t *data)
 {
     memcpy(out, data, 8);
@@ -85,7 +85,7 @@ static void take_answers(struct pair *pair, struct front_end *end)
     }
 }
 
-/* Sends queries for a time, and waits for their answers. Returns the queries in a second. */
+/* Sends queries for a time, and waits for their answers. Returns queries per second. */
 static double send_for(struct pair *pair, struct front_end *end, double seconds)
 {
     double begin = now();

@@ -1,11 +1,11 @@
-/* Pair of processes for a peer's benchmark: memory, slots, the check of every byte, both patterns.
+/* Process pair for a peer's benchmark: memory, slots, the check on every byte, both patterns.
  *
  * The measurement equals `weft-bench-fabric transfer --samples`. Ping-pong: a message goes from rank 0 to
- * rank 1, one of the same size comes back, and one way is half of the time from one arrival to the next.
+ * rank 1, one with the same size comes back, and one way is half the time from one arrival to the next.
  * Stream: rank 0 sends windows of messages, two of which are in flight, and rank 1 acknowledges each
  * window; the time ends with the last acknowledgement. Slots are used in turn through regions that are
  * together several times as large as the last-level cache; every message is checked and its slot
- * overwritten, outside of the measured time.
+ * overwritten, outside the measured time.
  *
  * A program defines the functions that are declared here and calls `run_pair`, or `open_pair` and
  * measures itself. */
@@ -18,7 +18,7 @@
 
 struct pair {
     int rank;
-    /* Connection of the two processes, for messages before the peer's library is set up. */
+    /* Connection between the two processes, for messages before the peer's library is set up. */
     int socket;
     uint8_t *source;
     uint8_t *inbox;
@@ -28,22 +28,22 @@ struct pair {
 /* Longest message. */
 #define LONGEST ((size_t)64 << 20)
 
-/* Functions of a program. `path` is an argument such as `shm`. A failure ends the process. */
+/* Functions that a program defines. `path` is an argument such as `shm`. A failure ends the process. */
 void open_side(struct pair *pair, const char *path);
 void make_progress(void);
-/* Those of a program that calls `run_pair`. */
+/* Functions for a program that calls `run_pair`. */
 void send_message(struct pair *pair, size_t offset, size_t length);
 void receive_message(struct pair *pair, size_t offset, size_t length);
 
-/* Operations of a stream. */
+/* Stream operations. */
 struct stream {
     /* Starts a message; returns before it has left. */
     void (*send)(struct pair *pair, size_t offset, size_t length);
-    /* Returns after the arrival of `count` further messages. */
+    /* Returns once `count` further messages have arrived. */
     void (*receive)(struct pair *pair, size_t count);
     /* Sends an acknowledgement without bytes. */
     void (*acknowledge)(struct pair *pair);
-    /* Returns after the arrival of `count` further acknowledgements. */
+    /* Returns once `count` further acknowledgements have arrived. */
     void (*await_acknowledged)(struct pair *pair, size_t count);
 };
 
@@ -52,7 +52,7 @@ int open_pair(struct pair *pair, const char *path);
 /* Measures messages (messages.c). `stream` is null for a program without streams. */
 int run_pair(int count, char **arguments, const char *side, const struct stream *stream);
 void exchange(struct pair *pair, const void *mine, void *theirs, size_t length);
-/* Word of a rank's source. */
+/* Word in a rank's source. */
 uint64_t source_word(int rank, size_t index);
 /* Nanoseconds. */
 double now(void);

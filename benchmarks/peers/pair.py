@@ -1,6 +1,6 @@
-"""Pair of processes for peers with a Python interface; pair.h is its equivalent in C.
+"""Process pair for peers with a Python interface; pair.h is the C equivalent.
 
-Memory, slots, checks and ping-pong equal those of pair.h. Requires only numpy.
+Memory, slots, checks and ping-pong are the same as in pair.h. Requires only numpy.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ PATIENCE_SECONDS = 60
 
 
 class Side(Protocol):
-    """Interface of a peer's program, constructed with a `Pair` in both processes."""
+    """Interface for a peer's program, constructed with a `Pair` in both processes."""
 
     def prepare(self, offsets: list[int], length: int) -> None:
-        """One-time preparation of buffers that a program reuses."""
+        """Prepare once the buffers that a program reuses."""
 
     def send(self, offset: int, length: int) -> None:
-        """Send the bytes at `offset` of the source to the same offset of the peer's inbox."""
+        """Send the source's bytes at `offset` to the same offset in the peer's inbox."""
 
     def receive(self) -> None:
-        """Return after the arrival of the peer's next message."""
+        """Return once the peer's next message has arrived."""
 
 
 class Pair:
-    """One of the two processes."""
+    """One process in the pair."""
 
     def __init__(self, rank: int, connection: Connection) -> None:
         self.rank, self.connection = rank, connection
@@ -63,14 +63,14 @@ class Pair:
 
 
 def region_bytes() -> int:
-    """Bytes of a source and of an inbox: about the last-level cache."""
+    """Bytes in a source and in an inbox: about the last-level cache size."""
     caches = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     sizes = [int(path.read_text().strip().removesuffix("K")) << 10 for path in caches]
     return max(2, -(-max(sizes, default=4 * LONGEST) // LONGEST)) * LONGEST
 
 
 def source_words(rank: int, region: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Contents of a rank's source."""
+    """Words in a rank's source."""
     words = np.arange(region // 8, dtype=np.uint64)
     words *= np.uint64(0x9E3779B97F4A7C15)
     words |= np.uint64(1 << 63)
@@ -80,7 +80,7 @@ def source_words(rank: int, region: int) -> np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def run(name: str, make_side: Callable[[Pair, str], Side]) -> None:
-    """Main function: `PROGRAM PATH SIZE...`; prints a line of JSON for each size."""
+    """Main function: `PROGRAM PATH SIZE...`; prints a JSON line for each size."""
     path, sizes = sys.argv[1], [int(size) for size in sys.argv[2:]]
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
@@ -94,7 +94,7 @@ def run(name: str, make_side: Callable[[Pair, str], Side]) -> None:
 def be_rank_1(
     connection: Connection, make_side: Callable[[Pair, str], Side], path: str, sizes: list[int]
 ) -> None:
-    """Main function of the other process."""
+    """Main function for the other process."""
     work(1, connection, make_side, path, sizes)
     os._exit(0)
 
@@ -106,7 +106,7 @@ def work(
     path: str,
     sizes: list[int],
 ) -> list[dict[str, Any]]:
-    """Measurements of one process."""
+    """Measurements from one process."""
     pair = Pair(rank, connection)
     side = make_side(pair, path)
     slots = Slots(pair.region)
@@ -127,13 +127,13 @@ def work(
 
 
 class Slots:
-    """Offsets of messages, slot after slot, in the same order in both processes."""
+    """Message offsets, slot after slot, in the same order in both processes."""
 
     def __init__(self, region: int) -> None:
         self.region, self.next = region, 0
 
     def take(self, count: int, length: int) -> list[int]:
-        """The offsets of the next messages."""
+        """Offsets for the next messages."""
         stride = -(-length // 64) * 64
         first, slots = -(-self.next // stride), self.region // stride
         self.next = (first + count) % slots * stride
@@ -143,7 +143,7 @@ class Slots:
 def measure(
     pair: Pair, side: Side, slots: Slots, length: int, count: int
 ) -> tuple[list[float], int]:
-    """One-way nanoseconds of `count` messages, and the number of wrong ones."""
+    """One-way nanoseconds for `count` messages, and how many were wrong."""
     offsets = slots.take(count, length)
     side.prepare(offsets, length)
     pair.exchange(None)

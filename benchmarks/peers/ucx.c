@@ -1,4 +1,4 @@
-/* UCX: ucp_put_nbx of the bytes, a fence, and a put of a flag that the receiver polls. Paths: shm
+/* UCX: ucp_put_nbx for the bytes, a fence, and a put to a flag that the receiver polls. Paths: shm
  * (UCX_TLS posix,cma), tcp. */
 
 #include "pair.h"
@@ -11,7 +11,7 @@ static ucp_worker_h worker;
 static ucp_ep_h endpoint;
 static ucp_rkey_h inbox_key, flag_key;
 static uint64_t peer_inbox, peer_flag;
-/* The first word is raised by the peer; the second is our count of raises of the peer's word. */
+/* The first word is raised by the peer; the second counts our raises on the peer's word. */
 static uint64_t *flags;
 static uint64_t seen;
 

@@ -1,4 +1,4 @@
-"""Entry of `python -m lab.rdma`."""
+"""Entry for `python -m lab.rdma`."""
 
 import sys
 

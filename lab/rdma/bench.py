@@ -1,8 +1,8 @@
 """Transfers between two guests over rxe: Weft beside perftest, UCX and libfabric, interleaved.
 
-All poll, one process in each guest of one processor. A round runs each of them once for every
-size, each of them first in turn; figures are medians over rounds. Times between guests are those
-of a software NIC: only the ratios are results.
+All poll, one process in each guest with one processor. A round runs each once for every size, each
+first in turn; figures are medians over rounds. Times between guests are software NIC times: only
+the ratios are results. See also https://github.com/linux-rdma/perftest.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RATIOS", "SIZES", "bench", "records"]
 
-#: Bytes of a message.
+#: Message sizes in bytes.
 SIZES: Final = (8, 4096, 65536, 1048576)
-#: Ratio of each other library in a record.
+#: Ratio name for each other library in a record.
 RATIOS: Final = {"perftest": "ratio"} | {peer.name: f"{peer.name}_ratio" for peer in PEERS}
-#: Most runs of a program of perftest for one figure.
+#: Most runs per perftest program for one figure.
 TRIES: Final = 10
 
 
@@ -42,9 +42,9 @@ def bench(
 
     Args:
         program: `weft-bench-fabric`.
-        perftest: folder of `ib_write_lat` and `ib_write_bw` that have `--write_with_imm`.
-        rounds: measured rounds; medians of 30 are comparable.
-        report: takes a line on the progress of each round, and on each missing peer.
+        perftest: folder with `ib_write_lat` and `ib_write_bw` that have `--write_with_imm`.
+        rounds: measured rounds; medians over 30 are comparable.
+        report: takes a line on each round's progress, and on each missing peer.
 
     Raises:
         LabError: if a program fails.
@@ -65,7 +65,7 @@ def bench(
 
 
 def records(found: dict[tuple[str, int, str], list[float]]) -> list[dict[str, Any]]:
-    """Medians of the rounds; a ratio is the time of another library's message divided by Weft's."""
+    """Medians over the rounds; a ratio is another library's message time divided by Weft's."""
     lines = []
     for pattern, size, side in found:
         if side != "weft":
@@ -92,7 +92,7 @@ def records(found: dict[tuple[str, int, str], list[float]]) -> list[dict[str, An
 
 
 def weft(lab: Guests, program: Path) -> Times:
-    """Microseconds of a message of Weft by pattern and size, on the slower rank."""
+    """Weft's microseconds per message by pattern and size, on the slower rank."""
     sizes = ",".join(map(str, SIZES))
     command = [str(program), "transfer", "--path=verbs", "--rounds=1", f"--sizes={sizes}"]
     samples = ranks(lab, command, LIMIT, {"WEFT_VERBS_DEVICES": "rxe0"})
@@ -108,7 +108,7 @@ def weft(lab: Guests, program: Path) -> Times:
 
 
 def reference(lab: Guests, perftest: Path, index: int) -> Times:
-    """Microseconds of a message of perftest by pattern and size."""
+    """Microseconds per perftest message by pattern and size."""
     found: Times = {}
     for size in SIZES:
         common = ["-d", "rxe0", "-x", str(index), "-s", str(size), "--write_with_imm", "-F"]
@@ -123,7 +123,7 @@ def reference(lab: Guests, perftest: Path, index: int) -> Times:
 
 
 def result(lab: Guests, command: list[str], size: int, column: int) -> float:
-    """Figure that a program of perftest prints for a size.
+    """Figure that a perftest program prints for a size.
 
     On a busy machine perftest fails to measure the processor's frequency, and prints 0 or inf: it
     then runs again.

@@ -1,4 +1,4 @@
-"""Check of the laboratory: rxe and siw devices of two guests, and a ping-pong between them."""
+"""Lab check: rxe and siw devices on two guests, and a ping-pong between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check", "devices", "gid_index", "pingpong"]
 
 #: Seconds for each step.
 LIMIT: Final = 30.0
-#: Messages of a ping-pong.
+#: Messages per ping-pong.
 ITERATIONS: Final = 1000
 
 
@@ -55,14 +55,14 @@ def check() -> dict[str, Any]:
 
 
 def add_siw() -> str:
-    """Script that adds an iWARP device to each NIC of a guest."""
+    """Script that adds an iWARP device to each NIC on a guest."""
     return "\n".join(
         f"rdma link add siw{network} type siw netdev vec{network}" for network in range(NETWORKS)
     )
 
 
 def devices(lab: Guests, guest: int) -> dict[str, dict[str, str]]:
-    """RDMA devices of a guest as `ibv_devinfo` lists them, with their attributes by name."""
+    """A guest's RDMA devices as `ibv_devinfo` lists them, with attributes by name."""
     text = lab.run({guest: ["ibv_devinfo"]}, LIMIT)[guest].stdout
     found: dict[str, dict[str, str]] = {}
     for name, body in re.findall(r"hca_id:\t(\S+)\n((?:.+\n)*)", text):
@@ -73,7 +73,7 @@ def devices(lab: Guests, guest: int) -> dict[str, dict[str, str]]:
 
 
 def gid_index(lab: Guests, guest: int, network: int) -> int:
-    """Index of the GID of a NIC's IPv4 address, of RoCEv2.
+    """GID index for a NIC's IPv4 address, with RoCEv2.
 
     Raises:
         LabError: if there is none.
@@ -87,13 +87,13 @@ def gid_index(lab: Guests, guest: int, network: int) -> int:
 
 
 def pingpong(lab: Guests, network: int, *options: str) -> float:
-    """Microseconds of a round trip by `ibv_rc_pingpong` from guest 1 to guest 0.
+    """Microseconds per round trip by `ibv_rc_pingpong` from guest 1 to guest 0.
 
     Raises:
         LabError: if it fails.
     """
     index = gid_index(lab, 0, network)
-    # Events: a poller would take the processor from its own kernel.
+    # Events: a poller would take the processor from the guest kernel.
     command = ["ibv_rc_pingpong", "-e", "-d", f"rxe{network}", "-g", str(index), *options]
     outcomes = lab.run(
         {0: command, 1: ["sh", "-c", waiting_client(command, address(0, network))]}, LIMIT
@@ -105,6 +105,6 @@ def pingpong(lab: Guests, network: int, *options: str) -> float:
 
 
 def waiting_client(command: list[str], server: str) -> str:
-    """Script of a client that tries until its server listens."""
+    """Script for a client that tries until the server listens."""
     tries = f"{' '.join(command)} {server} && exit 0; sleep 0.1"
     return f"for i in $(seq 50); do {tries}; done; exit 1"

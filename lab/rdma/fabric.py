@@ -1,4 +1,4 @@
-"""Ranks of `weft-bench-fabric`, one in each of two guests, over the provider verbs."""
+"""`weft-bench-fabric` ranks, one in each of two guests, over the provider verbs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 __all__ = ["MEMORY_MIB", "ranks"]
 
-#: Memory of a guest for the regions of a rank, in MiB.
+#: Guest memory for a rank's regions, in MiB.
 MEMORY_MIB: Final = 1536
-#: Port of the rendezvous of the ranks.
+#: Rendezvous port for the ranks.
 PORT: Final = 7100
 
 
 def ranks(
     lab: Guests, command: Sequence[str], timeout_s: float, variables: Mapping[str, str]
 ) -> list[Any]:
-    """Run a benchmark with rank 0 in guest 0 and rank 1 in guest 1; the JSON value of each.
+    """Run a benchmark with rank 0 in guest 0 and rank 1 in guest 1; returns both JSON values.
 
     Args:
-        lab: two guests of `MEMORY_MIB`.
+        lab: two guests with `MEMORY_MIB`.
         command: `weft-bench-fabric` and its arguments.
         timeout_s: seconds for both ranks.
-        variables: further variables of their environment.
+        variables: further environment variables.
 
     Raises:
         LabError: if a rank fails, takes longer or prints no JSON.
@@ -42,7 +42,7 @@ def ranks(
         "WEFT_SECRET": "of these guests",
     }
     for guest in (0, 1):
-        # A rank binds the address of its own guest.
+        # A rank binds the address on its own guest.
         own = {"WEFT_RANK": str(guest), "WEFT_BIND": address(guest)}
         lab.start({guest: command}, {**common, **own, **variables})
     outcomes = lab.finish((0, 1), timeout_s)

@@ -1,7 +1,7 @@
-"""One guest: a user-mode Linux kernel as a process of the host, and its consoles.
+"""One guest: a user-mode Linux kernel as a host process, and its consoles.
 
-The guest runs programs of the host's file system, which it cannot change. `init.sh` has its setup
-and the protocol of its consoles.
+The guest runs programs from the host's file system, which it cannot change. `init.sh` has its setup
+and the console protocol.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ INIT: Final = Path(__file__).with_name("init.sh")
 MTU: Final = 4500
 #: Packets in a NIC's queue.
 DEPTH: Final = 512
-#: Memory of a guest in MiB.
+#: Guest memory in MiB.
 MEMORY_MIB: Final = 512
 #: Seconds until a killed guest has ended.
 END: Final = 2.0
-#: Begins the line at the end of a command's output.
+#: Start of the line that ends a command's output.
 MARK: Final = b"\x1e "
 
-#: Variables of every command.
+#: Variables for every command.
 ENVIRONMENT: Final = {"HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb"}
 
 
 def address(guest: int, network: int = 0) -> str:
-    """Address of a guest's NIC in a network."""
+    """Address for a guest's NIC in a network."""
     return f"10.0.{network}.{guest + 1}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a command in a guest.
+    """Command result in a guest.
 
     Attributes:
-        guest: index of the guest.
+        guest: guest index.
         command: the command, for messages.
         status: exit status; `None` if the guest ended before the command.
         stdout: standard output.
@@ -73,7 +73,7 @@ class Outcome:
 
 
 class Stream:
-    """One output of a guest: bytes of the present command, and its status at the end."""
+    """One guest output: bytes from the present command, then the exit status."""
 
     def __init__(self, show: Callable[[str], None] | None) -> None:
         self.bytes = bytearray()
@@ -82,13 +82,13 @@ class Stream:
         self.show = show
 
     def restart(self) -> None:
-        """Begin the output of the next command."""
+        """Begin the next command's output."""
         self.bytes.clear()
         self.shown = 0
         self.status = None
 
     def feed(self, data: bytes) -> None:
-        """Bytes of the guest."""
+        """Take bytes from the guest."""
         self.bytes += data
         begin = self.bytes.find(MARK, self.shown)
         end = self.bytes.find(b"\n", begin)
@@ -116,11 +116,11 @@ class Guest:
     """A guest from its start on; `init.sh` completes its boot.
 
     Args:
-        index: number of the guest, from 0.
-        kernel: program of the kernel.
+        index: guest number, from 0.
+        kernel: kernel program.
         folder: folder that the host and all guests share.
-        cables: socket of each network; closed here.
-        show: takes lines of output, if any.
+        cables: socket for each network; closed here.
+        show: takes output lines, if any.
     """
 
     def __init__(
@@ -200,28 +200,28 @@ class Guest:
         )
         for stream in self.streams:
             stream.restart()
-        # An ended guest is found by its outputs.
+        # The guest's outputs show that it has ended.
         with contextlib.suppress(BrokenPipeError):
             os.write(self.console, f"{script}\n".encode())
 
     def outcome(self) -> Outcome:
-        """Result of the last command, or its output so far."""
+        """The last command's result, or the output so far."""
         status = self.streams[0].status if self.idle else None
         stdout, stderr = (stream.text() for stream in self.streams)
         return Outcome(self.index, self.command, status, stdout, stderr)
 
     def tail(self) -> str:
-        """Last lines of the kernel's log, for messages."""
+        """Last kernel log lines, for messages."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-10:]
         return "".join(f"\n  {line}" for line in lines)
 
     def kill(self) -> None:
-        """Kill the guest: all its processes end at once."""
+        """Kill the guest: all processes in it end at once."""
         end = time.monotonic() + END
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(END)
-            # The other processes of its group; as zombies if no process of this machine reaps them.
+            # Other processes in the group; as zombies if no process on this machine reaps them.
             while time.monotonic() < end:
                 os.killpg(self.process.pid, 0)
                 time.sleep(0.002)
@@ -235,13 +235,13 @@ class Guest:
         self.process.send_signal(signal.SIGCONT)
 
     def halt(self) -> None:
-        """Request the guest's shutdown, by the end of its console."""
+        """Request the guest's shutdown, by ending the console."""
         if self.console >= 0:
             os.close(self.console)
             self.console = -1
 
     def close(self) -> None:
-        """Kill the guest and close its outputs."""
+        """Kill the guest and close the outputs."""
         self.halt()
         self.kill()
         for descriptor in self.outputs:
@@ -249,7 +249,7 @@ class Guest:
 
 
 def nic(guest: int, network: int, descriptor: int) -> str:
-    """Option of the kernel for a NIC over a datagram socket."""
+    """Kernel option for a NIC over a datagram socket."""
     hardware = f"02:00:00:00:{network:02x}:{guest + 1:02x}"
     options = f"fd={descriptor},depth={DEPTH},mtu={MTU},mac={hardware}"
     return f"vec{network}:transport=fd,{options}"

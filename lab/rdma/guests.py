@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST", "Guests", "Outcome", "address", "guests", "unavailable"]
 
-#: Most guests of a lab.
+#: Most guests in a lab.
 MOST: Final = 16
-#: Seconds for the boot of all guests.
+#: Seconds for all guests to boot.
 BOOT: Final = 60.0
-#: Seconds for their shutdown, after which they are killed.
+#: Seconds until guests that have not shut down are killed.
 HALT: Final = 5.0
 #: Seconds between two looks at the guests' processes.
 LOOK: Final = 0.2
@@ -52,7 +52,7 @@ class Guests:
 
     Attributes:
         folder: folder that the host and all guests can write, at the same path.
-        switches: the switch of each network; empty if two guests are joined directly.
+        switches: switch by network; empty if two guests are joined directly.
     """
 
     def __init__(self, members: Sequence[Guest], switches: Sequence[Switch], folder: Path) -> None:
@@ -69,14 +69,14 @@ class Guests:
         directory: Path | None = None,
         check: bool = True,
     ) -> dict[int, Outcome]:
-        """Run a command in each of some guests at once; their results.
+        """Run a command in each of some guests at once; returns the results.
 
         Args:
-            commands: command of each guest.
-            timeout_s: seconds for all of them; guests that are not finished are then killed.
-            environment: further variables of the commands.
-            directory: working directory (default: that of this process).
-            check: demand exit status 0 of every command.
+            commands: command by guest.
+            timeout_s: seconds for all commands; guests that are not finished are then killed.
+            environment: further variables for the commands.
+            directory: working directory (default: this process's).
+            check: demand exit status 0 from every command.
 
         Raises:
             LabError: if a command takes longer or, with `check`, fails or loses its guest.
@@ -91,7 +91,7 @@ class Guests:
         *,
         directory: Path | None = None,
     ) -> None:
-        """Start the commands of `run`.
+        """Start the commands for `run`.
 
         Raises:
             LabError: if a guest does not exist, has ended or runs a command.
@@ -119,11 +119,11 @@ class Guests:
         return outcomes
 
     def kill(self, index: int) -> None:
-        """Kill a guest: its NICs and memory are gone at once."""
+        """Kill a guest: NICs and memory are gone at once."""
         self.member(index).kill()
 
     def stop(self, index: int) -> None:
-        """Stop a guest until `resume`: its NICs neither send nor receive."""
+        """Stop a guest until `resume`: the NICs neither send nor receive."""
         self.member(index).stop()
 
     def resume(self, index: int) -> None:
@@ -135,7 +135,7 @@ class Guests:
         return self.member(index).alive
 
     def member(self, index: int) -> Guest:
-        """Guest of this index."""
+        """Guest with this index."""
         if not 0 <= index < len(self.members):
             raise LabError(f"guest {index}: expected 0 to {len(self.members) - 1}")
         return self.members[index]
@@ -157,15 +157,15 @@ def guests(
     Args:
         count: number of guests, 1 to 16.
         drop: probability that a frame between two guests is lost.
-        delay_s: seconds of a frame's way between two guests.
-        seed: seed of the lost frames.
+        delay_s: seconds that a frame takes between two guests.
+        seed: seed for the lost frames.
         switched: networks have switches, whose `drop` and `delay_s` may be changed later. Two
             guests are otherwise joined directly if no frame is lost or delayed.
-        memory_mib: memory of a guest in MiB.
-        show: takes each line of output with its guest's index.
+        memory_mib: guest memory in MiB.
+        show: takes each output line with its guest's index.
 
     Raises:
-        LabError: if guests cannot run here, an argument is outside of its range, or a guest does
+        LabError: if guests cannot run here, an argument is out of range, or a guest does
             not boot.
     """
     if not 1 <= count <= MOST:
@@ -200,14 +200,14 @@ def guests(
 
 
 def shown(show: Callable[[int, str], None], index: int) -> Callable[[str], None]:
-    """A guest's function of lines."""
+    """A guest's line function."""
     return lambda line: show(index, line)
 
 
 def wired(
     count: int, switches: Sequence[Switch], stack: contextlib.ExitStack
 ) -> list[list[socket.socket]]:
-    """Sockets of each guest, one for each network, whose other ends are joined."""
+    """Sockets for each guest, one per network, whose other ends are joined."""
     networks: list[list[socket.socket]] = []
     for network in range(NETWORKS):
         if not switches:
@@ -220,13 +220,13 @@ def wired(
         wire.start()
     for each in networks:
         for end in each:
-            # The guest's process has its own descriptor.
+            # The guest's process has a separate descriptor.
             stack.callback(end.close)
     return [[ends[guest] for ends in networks] for guest in range(count)]
 
 
 def cable() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a cable, on which no frame is lost."""
+    """Both ends of a cable that loses no frame."""
     one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     for end in (one, two):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
@@ -234,7 +234,7 @@ def cable() -> tuple[socket.socket, socket.socket]:
 
 
 def booted(members: Sequence[Guest]) -> None:
-    """Wait for the boot of the guests.
+    """Wait until the guests have booted.
 
     Raises:
         LabError: if one ends or takes too long, with its log.
@@ -258,7 +258,7 @@ def halt(members: Sequence[Guest]) -> None:
 
 
 def read_until_idle(members: Sequence[Guest], timeout_s: float) -> list[Guest]:
-    """Read the outputs of guests until each is idle or ended; those that are not in time."""
+    """Read guest outputs until each is idle or ended; returns those that are not in time."""
     end = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
         for member in members:

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Init of a guest: file systems, two rxe devices, then the commands of the host until it closes the console.
+# Guest init: file systems, two rxe devices, then host commands until the host closes the console.
 #
-# Set on the kernel's command line: LAB_GUEST (index), LAB_FOLDER (folder that host and guest share).
-# /dev/tty1: a script's path for each line, and its standard output. /dev/tty2: its standard error.
-# A line "\036 STATUS" on both ends the output of a script.
+# Set on the kernel's command line: LAB_GUEST (index), LAB_FOLDER (folder that host and guest
+# share). /dev/tty1: a script's path for each line, and its standard output. /dev/tty2: its standard
+# error. A line "\036 STATUS" on both ends a script's output.
 set -eu
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
@@ -20,7 +20,7 @@ chmod 1777 /dev/shm /run
 mkdir /run/upper /run/work
 mount -t overlay -o lowerdir=/tmp,upperdir=/run/upper,workdir=/run/work none /tmp
 mount -t hostfs -o "$LAB_FOLDER" none "$LAB_FOLDER"
-# The processor of the host: perftest reads its frequency.
+# The host's processor: perftest reads the frequency.
 mount --bind "$LAB_FOLDER/cpuinfo" /proc/cpuinfo
 
 # Without NUMA nodes in sysfs, libraries take their NICs for absent and fall back to TCP.

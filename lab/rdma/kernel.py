@@ -1,13 +1,12 @@
-"""Kernel of the guests: user-mode Linux with rxe and siw, from Debian's sources, in a cache.
+"""Guest kernel: user-mode Linux with rxe and siw, from Debian's sources, in a cache.
 
-A build takes eight minutes of processor time and happens once for each version of the sources,
-of `kernel.config` and of this recipe.
+A build takes eight processor minutes and happens once for each version of the sources,
+`kernel.config` and this recipe.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from lab.errors import LabError
 from lab.rdma.packages import BUILD, SOURCE, ensure, version
+from weft.base import cache
+from weft.base import compile as _compile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,38 +27,47 @@ __all__ = ["build", "cached"]
 
 CONFIG: Final = Path(__file__).with_name("kernel.config")
 ARCHIVE: Final = Path("/usr/src", f"{SOURCE}.tar.xz")
-#: Part of the cache's key: raise it when the steps below change.
+#: Folder name for all lab kernels, in the cache.
+FOLDER: Final = "rdma-lab"
+#: Part of the cache key: raise it when the steps below change.
 RECIPE: Final = 1
-#: Sources that no guest's kernel compiles; their Kconfig files are read.
+#: Sources that no guest kernel compiles; their Kconfig files are read.
 UNUSED: Final = ("drivers/gpu/*.[ch]", "drivers/media/*.[ch]", "sound/*.[ch]", "*.rst", "*.dts*")
-#: Limit of a build, in seconds.
+#: Build time limit, in seconds.
 LIMIT: Final = 1800.0
 
 
-def cache() -> Path:
-    """Folder of all kernels of the lab."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("WEFT_CACHE_DIR") or home / "weft", "rdma-lab")
-
-
 def recipe() -> str:
-    """Hash of the configuration and the steps."""
+    """Hash over the configuration and the steps."""
     return hashlib.sha256(CONFIG.read_bytes() + str(RECIPE).encode()).hexdigest()[:12]
 
 
 def cached() -> Path | None:
-    """The kernel in the cache: of the installed sources, or the newest if none are installed."""
+    """The kernel in the cache: from the installed sources, or the newest if none are installed.
+
+    A file counts only if it is this user's and whole, since it is run.
+    """
     installed = version(SOURCE)
-    pattern = f"{installed or '*'}-{recipe()}/linux"
-    found = sorted(cache().glob(pattern), key=lambda path: path.stat().st_mtime)
-    return found[-1] if found else None
+    pattern = f"{FOLDER}/{installed or '*'}-{recipe()}/linux"
+    for folder in cache.folders(make=False):
+        found = [path for path in folder.glob(pattern) if is_own(path) and cache.is_whole(path)]
+        if found:
+            return max(found, key=lambda path: path.stat().st_mtime)
+    return None
+
+
+def is_own(path: Path) -> bool:
+    """True if no other user can have replaced a file."""
+    with contextlib.suppress(OSError):
+        return path.parent == cache.usable(path.parent, make=False)
+    return False
 
 
 def build(report: Callable[[str], None]) -> Path:
     """The kernel, built unless it is in the cache.
 
     Args:
-        report: takes lines of progress.
+        report: takes progress lines.
 
     Raises:
         LabError: if a package is missing and cannot be installed, or the build fails.
@@ -65,33 +75,39 @@ def build(report: Callable[[str], None]) -> Path:
     if found := cached():
         return found
     ensure(BUILD, report)
-    cache().mkdir(parents=True, exist_ok=True)
-    with (cache() / "lock").open("w") as lock:
+    try:
+        root = cache.usable(cache.place(FOLDER), make=True)
         # A second build waits for the first one.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if found := cached():
-            return found
-        target = cache() / f"{version(SOURCE)}-{recipe()}"
-        folder = cache() / f"building-{target.name}"
-        for other in cache().glob("building-*"):
-            if other != folder:
-                shutil.rmtree(other)
-        # A build that was interrupted continues.
-        source = unpacked(folder, report)
-        compile_in(source, report)
-        result = folder / "result"
-        shutil.rmtree(result, ignore_errors=True)
-        result.mkdir()
-        shutil.copy(source / "linux", result / "linux")
-        shutil.copy(source / ".config", result / "config")
-        shutil.rmtree(target, ignore_errors=True)
-        result.rename(target)
-        shutil.rmtree(folder)
+        with _compile.lock(root / "lock", LIMIT):
+            return cached() or built(root, report)
+    except OSError as error:
+        raise LabError(f"cache of the guests' kernel: {error}; set WEFT_CACHE_DIR") from error
+
+
+def built(root: Path, report: Callable[[str], None]) -> Path:
+    """The kernel, built in a folder that is locked."""
+    target = root / f"{version(SOURCE)}-{recipe()}"
+    folder = root / f"building-{target.name}"
+    for other in root.glob("building-*"):
+        if other != folder:
+            shutil.rmtree(other)
+    # A build that was interrupted continues.
+    source = unpacked(folder, report)
+    compile_in(source, report)
+    result = folder / "result"
+    shutil.rmtree(result, ignore_errors=True)
+    result.mkdir(mode=0o700)
+    kernel = cache.sealed("linux", (source / "linux").read_bytes())
+    cache.keep(result / "linux", kernel).chmod(0o700)
+    shutil.copy(source / ".config", result / "config")
+    shutil.rmtree(target, ignore_errors=True)
+    result.rename(target)
+    shutil.rmtree(folder)
     return target / "linux"
 
 
 def unpacked(folder: Path, report: Callable[[str], None]) -> Path:
-    """The sources in a folder, unpacked and adapted unless they are; their folder."""
+    """The sources in a folder, unpacked and adapted unless they are; returns the folder."""
     source, complete = folder / SOURCE, folder / "complete"
     if complete.exists():
         return source
@@ -105,7 +121,7 @@ def unpacked(folder: Path, report: Callable[[str], None]) -> Path:
     hertz = "config HZ\n\tint\n\tdefault 100\n"
     if hertz not in text:
         raise LabError(f"{ARCHIVE}: expected HZ of 100 in arch/um/Kconfig; adapt {__name__}")
-    # Timers of 1 ms: with 10 ms, pollers that sleep have latencies of 10 ms.
+    # 1 ms timers: with 10 ms, pollers that sleep have 10 ms latencies.
     kconfig.write_text(text.replace(hertz, hertz.replace("100", "1000")), encoding="utf-8")
     complete.touch()
     return source
@@ -137,13 +153,13 @@ def options(file: Path) -> Iterator[str]:
 
 
 def run(command: list[str], folder: Path) -> None:
-    """Run a command to its end."""
+    """Run a command until it ends."""
     for _ in lines(command, folder):
         pass
 
 
 def lines(command: list[str], folder: Path) -> Iterator[str]:
-    """Output of a command, line by line, standard error included.
+    """Command output, line by line, standard error included.
 
     Raises:
         LabError: if it fails, with its last lines, or takes longer than the limit.

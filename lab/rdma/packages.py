@@ -1,4 +1,4 @@
-"""Debian packages of the lab: programs that build the kernel, and programs that guests run."""
+"""Debian packages for the lab: programs that build the kernel, and programs that guests run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILD", "GUEST", "SOURCE", "ensure", "missing", "version"]
 
-#: Sources of the kernel.
+#: Kernel sources.
 SOURCE: Final = "linux-source-6.1"
 BUILD: Final = (SOURCE, "bc", "bison", "flex", "gcc", "make", "perl", "xz-utils")
 #: Programs and verbs libraries that guests use from the host's file system.
 GUEST: Final = ("ibverbs-providers", "ibverbs-utils", "iproute2", "iputils-ping", "perl-base")
-#: Limit of an installation, in seconds.
+#: Time limit per installation, in seconds.
 LIMIT: Final = 240.0
 
 
@@ -61,7 +61,7 @@ def ensure(packages: Sequence[str], report: Callable[[str], None]) -> None:
 
 
 def applied(command: list[str]) -> str | None:
-    """Run a command of apt; the reason if it fails."""
+    """Run an apt command; returns the reason if it fails."""
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Other libraries of `bench`, where their programs are installed: UCX and libfabric.
+"""Other libraries in `bench`, where their programs are installed: UCX and libfabric.
 
-A message of UCX is a put from registered memory, which its receiver polls for or, in a stream, does
-not notice. One of libfabric is sent and received. Both poll, as Weft and perftest do.
+A UCX message is a put from registered memory, which its receiver polls for or, in a stream, does
+not notice. A libfabric message is sent and received. Both poll, as Weft and perftest do.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 __all__ = ["LIMIT", "MESSAGES", "PEERS", "Peer", "Times", "figure", "installed", "messages"]
 
-#: Microseconds of a message by pattern, size and side.
+#: Microseconds per message by pattern, size and side.
 Times = dict[tuple[str, int, str], float]
 
 #: Seconds for one program.
 LIMIT: Final = 120.0
-#: Messages of a ping-pong.
+#: Messages per ping-pong.
 MESSAGES: Final = 200
 #: Bytes that a stream moves.
 STREAM_BYTES: Final = 16 << 20
 
 
 def messages(size: int) -> int:
-    """Number of messages of a stream."""
+    """Messages per stream."""
     return max(16, min(2000, STREAM_BYTES // size))
 
 
@@ -43,10 +43,10 @@ class Peer:
     """A library and the program that measures it.
 
     Attributes:
-        name: name of its columns.
-        program: name of the program in PATH.
-        package: Debian package of the program.
-        measure: times by two guests, the program's path, sizes and the index of the GID.
+        name: column name.
+        program: program name in PATH.
+        package: the program's Debian package.
+        measure: times by two guests, the program's path, sizes and the GID index.
     """
 
     name: str
@@ -68,7 +68,7 @@ def installed(report: Callable[[str], None]) -> list[tuple[Peer, str]]:
 
 
 def ucx(lab: Guests, program: str, sizes: Sequence[int], index: int) -> Times:
-    """Puts of UCX's transport layer over reliable connections.
+    """Puts by UCX's transport layer over reliable connections.
 
     Its protocol layer connects by datagrams, whose endpoints do not connect over rxe.
     """
@@ -87,7 +87,7 @@ def ucx(lab: Guests, program: str, sizes: Sequence[int], index: int) -> Times:
 
 
 def libfabric(lab: Guests, program: str, sizes: Sequence[int], _index: int) -> Times:
-    """Messages of libfabric over its provider of verbs; the program has no stream."""
+    """Messages by libfabric over its verbs provider; the program has no stream."""
     found: Times = {}
     for size in sizes:
         command = [program, "-p", "'verbs;ofi_rxm'", "-e", "rdm"]
@@ -99,17 +99,17 @@ def libfabric(lab: Guests, program: str, sizes: Sequence[int], _index: int) -> T
 
 
 def client_output(lab: Guests, command: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Output of a program in guest 1 that connects to the same in guest 0."""
+    """Output from a program in guest 1 that connects to the same in guest 0."""
     server = ["sh", "-c", " ".join(command)]
     client = ["sh", "-c", waiting_client(list(command), address(0))]
     return lab.run({0: server, 1: client}, LIMIT, variables)[1].stdout
 
 
 def figure(text: str, program: str, columns: int, column: int) -> float:
-    """Number in a column of the last line of a program's output.
+    """Number in a column of a program's last output line.
 
     Raises:
-        LabError: if the line has another number of columns, or no number in this one.
+        LabError: if the line has another column count, or no number in this one.
     """
     lines = text.strip().splitlines()
     fields = lines[-1].split() if lines else []

@@ -1,6 +1,6 @@
-"""Ranks of a Rust test in guests: `python -m lab.rdma.ranks SIZE BINARY TEST`, one in each guest.
+"""Ranks in a Rust test in guests: `python -m lab.rdma.ranks SIZE BINARY TEST`, one in each guest.
 
-A test of ranks that are processes exchanges messages over pipes with its parent
+A test whose ranks are processes exchanges messages over pipes with its parent
 (`crates/fabric/tests/common/ranks.rs`). Here each rank's parent is this program, in its own guest;
 guest 0 serves the all-gathers over TCP.
 """
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 PORT: Final = 7000
-#: Seconds for the start of all ranks.
+#: Seconds for all ranks to start.
 START: Final = 30.0
 
 
 def main(size: int, binary: str, test: str) -> int:
-    """Run this guest's rank; its exit status."""
+    """Run this guest's rank; returns the exit status."""
     rank = int(os.environ["LAB_GUEST"])
     if rank == 0:
         listener = socket.create_server((address(0), PORT), backlog=size)
@@ -65,7 +65,7 @@ def main(size: int, binary: str, test: str) -> int:
 
 
 def connected() -> socket.socket:
-    """Connection to the server of guest 0, which may still boot."""
+    """Connection to the server in guest 0, which may still boot."""
     end = time.monotonic() + START
     while True:
         try:

@@ -1,7 +1,7 @@
 """Reaper: a process that kills guests and removes their folder if the lab's process dies.
 
-A guest is several host processes in one process group, each traced by the first: they survive a
-SIGKILL of their parent.
+A guest is several host processes in one process group, each traced by the first: they survive when
+SIGKILL ends the parent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ rm -rf "$1"
 
 
 class Reaper:
-    """A reaper of process groups, until `dismiss`."""
+    """Reaper for process groups, until `dismiss`."""
 
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(

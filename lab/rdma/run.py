@@ -1,4 +1,4 @@
-"""Command line of the laboratory: `python -m lab.rdma`."""
+"""Lab command line: `python -m lab.rdma`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command of the arguments; the exit status."""
+    """Run the command that the arguments name; returns the exit status."""
     parsed = parser().parse_args(arguments)
     return guarded("rdma-lab", lambda: perform(parsed))
 
 
 def perform(parsed: argparse.Namespace) -> int:
-    """Run a command; its exit status."""
+    """Run a command; returns the exit status."""
     if parsed.do == "kernel":
         return build(parsed)
     if reason := unavailable():
@@ -49,8 +49,8 @@ def parser() -> argparse.ArgumentParser:
     json_option.add_argument("--json", action="store_true", help="result as one JSON line")
     commands = made.add_subparsers(dest="do", required=True, metavar="COMMAND")
     add = commands.add_parser
-    add("kernel", parents=[json_option], help="build of the guests' kernel into the cache")
-    add("check", parents=[json_option], help="devices of two guests and a ping-pong between them")
+    add("kernel", parents=[json_option], help="build the guests' kernel into the cache")
+    add("check", parents=[json_option], help="devices on two guests and a ping-pong between them")
     measuring = add(
         "bench",
         parents=[json_option],
@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=100_000,
         metavar="N",
-        help="least number of writes of each rank (default %(default)s)",
+        help="least writes per rank (default %(default)s)",
     )
     option(
         "--drop",
@@ -93,14 +93,14 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=1,
         metavar="N",
-        help="seed of sizes and of lost frames (default %(default)s)",
+        help="seed for sizes and lost frames (default %(default)s)",
     )
     option(
         "--seconds",
         type=int,
         default=1200,
         metavar="SECONDS",
-        help="limit of the writes (default %(default)s)",
+        help="time limit for the writes (default %(default)s)",
     )
     running = add("run", parents=[json_option], help="a command in each guest at once")
     option = running.add_argument
@@ -117,15 +117,15 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="time of a frame between two guests (default 0)",
+        help="time that a frame takes between two guests (default 0)",
     )
-    option("--seed", type=int, default=0, metavar="N", help="seed of lost frames (default 0)")
+    option("--seed", type=int, default=0, metavar="N", help="seed for lost frames (default 0)")
     option(
         "--timeout",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="limit of the command (default %(default)s)",
+        help="time limit for the command (default %(default)s)",
     )
     option(
         "command",
@@ -137,7 +137,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def build(parsed: argparse.Namespace) -> int:
-    """Install the packages and build the kernel; print its path."""
+    """Install the packages and build the kernel; print the path."""
 
     def report(line: str) -> None:
         print(f"rdma-lab: {line}", file=sys.stderr, flush=True)

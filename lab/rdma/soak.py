@@ -1,8 +1,8 @@
 """Counted writes between two guests whose links lose frames, checked byte for byte.
 
-Each rank writes to the other in rounds of up to eight writes of random sizes, over both NICs in
-turn, so that they arrive in any order. The receiver waits for the raises of a round, checks that
-there are no more, and compares every byte (`weft-bench-fabric soak`).
+Each rank writes to the other in rounds with up to eight writes of random sizes, over both NICs in
+turn, so that they arrive in any order. The receiver waits for a round's raises, checks that there
+are no more, and compares every byte (`weft-bench-fabric soak`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["check", "soak"]
 
 #: Packets are repeated after 67 ms.
 LOSSY: Final = {"WEFT_VERBS_ACK_TIMEOUT": "14"}
-#: Figures of a rank; those on its memory need a longer run.
+#: A rank's figures; memory figures need a longer run.
 FIGURES: Final = ("writes", "bytes", "raises", "wrong_counts", "wrong_writes", "seconds")
-#: Seconds for the formation of the group and its end, beside the writes.
+#: Seconds for the group to form and end, beside the writes.
 MARGIN: Final = 90
 
 
@@ -32,13 +32,13 @@ def soak(program: Path, writes: int, drop: float, seed: int, limit_s: int) -> di
 
     Args:
         program: `weft-bench-fabric`.
-        writes: least number of writes of each rank.
+        writes: least writes per rank.
         drop: probability that a frame is lost.
-        seed: seed of sizes and of lost frames.
+        seed: seed for sizes and lost frames.
         limit_s: seconds for the writes.
 
     Raises:
-        LabError: if an argument is outside of its range, a rank fails, a count or a byte is wrong,
+        LabError: if an argument is out of range, a rank fails, a count or a byte is wrong,
             or there were fewer writes.
     """
     for name, value, least in (("writes", writes, 1), ("seed", seed, 0), ("seconds", limit_s, 1)):

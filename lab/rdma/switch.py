@@ -1,8 +1,7 @@
-"""Ethernet switch of one network of guests, with lost and delayed frames.
+"""Ethernet switch for one guest network, with lost and delayed frames.
 
-`Switch` forwards by the source addresses of earlier frames and has no clock and no I/O. `Wire`
-runs one over datagram sockets in a thread. Lost frames follow from a seed, by the order of frames
-at each port.
+`Switch` forwards by earlier frames' source addresses and has no clock and no I/O. `Wire` runs one
+over datagram sockets in a thread. Lost frames follow from a seed, by frame order at each port.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ BURST: Final = 64
 
 
 class Switch:
-    """Forwarding of frames between ports.
+    """Forwards frames between ports.
 
     Args:
-        ports: number of ports.
+        ports: port count.
         drop: probability that a frame is lost on its way to a port, 0 to 1.
-        delay_s: seconds from the arrival of a frame to its departure.
-        seed: seed of the lost frames.
+        delay_s: seconds from a frame's arrival to its departure.
+        seed: seed for the lost frames.
 
     Attributes:
-        drop: as the argument; may be changed at any time.
-        delay_s: as the argument; may be changed at any time.
+        drop: same as the argument; may be changed at any time.
+        delay_s: same as the argument; may be changed at any time.
         forwarded: frames that have departed.
         dropped: frames lost on purpose.
         overflows: frames lost at full ports.
 
     Raises:
-        LabError: if a value is outside of its range.
+        LabError: if a value is out of range.
     """
 
     def __init__(self, ports: int, drop: float = 0.0, delay_s: float = 0.0, seed: int = 0) -> None:
@@ -86,13 +85,13 @@ class Switch:
                 heapq.heappush(self.delayed, item)
 
     def departures(self, now: float) -> Iterator[tuple[int, bytes]]:
-        """Ports and frames due by now, in the order of their times."""
+        """Ports and frames due by now, in time order."""
         while self.delayed and self.delayed[0][0] <= now:
             _, _, port, frame = heapq.heappop(self.delayed)
             yield port, frame
 
     def next_departure(self) -> float | None:
-        """Time of the next departure."""
+        """Next departure time."""
         return self.delayed[0][0] if self.delayed else None
 
 
@@ -100,7 +99,7 @@ class Wire(threading.Thread):
     """A switch over connected datagram sockets, one for each port, until `close`.
 
     Args:
-        switch: the switch, of as many ports as sockets.
+        switch: the switch, with as many ports as sockets.
         sockets: closed at the end.
     """
 
@@ -118,7 +117,7 @@ class Wire(threading.Thread):
             self.epoll.register(each, select.EPOLLIN)
 
     def close(self) -> None:
-        """End the thread, and close its sockets."""
+        """End the thread, and close the sockets."""
         self.end.close()
         if self.is_alive():
             self.join()
@@ -138,13 +137,13 @@ class Wire(threading.Thread):
                 if events & select.EPOLLOUT:
                     self.flush(port)
                 if events & ~select.EPOLLOUT and not self.receive(port):
-                    # Its guest has ended.
+                    # The guest has ended.
                     self.epoll.unregister(descriptor)
             for port, frame in self.switch.departures(time.monotonic()):
                 self.send(port, frame)
 
     def receive(self, port: int) -> bool:
-        """Take frames of a port; false if its other end is closed."""
+        """Take frames from a port; false if its other end is closed."""
         for _ in range(BURST):
             try:
                 frame = self.sockets[port].recv(FRAME)
@@ -166,7 +165,7 @@ class Wire(threading.Thread):
             self.flush(port)
 
     def flush(self, port: int) -> None:
-        """Send the frames that wait at a port, as far as its guest receives them."""
+        """Send the frames that wait at a port, as far as the guest receives them."""
         waiting = self.waiting[port]
         events = select.EPOLLIN
         try:

@@ -1,7 +1,7 @@
-"""Reproduction of a recommendation model on 128 nodes, fused and unfused; docs/dlrm.md is its page.
+"""Recommendation model reproduction on 128 nodes, fused and unfused; docs/dlrm.md is its page.
 
 The publication gives the gain and no sizes, so every size is an assumption: `scenarios` has the
-values, `assumptions.json` the reasons and the variations of the sensitivity.
+values, `assumptions.json` the reasons and the sensitivity variations.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final
 
 from reproductions.report import Table, percent, read
-from weft.cli.progress import Progress
+from weft.base.progress import Progress
 from weft.sim import simulate
 from weft.units import format_bytes, format_seconds
 
@@ -26,7 +26,7 @@ TITLE: Final = "A recommendation model, fused and unfused"
 SCENARIO: Final[dict[str, Any]] = read("dlrm", "scenarios", "iteration.json")
 ASSUMPTIONS: Final[dict[str, Any]] = read("dlrm", "assumptions.json")
 PUBLISHED: Final[dict[str, Any]] = read("dlrm", "published.json")
-#: Network of a `--quick` run.
+#: Network for a `--quick` run.
 QUICK: Final = {"leaves": 1, "spines": 16, "hosts": 16, "ranks": 16}
 
 
@@ -56,7 +56,7 @@ def reproduce(*, seed: int, quick: bool, progress: bool) -> dict[str, Any]:
     """Simulate an iteration, fused and unfused, and with each assumption changed.
 
     Args:
-        seed: seed of the scenario; no draw depends on it.
+        seed: scenario seed; no draw depends on it.
         quick: 16 nodes, and no sensitivity.
         progress: whether to show a progress bar.
     """
@@ -91,7 +91,7 @@ def reproduce(*, seed: int, quick: bool, progress: bool) -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> Iterator[Table]:
-    """Tables of the results."""
+    """Result tables."""
     results = found["results"]
     rows = [
         ("gain of fusing", percent(found["published_gain"]), percent(results["gain"])),
@@ -135,7 +135,7 @@ def notes(found: dict[str, Any]) -> list[str]:
 
 def pictures(found: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
     """Gain with each assumption changed."""
-    from weft.sim import plot
+    from weft.report import figure as plot
 
     rows = [("as assumed", found["results"]["gain"])]
     rows += [(row["varied"], row["gain"]) for row in found["sensitivity"]]

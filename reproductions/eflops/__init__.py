@@ -1,10 +1,10 @@
-"""Reproduction of EFLOPS (Dong et al., HPCA 2020), figure by figure; docs/eflops.md is its page.
+"""EFLOPS reproduction (Dong et al., HPCA 2020), figure by figure; docs/eflops.md is its page.
 
 - `clusters`: networks and rank placements
-- `columns`: all-reduces and training with one set of constants
-- `sweeps`: sizes, numbers of GPUs, constants
-- `comparison`: the figures of the article beside the published ones
-- `scenarios`: the cluster with both sets of constants, and the models
+- `columns`: all-reduces and training with one constant set
+- `sweeps`: sizes, GPU counts, constants
+- `comparison`: the article's figures beside the published ones
+- `scenarios`: the cluster with both constant sets, and the models
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reproductions.eflops.comparison import (
 )
 from reproductions.eflops.sweeps import ranks_weight, sweep_constants, sweep_ranks, sweep_sizes
 from reproductions.report import Table, percent, read
-from weft.cli.progress import Progress
+from weft.base.progress import Progress
 from weft.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ __all__ = ["NAME", "TITLE", "notes", "pictures", "reproduce", "tables"]
 
 NAME: Final = "eflops"
 TITLE: Final = "The EFLOPS article, simulated"
-#: Parameters of a whole run.
+#: Parameters for a whole run.
 FULL: Final[dict[str, Any]] = {
     "sizes": [1 << power for power in range(10, 29, 2)],
     "ranks": [16, 32, 64, 128, 256, 512],
     "seeds": 3,
     "sensitivity": True,
 }
-#: Parameters of a `--quick` run.
+#: Parameters for a `--quick` run.
 QUICK: Final[dict[str, Any]] = {
     "sizes": [1 << 10, 1 << 28],
     "ranks": [16, 64],
@@ -53,8 +53,8 @@ def reproduce(*, seed: int, quick: bool, progress: bool) -> dict[str, Any]:
     """Simulate the article.
 
     Args:
-        seed: first seed of ECMP's hash; times are medians over the seeds from there on.
-        quick: two sizes, two numbers of GPUs, one seed, no sensitivity.
+        seed: first ECMP hash seed; times are medians over the seeds from there on.
+        quick: two sizes, two GPU counts, one seed, no sensitivity.
         progress: whether to show a progress bar.
     """
     options = QUICK if quick else FULL
@@ -99,14 +99,14 @@ def reproduce(*, seed: int, quick: bool, progress: bool) -> dict[str, Any]:
 
 
 def weight(options: dict[str, Any]) -> int:
-    """Steps of the progress bar."""
+    """Progress bar steps."""
     sweeps = 8 * len(options["sizes"]) + sum(4 * ranks_weight(ranks) for ranks in options["ranks"])
     training, comparison = 36, 6
     return 2 * (sweeps + training + comparison) + (64 if options["sensitivity"] else 0)
 
 
 def tables(found: dict[str, Any]) -> Iterator[Table]:
-    """Tables of the results."""
+    """Result tables."""
     results = found["results"]
     yield (
         "Beside what was published",
@@ -194,7 +194,7 @@ def tables(found: dict[str, Any]) -> Iterator[Table]:
 
 
 def by_algorithm(title: str, along: str, rows: Iterable[dict[str, Any]]) -> Table:
-    """Times of all algorithms, along sizes or ranks."""
+    """Times by algorithm, along sizes or ranks."""
     cells: dict[int, dict[str, str]] = {}
     for row in rows:
         cells.setdefault(row[along], {})[row["algorithm"]] = format_seconds(row["time_s"])
@@ -215,8 +215,8 @@ def notes(found: dict[str, Any]) -> list[str]:
 
 
 def pictures(found: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """Bandwidth by size on both networks, and time by number of GPUs."""
-    from weft.sim import plot
+    """Bandwidth by size on both networks, and time by GPU count."""
+    from weft.report import figure as plot
 
     results = found["results"]
     networks = list(dict.fromkeys(row["network"] for row in results["sizes"]))

@@ -15,29 +15,29 @@ __all__ = [
     "topology",
 ]
 
-#: A NIC for each GPU, the four GPUs of a node on one virtual switch.
+#: A NIC for each GPU, a node's four GPUs on one virtual switch.
 BIGRAPH: Final = "bigraph"
 #: The same NICs on a two-tier fat tree without oversubscription, a leaf for each node.
 FAT_TREE: Final = "fat-tree"
-#: A fat tree of as many nodes, with one NIC for the four GPUs of a node.
+#: A fat tree with as many nodes, and one NIC for a node's four GPUs.
 SINGLE_NIC: Final = "single-nic"
-#: GPUs of a node.
+#: GPUs per node.
 LOCAL: Final = 4
-#: Order of ranks: node after node.
+#: Rank order: node after node.
 BY_NODE: Final = "node by node"
-#: Order of ranks: one on each node in turn, as with round-robin host files.
+#: Rank order: one on each node in turn, as with round-robin host files.
 IN_TURN: Final = "in turn"
 
 
 class Layout(NamedTuple):
-    """Switches of each half of a BiGraph, and endpoints of each switch."""
+    """Switches per BiGraph half, and endpoints per switch."""
 
     half: int
     endpoints: int
 
 
 def layout(ranks: int) -> Layout:
-    """BiGraph of `ranks` GPUs: four on a switch up to the 64 of the article, then more.
+    """BiGraph with `ranks` GPUs: four on a switch up to the article's 64, then more.
 
     HDRM needs at most as many endpoints on a switch as there are switches in a half.
 
@@ -56,7 +56,7 @@ def layout(ranks: int) -> Layout:
 
 
 def topology(network: str, ranks: int, latency_us: float) -> dict[str, Any]:
-    """A network as the topology of a scenario; links of 100 Gb/s."""
+    """A network as a scenario's topology; 100 Gb/s links."""
     half, endpoints = layout(ranks)
     link = {"gbps": 100, "latency_us": latency_us}
     if network == BIGRAPH:
@@ -70,10 +70,10 @@ def topology(network: str, ranks: int, latency_us: float) -> dict[str, Any]:
 
 
 def placement(network: str, ranks: int, algorithm: str, order: str) -> object:
-    """Rank placement of an algorithm, as in a scenario.
+    """An algorithm's rank placement, as in a scenario.
 
     On a BiGraph, HDRM has its rank map; other algorithms have neighbouring switches in different
-    halves, so that the links between neighbours of a ring are disjoint.
+    halves, so that the links between ring neighbours are disjoint.
     """
     if network == BIGRAPH and algorithm == "hdrm":
         return "map"

@@ -1,4 +1,4 @@
-"""Columns of the EFLOPS tables: all-reduces and training with one set of constants each."""
+"""Columns in the EFLOPS tables: all-reduces and training with one constant set each."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from weft.sim import simulate
 __all__ = ["ALGORITHMS", "COLUMNS", "LARGE", "MODELS", "RANKS", "SMALL", "Column", "Measured"]
 
 ALGORITHMS: Final = ("ring", "tree", "hd", "hdrm")
-#: Columns: bandwidth and latency alone, and the constants that the article leaves open fitted.
+#: Columns: only bandwidth and latency, and the constants that the article leaves open fitted.
 COLUMNS: Final = ("ideal", "fitted")
 MODELS: Final = ("resnet50", "million-class", "bert")
-#: GPUs of the article's cluster.
+#: GPUs in the article's cluster.
 RANKS: Final = 64
 #: Sizes in bytes at which the article quotes figures.
 SMALL: Final = 1 << 10
 LARGE: Final = 1 << 28
-#: Pieces in which the tree pipelines, in bytes, and the most of them.
+#: Chunks in which the tree pipelines, in bytes, and the most chunks.
 CHUNK_BYTES: Final = 128 << 10
 MOST_CHUNKS: Final = 256
-#: Vector that sets the pieces of a training run without segments, in bytes.
+#: Vector that sets the chunks in a training run without segments, in bytes.
 UNCUT_BYTES: Final = 32 << 20
 
 
 class Measured(NamedTuple):
-    """Outcome of one all-reduce."""
+    """Outcome for one all-reduce."""
 
     time_s: float
     max_link_load: int
 
 
 class Column:
-    """All-reduces and training iterations with one set of constants; results are kept."""
+    """All-reduces and training iterations with one constant set; results are kept."""
 
     def __init__(self, name: str, *, seed: int, seeds: int) -> None:
         self.name = name
@@ -58,10 +58,10 @@ class Column:
     def measure(
         self, network: str, ranks: int, algorithm: str, size: int, order: str = BY_NODE
     ) -> Measured:
-        """Median over seeds of an all-reduce of `size` bytes."""
+        """Median over seeds for an all-reduce with `size` bytes."""
         key = (network, ranks, algorithm, size, order)
         if key not in self.kept:
-            # The routes of these share no link, whatever the hash.
+            # These routes share no link, whatever the hash.
             disjoint = order == BY_NODE and (
                 algorithm == "ring" or (network, algorithm) == (BIGRAPH, "hdrm")
             )
@@ -77,7 +77,7 @@ class Column:
     def train(
         self, model: str, network: str, order: str, algorithm: str, *, overlap: bool
     ) -> dict[str, float]:
-        """Seconds of an iteration and of its communication, for a model on 64 GPUs."""
+        """Seconds per iteration and for communication, for a model on 64 GPUs."""
         scenario = read("eflops", "scenarios", f"train-{model}.json")
         segment = self.constant("segment_bytes") or UNCUT_BYTES
         scenario["job"] |= {
@@ -92,7 +92,7 @@ class Column:
     def reduction(
         self, network: str, ranks: int, algorithm: str, size: int, order: str
     ) -> dict[str, Any]:
-        """Job of an all-reduce."""
+        """All-reduce job."""
         segment = min(size, self.constant("segment_bytes") or size)
         job: dict[str, Any] = self.scenario["job"]
         return job | {
@@ -104,12 +104,12 @@ class Column:
         }
 
     def constant(self, name: str) -> Any:
-        """Value of a constant; None if it is the simulator's default."""
+        """A constant's value; None if it is the simulator's default."""
         given: dict[str, Any] = self.scenario["cluster"]["constants"]["set"] | self.changes
         return given.get(name)
 
     def run(self, scenario: dict[str, Any], network: str, ranks: int, seed: int) -> dict[str, Any]:
-        """Outcome of a scenario on a network, with this column's constants."""
+        """Scenario outcome on a network, with this column's constants."""
         (shape,) = self.scenario["cluster"]["topology"].values()
         cluster = deepcopy(self.scenario["cluster"]) | {
             "topology": topology(network, ranks, shape["latency_us"]),
@@ -125,8 +125,8 @@ class Column:
 def with_algorithm(model: dict[str, Any], algorithm: str) -> dict[str, Any]:
     """A model whose layers exchange by `algorithm`.
 
-    The all-gather and reduce-scatter of HDRM are those of halving-doubling; the tree has neither
-    and leaves them to the ring.
+    HDRM's all-gather and reduce-scatter are halving-doubling's; the tree has neither and leaves
+    them to the ring.
     """
     shared = {"hdrm": "hd", "tree": "ring"}.get(algorithm, algorithm)
     model = deepcopy(model)

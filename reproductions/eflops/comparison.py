@@ -1,4 +1,4 @@
-"""Figures of the EFLOPS article in both columns, beside the published ones."""
+"""EFLOPS article figures in both columns, beside the published ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Trained", "application_rows", "figures", "gbps", "single_nic_rows", 
 
 
 class Trained(NamedTuple):
-    """Times of a training iteration."""
+    """Training iteration times."""
 
     model: str
     network: str
@@ -48,7 +48,7 @@ def train_all(column: Column, advance: Callable[[int], None]) -> list[Trained]:
 
 
 def find(trained: Sequence[Trained], model: str, algorithm: str, *, overlap: bool) -> Trained:
-    """The iteration of a model by an algorithm on the article's cluster."""
+    """A model's iteration by an algorithm on the article's cluster."""
     key = (model, BIGRAPH, algorithm, overlap)
     return next(
         each for each in trained if (each.model, each.network, each.algorithm, each.overlap) == key
@@ -58,7 +58,7 @@ def find(trained: Sequence[Trained], model: str, algorithm: str, *, overlap: boo
 def application_rows(
     column: str, trained: Sequence[Trained], published: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Gain of HDRM over ring for each model, with and without overlap."""
+    """HDRM's gain over ring for each model, with and without overlap."""
     rows = []
     for model in MODELS:
         name = model.replace("-", "_")
@@ -108,7 +108,7 @@ def single_nic_rows(
 
 
 def gbps(time_s: float) -> float:
-    """Algorithm bandwidth of an all-reduce of 256 MiB."""
+    """Algorithm bandwidth for a 256 MiB all-reduce."""
     return LARGE * 8e-9 / time_s
 
 
@@ -120,7 +120,7 @@ class Times(NamedTuple):
     large: dict[str, float]
     #: 1 KiB by HDRM on 4096 GPUs.
     huge: float
-    #: A step of HDRM beyond its bytes.
+    #: HDRM step time beyond the bytes.
     step: float
 
 
@@ -133,18 +133,18 @@ def times_of(column: Column) -> Times:
     return Times(
         small={name: time(RANKS, name, SMALL) for name in ALGORITHMS},
         large={name: time(RANKS, name, LARGE) for name in ALGORITHMS},
-        # Two more levels of the smallest vector are four steps with next to no bytes.
+        # Two more levels with the smallest vector are four steps with next to no bytes.
         step=(time(128, "hdrm", SMALL) - time(32, "hdrm", SMALL)) / 4.0,
         huge=time(4096, "hdrm", SMALL),
     )
 
 
-#: Bandwidth bound of an all-reduce of 64 ranks on links of 100 Gb/s: 50.8 Gb/s.
+#: Bandwidth bound for an all-reduce over 64 ranks on 100 Gb/s links: 50.8 Gb/s.
 BOUND_GBPS = 100.0 / 2.0 * RANKS / (RANKS - 1)
 
 
 def all_reduce_figures(times: Times) -> dict[str, tuple[str, float]]:
-    """Figures of all-reduces: the key of the published value, and the simulated one."""
+    """All-reduce figures: the published value's key, and the simulated value."""
     small, large = times.small, times.large
     return {
         "1 KiB: time of ring / HDRM": ("small_hdrm_over_ring", small["ring"] / small["hdrm"]),
@@ -165,7 +165,7 @@ def all_reduce_figures(times: Times) -> dict[str, tuple[str, float]]:
 
 
 def application_figures(trained: Sequence[Trained]) -> dict[str, tuple[str, float]]:
-    """Figures of training: the key of the published value, and the simulated one."""
+    """Training figures: the published value's key, and the simulated value."""
     figures: dict[str, tuple[str, float]] = {}
     for model, title in (
         ("million-class", "million-class"),
@@ -206,7 +206,7 @@ def figures(
     published: dict[str, float],
     advance: Callable[[int], None],
 ) -> list[dict[str, Any]]:
-    """One row for each figure of the article."""
+    """One row for each figure in the article."""
     found = {}
     times = {}
     for column in columns:

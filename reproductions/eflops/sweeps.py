@@ -1,4 +1,4 @@
-"""Sweeps of the EFLOPS reproduction: sizes, numbers of GPUs, constants."""
+"""EFLOPS reproduction sweeps: sizes, GPU counts, constants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VARIED", "ranks_weight", "sweep_constants", "sweep_ranks", "sweep_sizes"]
 
-#: Constants of the fitted column; the fitted ones come first.
+#: Constants in the fitted column; the fitted ones come first.
 VARIED: Final = (
     "launch_s",
     "wire_efficiency",
@@ -27,7 +27,7 @@ VARIED: Final = (
 
 
 def row(column: Column, network: str, ranks: int, algorithm: str, size: int) -> dict[str, Any]:
-    """Row of one all-reduce."""
+    """Row for one all-reduce."""
     measured = column.measure(network, ranks, algorithm, size)
     return {
         "column": column.name,
@@ -58,7 +58,7 @@ def sweep_sizes(
 def sweep_ranks(
     column: Column, counts: Sequence[int], advance: Callable[[int], None]
 ) -> list[dict[str, Any]]:
-    """HDRM on the BiGraph and all others on the fat tree, for each number of GPUs."""
+    """HDRM on the BiGraph and all others on the fat tree, for each GPU count."""
     rows = []
     for ranks in counts:
         for algorithm in ALGORITHMS:
@@ -69,7 +69,7 @@ def sweep_ranks(
 
 
 def ranks_weight(ranks: int) -> int:
-    """Work of one algorithm on `ranks` GPUs, in units of the progress bar."""
+    """One algorithm's work on `ranks` GPUs, in progress bar units."""
     return (ranks // 32) ** 2 // 4 + 2
 
 
@@ -92,7 +92,7 @@ def sweep_constants(column: Column, advance: Callable[[int], None]) -> list[dict
 
 
 def main_figures(column: Column) -> dict[str, float]:
-    """Figures of 64 GPUs on the BiGraph."""
+    """Figures for 64 GPUs on the BiGraph."""
 
     def time(algorithm: str, size: int) -> float:
         return column.measure(BIGRAPH, RANKS, algorithm, size).time_s

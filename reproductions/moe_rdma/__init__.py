@@ -1,15 +1,14 @@
-"""Reproduction of MoE dispatch and combine on ConnectX-7 and on EFA; docs/moe-rdma.md is its page.
+"""MoE dispatch and combine reproduced on ConnectX-7 and EFA; docs/moe-rdma.md is its page.
 
-The constants of the network (bandwidth, message latency, posting) come from separately published
-measurements of single operations. The costs of a round on the GPUs are not published and are
-fitted to the rows of one node, where no network takes part. So the rows of 16 ranks and more are
-predictions.
+The network constants (bandwidth, message latency, posting) come from separately published
+measurements on single operations. A round's costs on the GPUs are not published and are fitted to
+the one-node rows, where no network takes part. So the rows with 16 ranks and more are predictions.
 
-- `published`: check of the published tables
+- `published`: check on the published tables
 - `machines`: constants, derived and fitted; one round as a scenario
 - `verbs`: Weft over the provider verbs, with the host costs measured here
-- `sensitivity`: changes of the prediction with each constant and assumption
-- `scenarios`: a decode round of 16 ranks on each machine
+- `sensitivity`: how the prediction changes with each constant and assumption
+- `scenarios`: a decode round with 16 ranks on each machine
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from reproductions.moe_rdma.machines import (
 )
 from reproductions.moe_rdma.sensitivity import VARIED, vary
 from reproductions.report import Table, deviation, percent
-from weft.cli.progress import Progress
+from weft.base.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +46,7 @@ __all__ = ["NAME", "TITLE", "notes", "pictures", "reproduce", "tables"]
 NAME: Final = "moe-rdma"
 TITLE: Final = "MoE dispatch and combine over RDMA, simulated"
 
-#: Ranks of the table's rows.
+#: Rank counts in the table's rows.
 EP: Final = (8, 16, 32, 64)
 
 
@@ -55,8 +54,8 @@ def reproduce(*, seed: int, quick: bool, progress: bool) -> dict[str, Any]:
     """Simulate the published table.
 
     Args:
-        seed: random seed of the expert choice.
-        quick: 8 and 16 ranks alone, without sensitivity.
+        seed: random seed for the expert choice.
+        quick: only 8 and 16 ranks, without sensitivity.
         progress: whether to show a progress bar.
     """
     eps = [ep for ep in EP if not quick or ep <= 16]
@@ -111,9 +110,9 @@ def compare(
     fitted: Constants,
     changes: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """Both operations of one row: published, predicted, fitted, and by Weft's own rules.
+    """Both operations in one row: published, predicted, fitted, and by Weft's own rules.
 
-    On EFA also by Weft's rules over the provider ofi, with the host cost of each write.
+    On EFA also by Weft's rules over the provider ofi, with each write's host cost.
     """
     own = constants
     if machine == "efa":
@@ -144,7 +143,7 @@ def compare(
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Deviation of the rows without fitted constants."""
+    """Deviation in the rows without fitted constants."""
     found = {}
     for machine in MACHINES:
         for column in ("deviation", "fitted_deviation"):
@@ -163,7 +162,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> Iterator[Table]:
-    """Tables of the results."""
+    """Result tables."""
     headers = (
         "ranks",
         "operation",
@@ -221,7 +220,7 @@ FROM: Final = {
 
 
 def constant_rows(found: dict[str, Any]) -> list[tuple[object, ...]]:
-    """Each constant of each machine, with its source."""
+    """Each machine's constants, with sources."""
     machines, host = found["constants"], found["verbs"]["host"]
     rows: list[tuple[object, ...]] = []
     for name, source in FROM.items():
@@ -283,7 +282,7 @@ def notes(found: dict[str, Any]) -> list[str]:
 
 def pictures(found: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
     """Time by ranks, for each machine and over verbs."""
-    from weft.sim import plot
+    from weft.report import figure as plot
 
     for machine, title in MACHINES.items():
         figure, axes = plot.new_figure(2, 5.2, 3.8)

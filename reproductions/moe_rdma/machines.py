@@ -1,7 +1,7 @@
-"""Machines of the published MoE times: constants of their networks and GPUs, and a round on them.
+"""Machines behind the published MoE times: network and GPU constants, and a round on them.
 
-Constants of a network are derived from measurements of single operations; costs on GPUs are fitted
-to rows of the published table.
+Network constants are derived from measurements on single operations; GPU costs are fitted to rows
+in the published table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weft.cli.progress import Progress
+    from weft.base.progress import Progress
 
 __all__ = [
     "MACHINES",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 MACHINES: Final = {"cx7": "ConnectX-7", "efa": "EFA"}
-#: NICs of a GPU.
+#: NICs per GPU.
 NICS: Final = {"cx7": 1, "efa": 2}
 PHASES: Final = {
     "decode": ("moe_decode_128_tokens", 128),
@@ -46,23 +46,23 @@ PUBLISHED: Final[dict[str, Any]] = check(
     read("moe_rdma", "published.json"), [table for table, _ in PHASES.values()], OPERATIONS
 )
 NODE: Final = 8
-#: The default of the benchmark program that the table was made with.
+#: The default in the benchmark program that the table was made with.
 PRIVATE_ROWS: Final = 256
 GIGABIT: Final = 1e9 / 8
-#: Cost of Weft's host for posting a write over the provider ofi, in seconds: the median, over
-#: messages of 8 to 4096 bytes in a stream, of Weft's time less that of a bare libfabric loop. Over
-#: shm of libfabric 2.5.1, the cheapest one (`benchmarks/results/ofi.jsonl`).
+#: Weft's host cost for posting a write over the provider ofi, in seconds: the median, over messages
+#: from 8 to 4096 bytes in a stream, of Weft's time less a bare libfabric loop's. Over shm in
+#: libfabric 2.5.1, the cheapest one (`benchmarks/results/ofi.jsonl`).
 OFI_HOST_S: Final = 35e-9
 
 Constants = dict[str, float]
 
 
 def derive(machine: str) -> Constants:
-    """Constants of a machine's network, from published measurements of single operations.
+    """A machine's network constants, from published measurements on single operations.
 
-    The model of one write is `latency + bytes / bandwidth`. The bandwidth is the slope between the
-    two longest writes, the latency the mean rest of the shorter ones, and posting the slope of a
-    scatter's time over the number of its peers.
+    The model for one write is `latency + bytes / bandwidth`. The bandwidth is the slope between the
+    two longest writes, the latency the shorter ones' mean rest, and posting the slope of a
+    scatter's time over its peer count.
     """
     engine = PUBLISHED["proxy_and_engine"]
     writes = engine["single_write_gbps"]
@@ -88,7 +88,7 @@ def scenario(
     seed: int,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Round of `ep` ranks in nodes of eight, on a network without a bottleneck."""
+    """Round with `ep` ranks in nodes of eight, on a network without a bottleneck."""
     nics = NICS[machine]
     found: dict[str, Any] = read("moe_rdma", "scenarios", f"{machine}.json")
     cluster, job = found["cluster"], found["job"]
@@ -119,7 +119,7 @@ def scenario(
 
 
 class Runs:
-    """Runs scenarios and sums up their costs."""
+    """Runs scenarios and sums up costs."""
 
     def __init__(self, seed: int, bar: Progress) -> None:
         self.seed = seed
@@ -132,14 +132,14 @@ class Runs:
     def times(
         self, machine: str, ep: int, tokens: int, constants: Constants, **changes: Any
     ) -> dict[str, float]:
-        """Median time of each operation over ranks, in microseconds."""
+        """Median time per operation over ranks, in microseconds."""
         results = self.results(machine, ep, tokens, constants, **changes)
         return {name: results[name]["p50_s"] * 1e6 for name in OPERATIONS}
 
     def results(
         self, machine: str, ep: int, tokens: int, constants: Constants, **changes: Any
     ) -> dict[str, Any]:
-        """Results of a round: times of each operation in seconds, rows and their bytes."""
+        """A round's results: times per operation in seconds, rows and bytes."""
         spec = scenario(machine, ep, tokens, constants, self.seed, **changes)
         outcome = simulate(spec)
         self.cpu_s += outcome["cpu_s"]
@@ -152,17 +152,17 @@ class Runs:
 
 
 def known(phase: str, machine: str, ep: int, system: str = "pplx") -> dict[str, float | None]:
-    """Published times of a row, in microseconds."""
+    """A row's published times, in microseconds."""
     rows = PUBLISHED[PHASES[phase][0]]["rows"]
     row = next(row for row in rows if row["ep"] == ep)
     return {name: row[name].get(f"{system}_{machine}") for name in OPERATIONS}
 
 
 def fit_node(runs: Runs, machine: str, network: Constants) -> Constants:
-    """Costs of a round within a node: a fixed time and an NVLink rate for each operation.
+    """A round's costs within a node: a fixed time and an NVLink rate for each operation.
 
-    Both are exact solutions of the two rows of 8 ranks. If one of them is not published, the rate
-    is that of the other machine, which has the same NVLink.
+    Both are exact solutions for the two rows with 8 ranks. If one row is not published, the rate is
+    the other machine's, which has the same NVLink.
     """
     found = dict(network)
     unit = {"dispatch": 100e9, "combine": 100e9}
@@ -180,7 +180,7 @@ def fit_node(runs: Runs, machine: str, network: Constants) -> Constants:
         for source in (machine, *(other for other in MACHINES if other != machine)):
             short, long = (known(phase, source, NODE)[name] for phase in PHASES)
             if short is not None and long is not None:
-                # Bytes in units of 100 kB: a microsecond at 100 GB/s.
+                # Bytes in 100 kB units: a microsecond at 100 GB/s.
                 rates[source] = (moved["prefill"][name] - moved["decode"][name]) / (long - short)
         rate = rates[machine] if machine in rates else next(iter(rates.values()))
         short = known("decode", machine, NODE)[name]
@@ -193,10 +193,10 @@ def fit_node(runs: Runs, machine: str, network: Constants) -> Constants:
 def fit_dispatch(
     runs: Runs, machine: str, constants: Constants, eps: Sequence[int]
 ) -> tuple[Constants, dict[str, Any]]:
-    """Second column: costs of dispatch beyond the network, fitted to its rows of 16 and 32 ranks.
+    """Second column: dispatch costs beyond the network, fitted to its rows with 16 and 32 ranks.
 
-    Grid search for the least mean square deviation over two parameters: the rate of copies to the
-    send buffer, and the number of rows sent before the counts are known.
+    Grid search for the least mean square deviation over two parameters: the copy rate to the send
+    buffer, and how many rows are sent before the counts are known.
     """
     eps = [ep for ep in eps if NODE < ep <= 32]
     best: tuple[float, float | None, int] | None = None

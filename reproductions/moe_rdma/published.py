@@ -1,4 +1,4 @@
-"""Check of the published tables: sources, ranks and times."""
+"""Checks on the published tables: sources, ranks and times."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
 
 __all__ = ["SYSTEMS", "check"]
 
-#: Columns of an operation: system and network.
+#: Columns for an operation: system and network.
 SYSTEMS: Final = ("pplx_cx7", "pplx_efa", "deepep_cx7")
 
 
 def check(
     published: dict[str, Any], tables: Sequence[str], operations: Sequence[str]
 ) -> dict[str, Any]:
-    """The published figures, if these tables of them are valid.
+    """The published figures, if these tables are valid.
 
     Raises:
-        ValueError: for a table without workload or source, a number of ranks that is no positive
-            integer or comes twice, an unknown column, or a time that is not positive.
+        ValueError: for a table without workload or source, a rank count that is no positive integer
+        or comes twice, an unknown column, or a time that is not positive.
     """
     for name in tables:
         table = published.get(name)
@@ -44,12 +44,12 @@ def check(
 
 
 def check_times(where: str, times: Any) -> None:
-    """Reject times of an operation that are not positive microseconds of known systems."""
+    """Reject times that are not positive microseconds in known systems."""
     if not isinstance(times, dict) or not times:
         raise ValueError(f"{where} {times!r}: expected times of {', '.join(SYSTEMS)}")
     for system, time in times.items():
         if system not in SYSTEMS:
             raise ValueError(f"{where}: column {system!r}: expected one of {', '.join(SYSTEMS)}")
-        # Also false for NaN; a time of more than a second is in the wrong unit.
+        # Also false for NaN; a time above a second is in the wrong unit.
         if isinstance(time, bool) or not isinstance(time, int | float) or not 0 < time < 1e6:
             raise ValueError(f"{where} {system} {time!r}: expected microseconds, 0 to 1e6")

@@ -1,4 +1,4 @@
-"""Sensitivity of the predictions: one constant or assumption is varied at a time."""
+"""Prediction sensitivity: one constant or assumption is varied at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VARIED", "vary"]
 
-#: Variations: a factor on a constant, or a change of the job.
+#: Variations: a factor on a constant, or a job change.
 VARIED: Final[Sequence[tuple[str, Callable[[Constants], Constants], dict[str, Any]]]] = (
     ("as predicted", lambda constants: constants, {}),
     (
@@ -62,7 +62,7 @@ VARIED: Final[Sequence[tuple[str, Callable[[Constants], Constants], dict[str, An
 
 
 def vary(runs: Runs, machines: dict[str, Any]) -> list[dict[str, Any]]:
-    """Changes of the times of 32 ranks with each constant and assumption."""
+    """Changes in the 32-rank times with each constant and assumption."""
     found = []
     for machine, about in machines.items():
         base: dict[tuple[str, str], float] = {}

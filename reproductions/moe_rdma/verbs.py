@@ -1,8 +1,8 @@
 """Weft over the provider verbs on the ConnectX-7 network, with the host costs measured here.
 
 A write costs its published posting (an engine beside a NIC) and Weft's own posting and completion,
-as measured on a null device, where a NIC takes no time. The published posting contains the host of
-the published engine, so the sum counts a host twice.
+as measured on a null device, where a NIC takes no time. The published posting contains the
+published engine's host, so the sum counts a host twice.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 __all__ = ["MACHINE", "PRIVATE_ROWS", "RULES", "compare", "host", "picture", "tables", "with_host"]
 
 MACHINE: Final = "cx7"
-#: Private rows of Weft.
+#: Weft's private rows.
 PRIVATE_ROWS: Final = 32
-#: Weft's own rules of a round.
+#: Weft's own rules for a round.
 RULES: Final[dict[str, Any]] = {"copies": "rank", "private_rows": PRIVATE_ROWS}
-#: Records of `make bench-posting`.
+#: Records from `make bench-posting`.
 POSTING: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "posting.jsonl"
 WRITE: Final = "write of a page of 14 KiB"
 PART: Final = "part of 8 pages"
-#: Most work requests of a part of the provider verbs.
+#: Most work requests per part in the provider verbs.
 PART_REQUESTS: Final = 128
 SYSTEMS: Final = {"pplx": "pplx-garden", "deepep": "DeepEP"}
 
 
 def host(path: Path = POSTING) -> dict[str, Any]:
-    """Host costs of the newest record of posts to a null device.
+    """Host costs from the newest record on posts to a null device.
 
     Returns:
-        `write_s`, posting and completion of a write of one work request; `row_s`, each further
-        one, with its share of the beginning of the next part; both in seconds. `at`, `commit` and
-        `processor` are those of the record.
+        `write_s`, posting and completion for a write with one work request; `row_s`, each further
+        one, with its share in the next part's beginning; both in seconds. `at`, `commit` and
+        `processor` are the record's.
 
     Raises:
         ValueError: if the record lacks an operation, or its times are not positive and rising.
@@ -81,7 +81,7 @@ def host(path: Path = POSTING) -> dict[str, Any]:
 
 
 def with_host(constants: Constants, costs: dict[str, Any]) -> Constants:
-    """Constants of the network with Weft's host beside the published posting."""
+    """Network constants with Weft's host beside the published posting."""
     return constants | {
         "post_s": constants["post_s"] + costs["write_s"],
         "post_row_s": costs["row_s"],
@@ -91,9 +91,9 @@ def with_host(constants: Constants, costs: dict[str, Any]) -> Constants:
 def compare(
     runs: Runs, constants: Constants, costs: dict[str, Any], eps: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Both operations of each row: published times, the simulated one, and the bound of the NIC.
+    """Both operations in each row: published times, the simulated one, and the NIC bound.
 
-    The bound is the mean number of bytes that a rank sends by its NIC, at the NIC's bandwidth.
+    The bound is the mean byte count that a rank sends by its NIC, at the NIC's bandwidth.
     """
     found = []
     for phase, (_, tokens) in PHASES.items():
@@ -121,7 +121,7 @@ def compare(
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
-    """Tables of the rows of `compare`."""
+    """Tables with the rows from `compare`."""
     headers = ["ranks", "operation", "bytes / NIC", "over verbs"]
     for title in SYSTEMS.values():
         headers += [title, "off"]
@@ -144,7 +144,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
 
 
 def published(row: dict[str, Any]) -> list[object]:
-    """Cells of the published times and of the deviations from them."""
+    """Cells with the published times and the deviations from them."""
     cells: list[object] = []
     for system in SYSTEMS:
         cells += [row[f"{system}_us"], percent(row[f"{system}_deviation"])]
@@ -153,7 +153,7 @@ def published(row: dict[str, Any]) -> list[object]:
 
 def picture(rows: Sequence[dict[str, Any]]) -> Figure:
     """Time by ranks over verbs, with the published times as markers."""
-    from weft.sim import plot
+    from weft.report import figure as plot
 
     figure, axes = plot.new_figure(2, 5.2, 3.8)
     for each, phase in zip(axes, PHASES, strict=True):

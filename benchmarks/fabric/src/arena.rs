@@ -1,24 +1,24 @@
-//! Memory of the benchmarks: a source and an inbox at each rank, divided into slots that are used in turn.
+//! Benchmark memory: a source and an inbox on each rank, divided into slots that are used in turn.
 //!
 //! Together they are several times as large as the last-level cache, so that a slot is no longer cached at
-//! its next use. A source's bytes are a function of the rank and the offset and never change; a checked
-//! inbox slot is overwritten, so that bytes of an earlier use are not taken for current ones.
+//! the next use. A source's bytes are a function of rank and offset and never change; a checked inbox slot
+//! is overwritten, so that bytes from an earlier use are not taken for current ones.
 
 use weft_fabric::Memory;
 
 /// Longest message; at least two fit.
 pub const LONGEST: usize = 64 << 20;
-/// XOR of the words of the two ranks' sources.
+/// XOR between words in the two ranks' sources.
 const DIFFERENCE: u64 = 0x5bd1_e995_7f4a_7c15;
 const LINE: usize = 64;
 
-/// Bytes of a source and of an inbox. All four regions together are about four times the last-level cache
-/// of this machine, or four times 256 MiB if that is unknown.
+/// Bytes in a source and in an inbox. All four regions together are about four times this machine's
+/// last-level cache, or four times 256 MiB if that is unknown.
 pub fn region_bytes() -> usize {
     last_level_cache().unwrap_or(LONGEST * 4).next_multiple_of(LONGEST).max(2 * LONGEST)
 }
 
-/// Bytes of the largest cache of the first core.
+/// Bytes in the first core's largest cache.
 fn last_level_cache() -> Option<usize> {
     let sizes = (0..8).filter_map(|index| {
         let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
@@ -40,12 +40,12 @@ pub fn fill_source(source: &Memory, rank: u32) {
 }
 
 fn source_word(rank: u32, index: usize) -> u64 {
-    // The highest bit is set at both ranks, so that no word is zero, the value of scrubbed words.
+    // The highest bit is set on both ranks, so that no word is zero; scrubbed words are zero.
     let word = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63;
     if rank == 0 { word } else { word ^ (DIFFERENCE & !(1 << 63)) }
 }
 
-/// True if `length` bytes at `offset` are those of the other rank's source; overwrites them.
+/// True if `length` bytes at `offset` equal the other rank's source; overwrites them.
 pub fn check_and_scrub(inbox: &Memory, source: &Memory, offset: usize, length: usize) -> bool {
     // SAFETY: the message was counted and its slot is not written again before the next barrier; sources
     // are never written.
@@ -64,23 +64,23 @@ pub fn check_and_scrub(inbox: &Memory, source: &Memory, offset: usize, length: u
     right
 }
 
-/// Slots of messages in turn, the same at both ranks.
+/// Message slots in turn, the same on both ranks.
 pub struct Slots {
     next: usize,
     bytes: usize,
 }
 
 impl Slots {
-    /// Slots of regions of `bytes` bytes.
+    /// Slots in regions with `bytes` bytes.
     pub fn new(bytes: usize) -> Slots {
         Slots { next: 0, bytes }
     }
 
-    /// Offsets of the next `count` messages of `length` bytes, all distinct.
+    /// Offsets for the next `count` messages with `length` bytes, all distinct.
     pub fn take(&mut self, count: usize, length: usize) -> Vec<usize> {
         let stride = length.next_multiple_of(LINE);
         let (first, slots) = (self.next.div_ceil(stride), self.bytes / stride);
-        assert!(count <= slots, "{count} messages of {length} bytes do not fit");
+        assert!(count <= slots, "{count} messages with {length} bytes do not fit");
         self.next = (first + count) % slots * stride;
         (first..first + count).map(|slot| slot % slots * stride).collect()
     }

@@ -1,4 +1,4 @@
-//! Collectives back to back: time of a call by size, without PyTorch.
+//! Collectives back to back: time per call by size, without PyTorch.
 
 use crate::group::{PATIENCE, join, on_processes, pin, waiting};
 use crate::statistics::percentile;
@@ -12,7 +12,7 @@ use weft_collectives::{
 };
 use weft_fabric::{Communicator, clock};
 
-/// Options of the benchmark.
+/// Benchmark options.
 #[derive(Args)]
 pub struct Options {
     /// Path between the ranks
@@ -27,25 +27,25 @@ pub struct Options {
     /// Algorithm (default: chosen by size)
     #[arg(long)]
     algorithm: Option<Algorithm>,
-    /// Bytes of the whole vector; a multiple of 4 times the ranks
+    /// Bytes in the whole vector; a multiple of 4 times the ranks
     #[arg(long, value_delimiter = ',', default_values_t = SIZES)]
     sizes: Vec<usize>,
-    /// Calls of a size, fewer of long vectors
+    /// Calls per size, fewer for long vectors
     #[arg(long, default_value_t = 20_000)]
     calls: usize,
     /// Channels
     #[arg(long, default_value_t = CollectivesConfig::default().channels)]
     channels: u32,
-    /// Bytes of a channel
+    /// Bytes per channel
     #[arg(long, default_value_t = CollectivesConfig::default().channel_bytes)]
     channel_bytes: u64,
-    /// Bytes of a vector from which writes read it in place
+    /// Vector bytes from which writes read the vector in place
     #[arg(long)]
     in_place_bytes: Option<u64>,
     /// Threads that reduce a long vector; ranks are not pinned if there are several
     #[arg(long, default_value_t = CollectivesConfig::default().reduction_threads)]
     reduction_threads: u32,
-    /// Spin deadline of waits in microseconds
+    /// Spin deadline for waits in microseconds
     #[arg(long, default_value_t = 50)]
     spin_us: u64,
     /// JSON lines on standard output
@@ -55,7 +55,7 @@ pub struct Options {
 
 const SIZES: [usize; 10] =
     [16, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 32 << 20, 64 << 20];
-/// Bytes of all calls of a size, which bounds their number.
+/// Most bytes over all calls with one size; this bounds the call count.
 const BYTES_OF_A_SIZE: usize = 2 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -67,7 +67,7 @@ enum Kind {
     AllToAll,
 }
 
-/// Microseconds of each call of one collective and size.
+/// Microseconds per call for one collective and size.
 #[derive(Serialize, Deserialize)]
 struct Sample {
     kind: Kind,
@@ -75,7 +75,7 @@ struct Sample {
     us: Vec<f64>,
 }
 
-/// Runs the benchmark and prints the times of rank 0.
+/// Runs the benchmark and prints rank 0's times.
 pub fn run(options: &Options) -> Outcome<()> {
     let ranks = on_processes(options.ranks, || rank(options))?;
     let cores = std::thread::available_parallelism()?.get();
@@ -104,7 +104,7 @@ pub fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// A rank with its collectives.
+/// A rank with collectives.
 struct Member {
     communicator: Communicator,
     collectives: Collectives,
@@ -147,7 +147,7 @@ fn rank(options: &Options) -> Outcome<Vec<Sample>> {
 }
 
 impl Member {
-    /// Microseconds of each call. All-reduce and broadcast are in place, as those of PyTorch.
+    /// Microseconds per call. All-reduce and broadcast are in place, as in PyTorch.
     fn calls(&self, kind: Kind, bytes: usize, count: usize) -> Outcome<Vec<f64>> {
         let ranks = self.communicator.world_size() as usize;
         let rank = self.communicator.rank().0;
@@ -183,7 +183,7 @@ impl Member {
             }
         }
         let share = if kind == Kind::ReduceScatter { elements / ranks } else { elements };
-        // SAFETY: the vector of that many elements is alive, and no call is under way.
+        // SAFETY: the vector with that many elements is alive, and no call is in progress.
         let result = unsafe { std::slice::from_raw_parts(to, share) };
         if result.iter().any(|value| *value != 1.0) {
             return Err(format!("rank {rank}: wrong result of {kind:?} of {bytes} bytes").into());

@@ -1,6 +1,6 @@
 //! More ranks than cores: rounds between all ranks, and the slowest rank.
 //!
-//! In each round every rank writes 8 bytes to each other rank and waits for the writes of all; with fewer
+//! In each round every rank writes 8 bytes to each other rank and waits for all writes to it; with fewer
 //! cores than ranks, every wait parks and is woken.
 
 use crate::group::{PATIENCE, join, on_processes, waiting};
@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use weft_fabric::{Page, Rank, clock};
 
-/// Options of the benchmark.
+/// Benchmark options.
 #[derive(Args)]
 pub struct Options {
     /// Path between the ranks
     #[arg(long, value_enum, default_value = "shm")]
     path: Path,
-    /// Number of ranks
+    /// Rank count
     #[arg(long, default_value_t = 16)]
     ranks: u32,
     /// Measured rounds
@@ -28,7 +28,7 @@ pub struct Options {
     json: bool,
 }
 
-/// Measurements of one rank.
+/// One rank's measurements.
 #[derive(Serialize, Deserialize)]
 struct RankResult {
     rounds_us: Vec<f64>,
@@ -37,7 +37,7 @@ struct RankResult {
 
 const WORD: u64 = 8;
 
-/// Runs the benchmark and prints its results.
+/// Runs the benchmark and prints the results.
 pub fn run(options: &Options) -> Outcome<()> {
     if options.ranks < 2 {
         return Err(format!("--ranks {}: expected at least 2", options.ranks).into());
@@ -78,10 +78,10 @@ pub fn run(options: &Options) -> Outcome<()> {
     if wrong > 0 { Err(format!("{wrong} words had wrong values").into()) } else { Ok(()) }
 }
 
-/// Part of one rank.
+/// One rank's part.
 fn rank(options: &Options) -> Outcome<RankResult> {
     let communicator = join(options.path, None)?;
-    // Default of the communicator.
+    // The communicator's default.
     let spin = {
         let mut never = || false;
         communicator.wait_options(clock::now(), &mut never).spin
@@ -89,7 +89,7 @@ fn rank(options: &Options) -> Outcome<RankResult> {
     let me = communicator.rank();
     let length = usize::try_from(u64::from(options.ranks) * WORD)?;
     let source = communicator.engine().alloc(2 * WORD as usize)?;
-    // At most two rounds are in flight, so each rank has two words of every inbox.
+    // At most two rounds are in flight, so each rank has two words in every inbox.
     let inbox = communicator.engine().alloc(2 * length)?;
     let mut engine = communicator.engine();
     let counters = [engine.counter()?, engine.counter()?];

@@ -1,4 +1,5 @@
-//! Collectives on vectors that are written before each call and read after it: the calls of `peers/mpi.c`.
+//! Collectives on vectors that are written before each call and read after it: the same calls as in
+//! `peers/mpi.c`.
 
 use crate::group::{PATIENCE, join, on_processes, pin, waiting};
 use crate::{Outcome, Path};
@@ -11,7 +12,7 @@ use weft_collectives::{
 };
 use weft_fabric::{Communicator, clock};
 
-/// Options of the benchmark.
+/// Benchmark options.
 #[derive(Args)]
 pub struct Options {
     /// Path between the ranks
@@ -26,16 +27,16 @@ pub struct Options {
     /// Algorithm (default: chosen by size)
     #[arg(long)]
     algorithm: Option<Algorithm>,
-    /// Bytes of the larger of input and output
+    /// Bytes in the larger one among input and output
     #[arg(long, value_delimiter = ',', default_values_t = [4])]
     sizes: Vec<usize>,
-    /// Seconds of a case
+    /// Seconds per case
     #[arg(long, default_value_t = 0.1)]
     seconds: f64,
-    /// Calls of a case, at most
+    /// Calls per case, at most
     #[arg(long, default_value_t = 2000)]
     calls: usize,
-    /// Spin deadline of waits in microseconds, by default that of the communicator
+    /// Spin deadline for waits in microseconds, by default the communicator's
     #[arg(long)]
     spin_us: Option<u64>,
 }
@@ -52,7 +53,7 @@ struct Case {
     us: Vec<f64>,
 }
 
-/// Runs the benchmark and prints a JSON line for each case: microseconds of the slowest rank of each call.
+/// Runs the benchmark and prints a JSON line for each case: the slowest rank's microseconds for each call.
 pub fn run(options: &Options) -> Outcome<()> {
     let ranks = on_processes(options.ranks, || rank(options))?;
     let (first, others) = ranks.split_first().ok_or("no ranks")?;
@@ -92,7 +93,7 @@ fn rank(options: &Options) -> Outcome<Vec<Case>> {
     Ok(cases)
 }
 
-/// Memory of a case. All-reduce and broadcast are in place.
+/// Memory for a case. All-reduce and broadcast are in place.
 struct Vectors {
     collective: Collective,
     ranks: usize,
@@ -177,13 +178,13 @@ struct Member<'a> {
 }
 
 impl Member<'_> {
-    /// Microseconds of each call, and the number of wrong results.
+    /// Microseconds per call, and the number of wrong results.
     fn measure(&mut self, seconds: f64, most: usize) -> Outcome<(Vec<f64>, u32)> {
         let mut longest = 0f64;
         for number in 0..WARM_UP {
             longest = longest.max(self.timed(number)?);
         }
-        // All ranks make the same number of calls.
+        // All ranks make equally many calls.
         let estimates = vec![longest.to_le_bytes().to_vec(); self.vectors.ranks];
         let estimates = self.communicator.exchange(&estimates, clock::now().after(PATIENCE))?;
         let estimate = |bytes: &Vec<u8>| bytes[..].try_into().map_or(0.0, f64::from_le_bytes);

@@ -1,5 +1,5 @@
 //! Ranks as processes: this program starts itself once for each rank, with the same arguments. Each rank
-//! prints its results as JSON on standard output.
+//! prints results as JSON on standard output.
 
 use crate::{Outcome, Path};
 use serde::{Serialize, de::DeserializeOwned};
@@ -7,17 +7,18 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use weft_control::{Config, Control, Overrides};
+use weft_fabric::providers::OfiChoice;
 use weft_fabric::{Communicator, CommunicatorConfig, Rank, WaitOptions, clock};
 
 /// Time limit for any expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 const RANK: &str = "WEFT_RANK";
 
-/// Runs `rank` in `size` processes of this program. Returns their results by rank in the parent process;
+/// Runs `rank` in `size` processes with this program. Returns the results by rank in the parent process;
 /// does not return in the others.
 ///
 /// # Errors
-/// If a process fails. Its cause is on standard error.
+/// If a process fails. The cause is on standard error.
 pub fn on_processes<T: Serialize + DeserializeOwned>(
     size: u32,
     rank: impl FnOnce() -> Outcome<T>,
@@ -63,7 +64,7 @@ pub fn on_processes_under<T: Serialize + DeserializeOwned>(
             .spawn()?)
     };
     let children = (0..size).map(spawn).collect::<Outcome<Vec<Child>>>()?;
-    // Pipes hold little: each is read to its end concurrently.
+    // Pipes hold little: each is read to the end concurrently.
     let readers: Vec<_> = children
         .into_iter()
         .map(|child| std::thread::spawn(move || child.wait_with_output()))
@@ -79,30 +80,30 @@ pub fn on_processes_under<T: Serialize + DeserializeOwned>(
     Ok(found)
 }
 
-/// Joins the group over one provider, in a process of [`on_processes`]. Progress is the caller's, beside a
-/// thread of the communicator where the provider demands one.
+/// Joins the group over one provider, in a process that [`on_processes`] started. The caller makes
+/// progress, beside a communicator thread where the provider demands one.
 pub fn join(path: Path, spin: Option<Duration>) -> Outcome<Communicator> {
     let mut config = CommunicatorConfig::new(Config::from_env(Overrides::default())?);
     config.providers = vec![path.provider()];
     if let Some(provider) = path.ofi_provider() {
-        config.ofi.provider = Some(provider.into());
+        config.ofi = Some(OfiChoice { provider: Some(provider.into()), ..OfiChoice::from_env()? });
     }
     config.spin = spin;
     Ok(Communicator::init(config)?)
 }
 
-/// Control plane of a communicator of [`join`].
+/// Control plane in a communicator from [`join`].
 pub fn mesh(communicator: &Communicator) -> Outcome<&Control> {
     communicator.control().mesh().ok_or_else(|| "a pair has no control plane".into())
 }
 
-/// Runs a wait of at most [`PATIENCE`] that spins for `spin`.
+/// Runs a wait, at most [`PATIENCE`] long, that spins for `spin`.
 pub fn waiting<T>(spin: Duration, f: impl FnOnce(&mut WaitOptions<'_>) -> T) -> T {
     let mut never = || false;
     f(&mut WaitOptions { deadline: clock::now().after(PATIENCE), spin, interrupted: &mut never })
 }
 
-/// Pins this thread to a core of its own, if there are enough.
+/// Pins this thread to a separate core, if there are enough.
 pub fn pin(rank: Rank) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(rank.index());

@@ -1,4 +1,4 @@
-//! Share of a core of a waiting rank, and its wake-up latency.
+//! Core share that a waiting rank takes, and the wake-up latency.
 
 use crate::group::{join, on_processes, waiting};
 use crate::statistics::percentile;
@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use weft_fabric::{Error, Page, Rank, Time, clock};
 
-/// Options of the benchmark.
+/// Benchmark options.
 #[derive(Args)]
 pub struct Options {
     /// Path between the ranks
     #[arg(long, value_enum, default_value = "shm")]
     path: Path,
-    /// Length of the wait in seconds
+    /// Wait length in seconds
     #[arg(long, default_value_t = 10)]
     seconds: u64,
     /// JSON line on standard output
@@ -22,12 +22,12 @@ pub struct Options {
     json: bool,
 }
 
-/// Measurements of one rank.
+/// One rank's measurements.
 #[derive(Serialize, Deserialize)]
 struct RankResult {
-    /// Processor time of all threads of its process, in percent of a core.
+    /// Processor time for all threads in the process, in percent of a core.
     share: f64,
-    /// Times from each of the peer's signals to the end of this rank's wait.
+    /// Times from each peer signal to the end of this rank's wait.
     wakes_us: Vec<f64>,
 }
 
@@ -36,7 +36,7 @@ const WAKES: u64 = 200;
 /// Time after which a waiting rank sleeps.
 const ASLEEP: Duration = Duration::from_millis(5);
 
-/// Runs the benchmark and prints its results.
+/// Runs the benchmark and prints the results.
 pub fn run(options: &Options) -> Outcome<()> {
     let ranks = on_processes(2, || rank(options))?;
     let shares: Vec<f64> = ranks.iter().map(|result| result.share).collect();
@@ -105,7 +105,7 @@ fn rank(options: &Options) -> Outcome<RankResult> {
     Ok(RankResult { share: share * 100.0, wakes_us })
 }
 
-/// Processor time of this process's threads so far.
+/// Processor time for this process's threads so far.
 pub fn processor_time() -> Duration {
     let at = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(at.tv_sec as u64, at.tv_nsec as u32)

@@ -1,4 +1,4 @@
-//! Fixed work for callgrind: instructions in user space of a write at its source, and of an arrival at its
+//! Fixed work for callgrind: user-space instructions for a write at the source, and for an arrival at the
 //! owner. `benchmarks/instructions.py` runs this and compares.
 //!
 //! The counted code never waits, so that equal programs give equal counts: all writes are one round, and
@@ -16,10 +16,10 @@ use weft_fabric::{
     PeerGroup, PeerWrite, Rank, Region, RemoteRegion, Time, WaitLimit, clock,
 };
 
-/// Options of the benchmark.
+/// Benchmark options.
 #[derive(Args)]
 pub struct Options {
-    /// Device or path of the writes
+    /// Device or path for the writes
     #[arg(long, value_enum, default_value = "null")]
     over: Over,
     /// Counted operation
@@ -32,9 +32,9 @@ pub struct Options {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Over {
-    /// Device whose writes complete at once without effect: the cost of the engine alone.
+    /// Device whose writes complete at once without effect: only the engine's cost.
     Null,
-    /// Device whose writes complete at the next poll, as those of a NIC.
+    /// Device whose writes complete at the next poll, as on a NIC.
     Later,
     /// Provider verbs over a null device, whose requests complete at the next poll.
     VerbsNull,
@@ -59,33 +59,33 @@ impl Over {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Operation {
-    /// A write of 8 bytes.
+    /// Write with 8 bytes.
     Write,
     /// The same with 16 in flight.
     Stream,
-    /// A part of 8 pages; counted for each work request.
+    /// Part with 8 pages; counted for each work request.
     Pages,
-    /// Wait for a write that has arrived, and its credit.
+    /// Wait for a write that has arrived, and the credit.
     Arrival,
-    /// Scatter of 8 bytes to each of 63 peers; counted for each of them.
+    /// Scatter with 8 bytes to each of 63 peers; counted per peer.
     Scatter,
     /// The same over a peer group.
     GroupScatter,
-    /// A query at its front end: submission, write, answer, report.
+    /// A query at the front end: submission, write, answer, report.
     FrontEndQuery,
-    /// A query at its accelerator node: arrival, batch, answer.
+    /// A query at the accelerator node: arrival, batch, answer.
     AcceleratorQuery,
 }
 
-/// Repetitions of the operation.
+/// Repetitions of each operation.
 const REPEATS: usize = 256;
-/// Writes of a stream in flight.
+/// Writes in flight in a stream.
 const IN_FLIGHT: usize = 16;
-/// Number of scatters.
+/// Scatter count.
 const SCATTERS: usize = 8;
 const LENGTH: u64 = 8;
 
-/// Runs the operation and prints its repetitions.
+/// Runs the operation and prints how often.
 pub fn run(options: &Options) -> Outcome<()> {
     if let Operation::FrontEndQuery | Operation::AcceleratorQuery = options.operation {
         let repeats = crate::dispatch::instructions::run()?;
@@ -118,7 +118,7 @@ pub fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// Part of one rank. Rank 0 is counted.
+/// One rank's part. Rank 0 is counted.
 fn rank(options: &Options, path: Path) -> Outcome<()> {
     let communicator = join(path, Some(Duration::ZERO))?;
     let (me, peer) = (communicator.rank(), Rank(1 - communicator.rank().0));
@@ -181,7 +181,7 @@ fn writes(engine: &mut Engine, counter: CounterId, page: &Page) -> Outcome<()> {
     Ok(())
 }
 
-/// As [`writes`], with their completions and a number of writes in flight.
+/// Same as [`writes`], with completions and several writes in flight.
 #[inline(never)]
 fn completed_writes(
     engine: &mut Engine,
@@ -204,7 +204,7 @@ fn completed_writes(
     Ok(())
 }
 
-/// Code counted for scatters with their completions; `benchmarks/instructions.py` refers to its name.
+/// Code counted for scatters with completions; `benchmarks/instructions.py` refers to its name.
 #[inline(never)]
 fn scatters(engine: &mut Engine, counter: CounterId, writes: &[PeerWrite<'_>]) -> Outcome<()> {
     let mut events = Vec::with_capacity(16);
@@ -250,7 +250,7 @@ fn arrivals(engine: &mut Engine, counters: &[CounterId]) -> Outcome<()> {
     Ok(())
 }
 
-/// Rank 0 of a group whose peers are grants without processes.
+/// Rank 0 in a group whose peers are grants without processes.
 struct SingleRank {
     engine: Engine,
     counter: CounterId,
@@ -289,7 +289,7 @@ fn null_writes(later: bool, in_flight: usize) -> Outcome<()> {
     let SingleRank { mut engine, counter, source, remotes } = single_rank(2, later)?;
     let page = page(&source, remotes[0]);
     if later {
-        // Warms up the memory of requests.
+        // Warms up the request memory.
         for _ in 0..IN_FLIGHT {
             engine.write(Rank(1), counter, 0, &[page])?;
         }

@@ -1,19 +1,20 @@
-//! Benchmarks of the fabric, in comparison with the bare operations below it.
+//! Fabric benchmarks, compared with the bare operations below it.
 //!
-//! - `group.rs`: ranks as processes of this program
-//! - `arena.rs`: memory of the benchmarks, its slots, and the check of every byte
+//! - `group.rs`: ranks as processes that run this program
+//! - `arena.rs`: benchmark memory, slots, and the check on every byte
 //! - `transfer/`: latency and throughput between two ranks
 //! - `crowd.rs`, `idle.rs`: more ranks than cores, and ranks that wait
-//! - `threads.rs`: threads of a rank that share its communicator
+//! - `threads.rs`: threads that share a rank's communicator
 //! - `messages.rs`: tagged messages between two ranks
 //! - `collectives.rs`: collectives back to back, by size; `filled.rs`: with vectors written before each call
-//! - `pairs.rs`: pair groups: formation, idle pairs, a burst of processes
+//! - `pairs.rs`: pair groups: formation, idle pairs, a process burst
 //! - `dispatch/`: query dispatch between two processes
-//! - `soak.rs`: counted writes of mixed sizes for a given time
-//! - `posting.rs`: cost of posts to verbs over a null device
+//! - `soak.rs`: counted writes with mixed sizes for a given time
+//! - `posting.rs`: verbs posting cost over a null device
+//! - `page_lists.rs`: page lists between two GPUs
 //! - `instructions.rs`: fixed work for callgrind
 //! - `null.rs`: device that moves no bytes
-//! - `statistics.rs`, `table.rs`: percentiles, and tables of them
+//! - `statistics.rs`, `table.rs`: percentiles, and tables with them
 
 mod arena;
 mod collectives;
@@ -25,6 +26,7 @@ mod idle;
 mod instructions;
 mod messages;
 mod null;
+mod page_lists;
 mod pairs;
 mod posting;
 mod soak;
@@ -36,7 +38,7 @@ mod transfer;
 use clap::{Parser, Subcommand, ValueEnum};
 use weft_fabric::ProviderKind;
 
-/// Benchmarks of Weft's fabric on this machine.
+/// Weft fabric benchmarks on this machine.
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -49,25 +51,27 @@ enum Benchmark {
     Transfer(transfer::Options),
     /// Round trips among more ranks than cores
     Crowd(crowd::Options),
-    /// Share of a core of a waiting rank, and its wake-up latency
+    /// Core share that a waiting rank takes, and the wake-up latency
     Idle(idle::Options),
     /// Writes beside another thread's wait, and threads that write and wait at once
     Threads(threads::Options),
     /// Tagged messages between two processes: latency and throughput
     Messages(messages::Options),
-    /// Collectives back to back: time of a call by size
+    /// Collectives back to back: time per call by size
     Collectives(collectives::Options),
     /// Collectives on vectors that are written before each call and read after it
     Filled(filled::Options),
-    /// Pair groups: formation time, cost of idle pairs, a burst of processes
+    /// Pair groups: formation time, idle pair cost, a process burst
     Pairs(pairs::Options),
     /// Query dispatch between two processes, compared with bare loops
     Dispatch(dispatch::Options),
-    /// Counted writes of mixed sizes, with checks of counts, bytes and memory
+    /// Counted writes with mixed sizes, with checks on counts, bytes and memory
     Soak(soak::Options),
-    /// Cost of posts to the provider verbs over a null device
+    /// Posting cost in the provider verbs over a null device
     Posting(posting::Options),
-    /// Fixed numbers of operations, for callgrind
+    /// Page lists between two GPUs over copy engines, compared with one copy
+    PageLists(page_lists::Options),
+    /// Fixed operation counts, for callgrind
     Instructions(instructions::Options),
 }
 
@@ -98,7 +102,7 @@ impl Path {
         }
     }
 
-    /// Provider of the path.
+    /// Provider for the path.
     pub fn provider(self) -> ProviderKind {
         match self {
             Path::Shm => ProviderKind::Shm,
@@ -134,6 +138,7 @@ fn main() -> std::process::ExitCode {
         Benchmark::Dispatch(options) => dispatch::run(&options),
         Benchmark::Soak(options) => soak::run(&options),
         Benchmark::Posting(options) => posting::run(&options),
+        Benchmark::PageLists(options) => page_lists::run(&options),
         Benchmark::Instructions(options) => instructions::run(&options),
     };
     match outcome {

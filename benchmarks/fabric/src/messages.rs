@@ -1,5 +1,5 @@
-//! Tagged messages between two ranks: half a round trip by size, and the rate of a stream of long messages,
-//! beside a copy of the same bytes within one process.
+//! Tagged messages between two ranks: half a round trip by size, and the rate for a stream of long
+//! messages, beside a copy with the same bytes within one process.
 
 use crate::group::{PATIENCE, join, on_processes, pin, waiting};
 use crate::statistics::percentile;
@@ -10,28 +10,28 @@ use std::time::{Duration, Instant};
 use weft_collectives::messages::{Messages, MessagesConfig};
 use weft_fabric::{Communicator, Rank, clock};
 
-/// Options of the benchmark.
+/// Benchmark options.
 #[derive(Args)]
 pub struct Options {
     /// Path between the ranks
     #[arg(long, value_enum, default_value = "shm")]
     path: Path,
-    /// Slots of a ring
+    /// Slots per ring
     #[arg(long, default_value_t = MessagesConfig::default().slots)]
     slots: u32,
-    /// Bytes of a slot
+    /// Bytes per slot
     #[arg(long, default_value_t = MessagesConfig::default().slot_bytes)]
     slot_bytes: u64,
-    /// Round trips of a size
+    /// Round trips per size
     #[arg(long, default_value_t = 20_000)]
     round_trips: usize,
-    /// Bytes of a message in the stream
+    /// Bytes per message in the stream
     #[arg(long, default_value_t = 16 << 20)]
     stream_bytes: usize,
-    /// Messages of the stream
+    /// Messages in the stream
     #[arg(long, default_value_t = 64)]
     stream_messages: usize,
-    /// Spin deadline of waits in microseconds
+    /// Spin deadline for waits in microseconds
     #[arg(long, default_value_t = 50)]
     spin_us: u64,
     /// JSON lines on standard output
@@ -39,21 +39,21 @@ pub struct Options {
     json: bool,
 }
 
-/// Measurements of one rank.
+/// One rank's measurements.
 #[derive(Default, Serialize, Deserialize)]
 struct RankResult {
-    /// Bytes, and microseconds of half of each round trip.
+    /// Bytes, and half-round-trip microseconds.
     round_trips: Vec<(usize, Vec<f64>)>,
-    /// Seconds of each message of the stream, and of each copy.
+    /// Seconds per message in the stream, and per copy.
     stream: Vec<f64>,
     copies: Vec<f64>,
 }
 
 const SIZES: [usize; 5] = [0, 8, 4096, 65_536, 1 << 20];
-/// Bytes of all round trips of a size, which bounds their number.
+/// Most bytes over all round trips with one size; this bounds the count.
 const BYTES_OF_A_SIZE: usize = 4 << 30;
 
-/// Runs the benchmark and prints its results.
+/// Runs the benchmark and prints the results.
 pub fn run(options: &Options) -> Outcome<()> {
     let ranks = on_processes(2, || rank(options))?;
     let (path, cores) = (options.path.name(), std::thread::available_parallelism()?.get());
@@ -72,7 +72,7 @@ pub fn run(options: &Options) -> Outcome<()> {
         rows.push(vec![bytes.to_string(), format!("{p50:.2}"), format!("{p99:.2}")]);
     }
     let rate = |seconds: &[f64]| options.stream_bytes as f64 / percentile(seconds, 50.0) / 1e9;
-    // The receiver's times include those of the sender.
+    // The receiver's times include the sender's.
     let (stream, copy) = (rate(&ranks[1].stream), rate(&ranks[1].copies));
     if options.json {
         let line = serde_json::json!({
@@ -92,7 +92,7 @@ pub fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// A rank with its messages.
+/// A rank with messages.
 struct Member {
     communicator: Communicator,
     messages: Messages,
@@ -142,7 +142,7 @@ impl Member {
         Ok(())
     }
 
-    /// Microseconds of half of each round trip.
+    /// Half-round-trip microseconds.
     fn round_trips(&self, bytes: usize, count: usize) -> Outcome<Vec<f64>> {
         let (source, mut target) = (vec![1; bytes], vec![0; bytes]);
         let mut taken = Vec::with_capacity(count);
@@ -163,7 +163,7 @@ impl Member {
         Ok(taken)
     }
 
-    /// Seconds of each message of a stream from rank 0 to rank 1.
+    /// Seconds per message in a stream from rank 0 to rank 1.
     fn stream(&self, bytes: usize, count: usize) -> Outcome<Vec<f64>> {
         let mut memory = vec![1; bytes];
         let mut taken = Vec::with_capacity(count);
@@ -180,7 +180,7 @@ impl Member {
     }
 }
 
-/// Seconds of each copy of that many bytes.
+/// Seconds per copy with that many bytes.
 fn copies(bytes: usize, count: usize) -> Vec<f64> {
     let (source, mut target) = (vec![1u8; bytes], vec![0u8; bytes]);
     let copy = |_| {

@@ -17,7 +17,7 @@ pub struct Null {
 
 struct NullLink {
     later: bool,
-    /// Tokens of posts that complete at the next poll.
+    /// Tokens for posts that complete at the next poll.
     posted: Vec<u64>,
 }
 

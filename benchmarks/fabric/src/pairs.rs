@@ -1,4 +1,4 @@
-//! Pair groups: formation time, cost of idle pairs, a burst of connecting processes.
+//! Pair groups: formation time, idle pair cost, a burst of connecting processes.
 
 use crate::{Outcome, Path};
 use clap::Args;
@@ -11,14 +11,14 @@ use weft_fabric::{Communicator, Error, clock};
 
 /// Time limit for any expected event on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Environment variable: task of a child process, `TASK COUNT ADDRESS`.
+/// Environment variable: task for a child process, `TASK COUNT ADDRESS`.
 const WORK: &str = "WEFT_BENCH_PAIRS";
 /// Pairs formed before the measurement.
 const WARM: usize = 20;
-/// Polls of one measurement.
+/// Polls per measurement.
 const POLLS: u32 = 100_000;
 
-/// Options of the benchmark.
+/// Benchmark options.
 #[derive(Args)]
 pub struct Options {
     /// Path between the processes
@@ -33,7 +33,7 @@ pub struct Options {
     /// Processes that connect at once
     #[arg(long, default_value_t = 200)]
     burst: usize,
-    /// Length in seconds of the measurement of idle pairs' share of a core
+    /// Seconds for which idle pairs' core share is measured
     #[arg(long, default_value_t = 5)]
     seconds: u64,
     /// JSON line on standard output
@@ -41,7 +41,7 @@ pub struct Options {
     json: bool,
 }
 
-/// Cost of many idle pairs in one process.
+/// Cost for many idle pairs in one process.
 struct Idle {
     kib_per_pair: f64,
     poll_ns: f64,
@@ -49,7 +49,7 @@ struct Idle {
     percent_of_a_core: f64,
 }
 
-/// Runs the benchmark and prints its results.
+/// Runs the benchmark and prints the results.
 pub fn run(options: &Options) -> Outcome<()> {
     if let Ok(work) = std::env::var(WORK) {
         return work_of_child(options, &work);
@@ -148,7 +148,7 @@ fn work_of_child(options: &Options, work: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// Seconds of the connecting end: median and 99th percentile.
+/// Seconds at the connecting end: median and 99th percentile.
 fn forming(options: &Options) -> Outcome<(f64, f64)> {
     let listener = Listener::bind(config(options.path, "127.0.0.1:0"))?;
     let count = options.formed + WARM;
@@ -201,7 +201,7 @@ fn idle(options: &Options) -> Outcome<Idle> {
     Ok(Idle { kib_per_pair, poll_ns, poll_all_ns_per_pair, percent_of_a_core: share * 100.0 })
 }
 
-/// Seconds from the start signal of all processes until all pairs have formed.
+/// Seconds from all processes' start signal until all pairs have formed.
 fn burst(options: &Options) -> Outcome<f64> {
     let listener = Listener::bind(config(options.path, "127.0.0.1:0"))?;
     let started = (0..options.burst).map(|_| start(&listener, "burst", 1));
@@ -222,7 +222,7 @@ fn burst(options: &Options) -> Outcome<f64> {
     Ok(seconds)
 }
 
-/// Private memory of this process in KiB: resident pages without those of shared mappings.
+/// This process's private memory in KiB: resident pages without shared mappings.
 pub fn resident_kib() -> Outcome<f64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,5 +1,5 @@
-//! Cost of posts to the provider verbs over a null device: a simulated NIC that accepts every work request,
-//! completes it at the next poll and moves no byte. Device and doorbell are no part of these figures.
+//! Posting cost in the provider verbs over a null device: a simulated NIC that accepts every work request,
+//! completes it at the next poll and moves no byte. These figures leave out device and doorbell.
 
 use crate::Outcome;
 use crate::group::PATIENCE;
@@ -16,27 +16,27 @@ use weft_fabric::{
     PeerGroup, PeerWrite, Rank, Region, RemoteRegion, RequestId, Time, WaitLimit, clock,
 };
 
-/// Options of the benchmark.
+/// Benchmark options.
 #[derive(Args)]
 pub struct Options {
-    /// JSON lines in place of a table
+    /// Print JSON lines in place of a table
     #[arg(long)]
     json: bool,
 }
 
-/// Peers of a scatter.
+/// Peers per scatter.
 pub const PEERS: u32 = 63;
-/// Bytes of a page of MoE dispatch: 7168 elements of 16 bits.
+/// Bytes per MoE dispatch page: 7168 16-bit elements.
 const PAGE: u64 = 14 << 10;
-/// Pages of a part.
+/// Pages per part.
 pub const PAGES: usize = 8;
-/// Unread arrivals of a peer: a null device reports none as consumed, so they bound the posts of a run.
+/// Unread arrivals per peer: a null device reports none as consumed, so they bound the posts in a run.
 const MAX_UNCONSUMED: u32 = 1024;
-/// Samples of a case, and those before the first.
+/// Samples per case, and samples discarded before the first.
 const SAMPLES: usize = 900;
 const WARM_UP: usize = 100;
 
-/// Figures of one operation.
+/// Figures for one operation.
 #[derive(Serialize)]
 struct Case {
     benchmark: &'static str,
@@ -44,7 +44,7 @@ struct Case {
     operation: &'static str,
     /// Work requests.
     requests: usize,
-    /// Nanoseconds of the call that posts, without those of reading the clock twice.
+    /// Nanoseconds for the call that posts, without the two clock readings.
     post_ns_p50: f64,
     post_ns_p99: f64,
     /// The same with the poll that completes it.
@@ -52,9 +52,9 @@ struct Case {
     complete_ns_p99: f64,
 }
 
-/// Rank 0 of a group over verbs whose NIC has become a null device.
+/// Rank 0 in a group over verbs whose NIC has become a null device.
 pub struct NullRank {
-    // Drop order: peers deliver their farewells while the queue pairs of rank 0 exist.
+    // Drop order: peers deliver farewells while rank 0's queue pairs exist.
     /// Peers, which no longer poll.
     _peers: Vec<Engine>,
     pub engine: Engine,
@@ -63,8 +63,8 @@ pub struct NullRank {
     pub remotes: Vec<RemoteRegion>,
 }
 
-/// Connects rank 0 with `peers` others over simulated NICs, and makes its NIC a null device whose requests
-/// complete after `polls` polls.
+/// Connects rank 0 with `peers` others over simulated NICs, and turns the NIC into a null device whose
+/// requests complete after `polls` polls.
 pub fn null_rank(peers: u32, polls: u32) -> Outcome<NullRank> {
     let ranks = 1 + peers;
     let deadline = clock::now().after(PATIENCE);
@@ -112,7 +112,7 @@ pub fn null_rank(peers: u32, polls: u32) -> Outcome<NullRank> {
 }
 
 impl NullRank {
-    /// Pages of a length toward a peer, one behind the other.
+    /// Pages with one length toward a peer, one behind the other.
     pub fn pages(&self, member: usize, count: usize, length: u64) -> Vec<Page> {
         let page = |index| Page {
             source: self.source.key(),
@@ -125,7 +125,7 @@ impl NullRank {
     }
 }
 
-/// Runs all operations and prints their times.
+/// Runs all operations and prints the times.
 pub fn run(options: &Options) -> Outcome<()> {
     let mut cases = Vec::new();
     for (operation, count, length) in [
@@ -196,7 +196,7 @@ fn measure(
     })
 }
 
-/// Nanoseconds between two readings of the clock.
+/// Nanoseconds between two clock readings.
 fn clock_cost() -> f64 {
     let reading = |_| {
         let begin = Instant::now();

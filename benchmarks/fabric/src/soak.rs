@@ -1,7 +1,7 @@
-//! Soak test: counted writes of mixed sizes for a given time.
+//! Soak test: counted writes with mixed sizes for a given time.
 //!
-//! Both ranks write to each other continuously. In each round a rank makes some writes of random sizes from
-//! a seed that both have. The receiver computes the raises of each lane, waits for exactly these, checks
+//! Both ranks write to each other continuously. In each round a rank makes some writes with random sizes
+//! from a seed that both have. The receiver computes each lane's raises, waits for exactly these, checks
 //! that there are no more, and checks every byte. Resident memory is checked after the first tenth of the
 //! time.
 
@@ -14,19 +14,19 @@ use std::time::{Duration, Instant};
 use weft_fabric::random::SplitMix64;
 use weft_fabric::{CounterId, Engine, Page, Rank, Region, RemoteRegion, RequestId, clock};
 
-/// Options of the benchmark.
+/// Benchmark options.
 #[derive(Args)]
 pub struct Options {
     /// Path between the ranks
     #[arg(long, value_enum, default_value = "shm")]
     path: Path,
-    /// Length of the run in seconds
+    /// Run length in seconds
     #[arg(long, default_value_t = 600)]
     seconds: u64,
-    /// Maximum number of writes of each rank
+    /// Most writes per rank
     #[arg(long, default_value_t = 1_000_000_000)]
     writes: u64,
-    /// Random seed of the sizes
+    /// Random seed for the sizes
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// JSON line on standard output
@@ -34,7 +34,7 @@ pub struct Options {
     json: bool,
 }
 
-/// Measurements of one rank.
+/// One rank's measurements.
 #[derive(Clone, Serialize, Deserialize)]
 struct RankResult {
     writes: u64,
@@ -43,25 +43,25 @@ struct RankResult {
     wrong_counts: u64,
     wrong_writes: u64,
     seconds: f64,
-    /// Resident memory after the first tenth, and its maximum and last value since then.
+    /// Resident memory after the first tenth, and the maximum and last value since then.
     early_kib: u64,
     most_kib: u64,
     last_kib: u64,
 }
 
-/// Maximum number of writes of a round.
+/// Most writes per round.
 const BURST: u64 = 8;
-/// Rounds between two checks of the clock, after which both ranks agree to continue.
+/// Rounds between two clock checks, after which both ranks agree to continue.
 const CHECK_ROUNDS: u64 = 256;
-/// Bytes of each rank's source and inbox: twice the maximum of two rounds in flight, so that their writes
+/// Bytes in each rank's source and inbox: twice the maximum for two rounds in flight, so that their writes
 /// never overlap.
 const REGION: usize = 128 << 20;
-/// Tolerated growth of resident memory: pages of the allocator and of stacks.
+/// Tolerated growth in resident memory: allocator and stack pages.
 const TOLERATED_KIB: u64 = 1024;
 /// Counters used in turn.
 const COUNTERS: u64 = 2;
 
-/// Runs the soak test and prints its results.
+/// Runs the soak test and prints the results.
 pub fn run(options: &Options) -> Outcome<()> {
     let ranks = on_processes(2, || rank(options))?;
     let fault = |result: &RankResult| {
@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// Part of one rank.
+/// One rank's part.
 fn rank(options: &Options) -> Outcome<RankResult> {
     let communicator = join(options.path, None)?;
     let (me, peer) = (communicator.rank(), Rank(1 - communicator.rank().0));
@@ -136,7 +136,7 @@ struct SoakRank {
     remote: RemoteRegion,
     counters: [CounterId; COUNTERS as usize],
     spin: Duration,
-    /// Plans of this rank's writes and of the peer's.
+    /// Write plans for this rank and the peer.
     out: Plan,
     back: Plan,
 }
@@ -220,7 +220,7 @@ impl SoakRank {
     }
 }
 
-/// Seeded plan of one rank's writes.
+/// Seeded plan for one rank's writes.
 struct Plan {
     random: SplitMix64,
     slots: Slots,
@@ -231,7 +231,7 @@ impl Plan {
         Plan { random: SplitMix64::new(seed), slots: Slots::new(REGION) }
     }
 
-    /// Offsets and lengths of the next round's writes. Most are short; a few have megabytes.
+    /// Offsets and lengths for the next round's writes. Most are short; a few have megabytes.
     fn round(&mut self) -> Vec<(usize, usize)> {
         let count = 1 + self.random.below(BURST);
         let write = |_| {
@@ -248,7 +248,7 @@ impl Plan {
     }
 }
 
-/// Private resident memory of this process in KiB, without shared mappings such as regions.
+/// This process's private resident memory in KiB, without shared mappings such as regions.
 fn resident_kib() -> Outcome<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));

@@ -1,10 +1,10 @@
-//! Percentiles, and summaries of the samples of all rounds.
+//! Percentiles, and summaries over samples from all rounds.
 
 use crate::Path;
 use crate::transfer::{Pattern, Sample};
 use serde::Serialize;
 
-/// Summary of one pattern, size and side.
+/// Summary for one pattern, size and side.
 #[derive(Serialize)]
 pub struct TransferSummary {
     benchmark: &'static str,
@@ -14,27 +14,27 @@ pub struct TransferSummary {
     bytes: usize,
     rounds: usize,
     messages: usize,
-    /// One-way microseconds over all messages of the slowest rank.
+    /// One-way microseconds over all messages at the slowest rank.
     p50_us: f64,
     p99_us: f64,
     /// Rank with the larger median.
     slowest_rank: usize,
-    /// Median over rounds of the median of each.
+    /// Median over rounds, from each round's median.
     median_us: f64,
     round_medians_us: Vec<f64>,
     /// Bytes / `median_us`, in GB/s.
     gb_per_s: f64,
-    /// Time of this side / time of Weft, median over rounds; `None` for Weft itself.
+    /// This side's time / Weft's time, median over rounds; `None` for Weft itself.
     ratio: Option<f64>,
     wrong: usize,
 }
 
 impl TransferSummary {
-    /// Headers of the table.
+    /// Table headers.
     pub const HEADERS: [&'static str; 8] =
         ["pattern", "bytes", "side", "p50 us", "p99 us", "GB/s", "ratio", "wrong"];
 
-    /// Row of the table.
+    /// Table row.
     pub fn row(&self) -> Vec<String> {
         let pattern = match self.pattern {
             Pattern::PingPong => "ping-pong",

@@ -1,6 +1,6 @@
 //! Text tables.
 
-/// Formats columns as wide as their longest cell; text on the left, numbers on the right.
+/// Formats columns as wide as the longest cell; text on the left, numbers on the right.
 pub fn format(headers: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].len());

@@ -1,5 +1,5 @@
-//! Threads of one rank that share its communicator: writes beside another thread's wait, and many threads
-//! that write and wait at once.
+//! Threads that share a rank's communicator: writes beside another thread's wait, and many threads that
+//! write and wait at once.
 
 use crate::group::{PATIENCE, join, on_processes, waiting};
 use crate::statistics::percentile;
@@ -11,19 +11,19 @@ use weft_fabric::{
     Communicator, CounterConfig, CounterId, Page, Rank, Region, RemoteRegion, WaitOptions, clock,
 };
 
-/// Options of the benchmark.
+/// Benchmark options.
 #[derive(Args)]
 pub struct Options {
     /// Path between the ranks
     #[arg(long, value_enum, default_value = "shm")]
     path: Path,
-    /// Measured writes beside each kind of wait
+    /// Measured writes beside each wait kind
     #[arg(long, default_value_t = 100_000)]
     writes: u64,
-    /// Threads of each rank that write and wait at once
+    /// Threads on each rank that write and wait at once
     #[arg(long, default_value_t = 8)]
     threads: usize,
-    /// Length in seconds of that measurement
+    /// Seconds for that measurement
     #[arg(long, default_value_t = 3)]
     seconds: u64,
     /// JSON lines on standard output
@@ -31,7 +31,7 @@ pub struct Options {
     json: bool,
 }
 
-/// Wait of another thread during the measured writes.
+/// Another thread's wait during the measured writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Beside {
@@ -42,7 +42,7 @@ enum Beside {
 
 const BESIDE: [Beside; 3] = [Beside::None, Beside::Parked, Beside::Spinning];
 
-/// Measurements of one rank; empty for rank 1.
+/// One rank's measurements; empty for rank 1.
 #[derive(Default, Serialize, Deserialize)]
 struct RankResult {
     writes_ns: Vec<(Beside, Vec<f64>)>,
@@ -52,10 +52,10 @@ struct RankResult {
 const WORD: u64 = 8;
 /// Writes between two waits for the peer's credits.
 const WINDOW: u64 = 1024;
-/// Marker of a thread's last round.
+/// Marker for a thread's last round.
 const LAST: u64 = u64::MAX;
 
-/// Runs the benchmark and prints its results.
+/// Runs the benchmark and prints the results.
 pub fn run(options: &Options) -> Outcome<()> {
     let ranks = on_processes(2, || rank(options))?;
     let (path, cores) = (options.path.name(), std::thread::available_parallelism()?.get());
@@ -112,7 +112,7 @@ fn rank(options: &Options) -> Outcome<RankResult> {
     Ok(result)
 }
 
-/// Nanoseconds of each write while another thread waits.
+/// Nanoseconds per write while another thread waits.
 fn beside_a_wait(communicator: &Communicator, beside: Beside, writes: u64) -> Outcome<Vec<f64>> {
     let mut engine = communicator.engine();
     let last = engine.counter()?;
@@ -166,7 +166,7 @@ fn word(source: &Region, remote: &RemoteRegion, at: u64) -> Page {
     }
 }
 
-/// Round trips of each thread of rank 0 with the thread of the same number of rank 1.
+/// Round trips between each thread on rank 0 and the thread with the same number on rank 1.
 fn at_once(communicator: &Communicator, options: &Options) -> Outcome<Vec<u64>> {
     let mut engine = communicator.engine();
     let counters: Vec<CounterId> =

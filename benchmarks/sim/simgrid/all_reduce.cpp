@@ -1,16 +1,17 @@
-// Runs the messages of an all-reduce on SimGrid's engine, over the links and routes of a file that
+// Runs an all-reduce's messages on SimGrid's engine, over links and routes from a file that
 // `weft-bench-sim export` has written; its platform.rs documents the format.
 //
 // The model is CM02 without cross-traffic, TCP's window or correcting factors: a message takes the
-// latency of its route, then shares bandwidth max-min fairly, as in weft-netsim. A rank is an actor;
-// its mailboxes have a permanent receiver, so that a message is sent at once, before or after its
+// route's latency, then shares bandwidth max-min fairly, as in weft-netsim. A rank is an actor
+// whose mailboxes have a permanent receiver, so that a message is sent at once, before or after its
 // receiver waits, as a counted write is.
 //
-// SimGrid shares by the inverse of a route's latency, and Weft equally: they agree for flows of equal
-// latency on each link. SimGrid's default update mode ("Lazy") gives other rates than "Full" and "TI"
-// at a few instants with simultaneous starts and ends, so the mode is an argument.
+// SimGrid shares by the inverse of a route's latency, and Weft equally: they agree for flows with
+// equal latency on each link. SimGrid's default update mode ("Lazy") gives other rates than "Full"
+// and "TI" at a few instants with simultaneous starts and ends, so the mode is an argument.
 //
-// Prints the virtual time of the last rank's end, and the processor time of the run and of the setup.
+// Prints the virtual time when the last rank ends, and the processor time for the run and the
+// setup.
 
 #include <simgrid/s4u.hpp>
 

@@ -1,4 +1,4 @@
-//! Bare engine: the messages of ring and halving-doubling on `weft-netsim`, with their dependencies alone.
+//! Bare engine: ring and halving-doubling messages on `weft-netsim`, with only the dependencies.
 
 use crate::platform::Platform;
 use crate::{Case, Failure, Found};
@@ -60,7 +60,7 @@ fn ring(case: &Case, platform: &mut Platform, engine: &mut Engine) -> Result<(f6
             block_start(case.bytes, ranks, block + 1) - block_start(case.bytes, ranks, block)
         })
         .collect();
-    // Next step of each rank: one for each arrival.
+    // Next step on each rank: one for each arrival.
     let mut step = vec![1; ranks as usize];
     for rank in 0..ranks {
         engine.start_flow(paths[rank as usize], sizes[rank as usize], 0.0, Tag(u64::from(rank)))?;
@@ -90,7 +90,7 @@ fn halving_doubling(
 ) -> Result<(f64, u64), Failure> {
     let (ranks, bits) = (case.ranks, case.ranks.trailing_zeros());
     let steps = 2 * bits;
-    // Bit that a step flips, and bytes of its message.
+    // Bit that a step flips, and bytes per message.
     let flip = |step: u32| if step < bits { step } else { steps - 1 - step };
     let bytes = |step: u32| case.bytes >> (flip(step) + 1);
     let mut paths = Vec::new();
@@ -103,7 +103,7 @@ fn halving_doubling(
         let path = paths[(rank * bits + flip(step)) as usize];
         engine.start_flow(path, bytes(step), 0.0, Tag(u64::from(step) << 32 | u64::from(rank)))
     };
-    // Arrived steps of each rank as bits, and its current step.
+    // Arrived steps by rank as bits, and the rank's current step.
     let mut arrived = vec![0_u64; ranks as usize];
     let mut current = vec![0; ranks as usize];
     for rank in 0..ranks {
@@ -128,7 +128,7 @@ fn halving_doubling(
     Ok((last, flows))
 }
 
-/// First byte of a block.
+/// First byte in a block.
 fn block_start(bytes: u64, blocks: u32, block: u32) -> u64 {
     (u128::from(bytes) * u128::from(block) / u128::from(blocks)) as u64
 }

@@ -1,4 +1,4 @@
-//! Executor of schedules: a case as a scenario of `weft-predict`.
+//! Schedule executor: a case as a scenario for `weft-predict`.
 
 use crate::{Case, Failure, Found};
 use serde_json::json;

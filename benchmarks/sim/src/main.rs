@@ -1,7 +1,7 @@
-//! Benchmark of the simulator on all-reduces.
+//! Simulator benchmark on all-reduces.
 //!
 //! - `executor.rs`: schedules on `weft-predict`, as `weft sim` runs them
-//! - `engine.rs`: the same messages on bare `weft-netsim`, to separate the costs of both
+//! - `engine.rs`: the same messages on bare `weft-netsim`, to separate both costs
 //! - `platform.rs`: links, routes and messages in a file, for other simulators
 
 mod engine;
@@ -15,7 +15,7 @@ use weft_control::random::SplitMix64;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Benchmark of the simulator
+/// Simulator benchmark
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -24,7 +24,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Simulation of an all-reduce; prints its time and processor time as a JSON line
+    /// Simulate an all-reduce; prints the time and processor time as a JSON line
     Run {
         #[command(flatten)]
         case: Case,
@@ -44,16 +44,16 @@ enum Command {
     },
 }
 
-/// All-reduce on a network, with costs of links alone.
+/// All-reduce on a network, with only link costs.
 #[derive(Args, Clone)]
 pub struct Case {
-    /// Short form of the network
+    /// Network in short form, e.g. bigraph:switches=16,endpoints=4
     #[arg(long, default_value = "fat-tree:leaves=32,spines=16,hosts=16,gbps=100,latency_us=0.5")]
     topology: String,
     /// `static`, `ecmp` or `unique`
     #[arg(long, default_value = "static")]
     routing: String,
-    /// Seed of ECMP's hash
+    /// ECMP hash seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// `ring`, `hd` or `hdrm`
@@ -62,10 +62,10 @@ pub struct Case {
     /// Ranks
     #[arg(long, default_value_t = 512)]
     ranks: u32,
-    /// Length of the vector in bytes
+    /// Vector length in bytes
     #[arg(long, default_value_t = 256 << 20)]
     bytes: u64,
-    /// Seed of a random rank placement
+    /// Seed for a random rank placement
     #[arg(long)]
     shuffle: Option<u64>,
 }
@@ -79,10 +79,10 @@ enum Through {
     Engine,
 }
 
-/// Results of a run.
+/// Run results.
 pub struct Found {
     time_s: f64,
-    /// Processor time of the network's construction, and of the run.
+    /// Processor time to build the network, and for the run.
     setup_cpu_s: f64,
     cpu_s: f64,
     flows: u64,
@@ -114,7 +114,7 @@ fn main() -> Result<(), Failure> {
 }
 
 impl Case {
-    /// Endpoint of each rank; `None` for the network's own order.
+    /// Endpoint by rank; `None` for the network's own order.
     fn shuffled(&self, endpoints: u32) -> Option<Vec<u32>> {
         let mut random = SplitMix64::new(self.shuffle?);
         let mut order: Vec<u32> = (0..endpoints).collect();
@@ -126,7 +126,7 @@ impl Case {
     }
 }
 
-/// Peak resident memory of this process in MiB; 0 if the system does not report it.
+/// This process's peak resident memory in MiB; 0 if the system does not report it.
 fn peak_mib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

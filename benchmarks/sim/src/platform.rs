@@ -1,4 +1,4 @@
-//! Export of a case for other simulators: links, routes and messages.
+//! Exports a case for other simulators: links, routes and messages.
 
 use crate::{Case, Failure};
 use std::fmt::Write;
@@ -11,7 +11,7 @@ pub struct Platform {
     /// Network.
     pub network: Network,
     router: Router,
-    /// Endpoint of each rank.
+    /// Endpoint by rank.
     pub endpoints: Vec<EndpointId>,
     /// Schedule.
     pub schedule: AnySchedule,
@@ -44,7 +44,7 @@ impl Platform {
     pub fn path(&mut self, from: u32, to: u32, links: &mut Vec<LinkId>) -> Result<(), Failure> {
         links.clear();
         let ranks = u64::from(self.schedule.ranks());
-        // The connection number of the executor, for equal hashes.
+        // The executor's connection number, for equal hashes.
         let flow = u64::from(from) * ranks + u64::from(to);
         let ends = [from, to].map(|rank| self.endpoints[rank as usize]);
         Ok(self.router.path(ends[0], ends[1], flow, links)?)
@@ -99,7 +99,7 @@ pub fn export(case: &Case, file: &Path) -> Result<(), Failure> {
     Ok(std::fs::write(file, text)?)
 }
 
-/// Writes and waits of a rank.
+/// A rank's writes and waits.
 struct Messages {
     /// Step, peer and bytes.
     writes: Vec<(u32, u32, u64)>,

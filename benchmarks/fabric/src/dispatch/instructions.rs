@@ -1,8 +1,8 @@
-//! Fixed work for callgrind: instructions in user space of a query at its front end, and at its accelerator node.
+//! Fixed work for callgrind: user-space instructions per query at the front end, and at the accelerator node.
 //! `benchmarks/instructions.py` runs this and compares.
 //!
-//! One thread drives both ends over a pair of shared memory, so no counted code waits. Drivers and engines are counted;
-//! the queues and turns of services are not.
+//! One thread drives both ends over a shared memory pair, so no counted code waits. Drivers and engines are counted;
+//! service queues and turns are not.
 
 use super::ANSWER;
 use super::service::{Answers, deadline, pair_config_over, schema};
@@ -15,16 +15,16 @@ use weft_dispatch::{
 use weft_fabric::pair::{Listener, connect};
 use weft_fabric::{Communicator, Memory, Requests, Time};
 
-/// Bytes of a query.
+/// Bytes per query.
 const BYTES: usize = 64;
 const SLOTS: u32 = 64;
-/// Queries of a round, all in flight at a time.
+/// Queries per round, all in flight at a time.
 const BATCH: u64 = 32;
 /// Counted rounds, and rounds before.
 const ROUNDS: u64 = 8;
 const WARM: u64 = 4;
 
-/// Runs the queries; returns the number of those that are counted.
+/// Runs the queries; returns how many are counted.
 pub fn run() -> Outcome<usize> {
     let listener = Listener::bind(pair_config_over(Path::Shm, SLOTS, "127.0.0.1:0"))?;
     let address = listener.address().to_string();

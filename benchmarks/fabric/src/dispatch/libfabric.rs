@@ -1,4 +1,4 @@
-//! Side `libfabric`: the same headers, queries and answers as bare writes of libfabric (`benchmarks/peers/ofi_queries.c`).
+//! Side `libfabric`: the same headers, queries and answers as bare libfabric writes (`benchmarks/peers/ofi_queries.c`).
 
 use super::{Measured, Options};
 use crate::Outcome;
@@ -6,10 +6,10 @@ use serde::Deserialize;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Round trips of one query.
+/// Round trips with one query.
 const TRIPS: u64 = 2000;
 
-/// Output of the program.
+/// Program output.
 #[derive(Deserialize)]
 struct Output {
     queries_per_s: f64,
@@ -18,10 +18,8 @@ struct Output {
 }
 
 pub fn measure(options: &Options, bytes: usize, time: Duration) -> Outcome<Measured> {
-    let folder = options
-        .peers
-        .as_ref()
-        .ok_or("side libfabric: give the folder of its program with --peers")?;
+    let folder =
+        options.peers.as_ref().ok_or("side libfabric: give its program's folder with --peers")?;
     let program = folder.join("ofi-queries");
     let numbers =
         [bytes.to_string(), options.slots(bytes).to_string(), time.as_secs_f64().to_string()];

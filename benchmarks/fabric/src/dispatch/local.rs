@@ -1,4 +1,4 @@
-//! Sides `local` and `writes`: the least work of a query within a host.
+//! Sides `local` and `writes`: the least work for a query within a host.
 
 use super::samples::{Samples, answer};
 use super::service::{deadline, pair_config};
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use weft_fabric::pair::{Listener, connect};
 use weft_fabric::{Communicator, CounterId, Page, Rank, Region, RegionKey};
 
-/// Round trips of two counted writes.
+/// Round trips with two counted writes.
 const TRIPS: u64 = 2000;
-/// Spin deadline of both ends.
+/// Spin deadline on both ends.
 const SPIN: Duration = Duration::from_micros(200);
 
 /// One thread copies each sample once, into slots used in turn, and answers it.
@@ -31,7 +31,7 @@ pub fn copies(samples: &Samples, time: Duration, slots: u32) -> Measured {
     Measured { queries_per_s, round_trips_ns: Vec::new(), wrong, ..Measured::default() }
 }
 
-/// Both ends of two counted writes.
+/// Both ends for two counted writes.
 struct End {
     pair: Communicator,
     peer: Rank,
@@ -52,7 +52,7 @@ impl End {
         Ok(End { pair, peer, counter, ours, theirs, exchanged: 0 })
     }
 
-    /// Bytes from the second half of our region into the first half of the peer's.
+    /// Writes bytes from the second half of our region into the first half of the peer's.
     fn write(&self, bytes: usize) -> Outcome<()> {
         let page = Page {
             source: self.ours.key(),
@@ -72,7 +72,7 @@ impl End {
     }
 }
 
-/// Round trips of a counted write of a query and one of an answer.
+/// Round trips with a counted write for a query and one for an answer.
 pub fn writes(options: &Options, samples: &Samples) -> Outcome<Measured> {
     let bytes = samples.bytes();
     let listener = Listener::bind(pair_config(options, bytes, "127.0.0.1:0")?)?;
@@ -89,7 +89,7 @@ pub fn writes(options: &Options, samples: &Samples) -> Outcome<Measured> {
     Ok(Measured { queries_per_s: f64::NAN, round_trips_ns, ..Measured::default() })
 }
 
-/// Second process of [`writes`].
+/// Second process for [`writes`].
 pub fn answer_writes(options: &Options, bytes: usize, address: &str) -> Outcome<()> {
     let pair = connect(&pair_config(options, bytes, address)?, deadline())?;
     let mut end = End::new(pair, bytes)?;

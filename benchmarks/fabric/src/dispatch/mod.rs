@@ -1,15 +1,15 @@
 //! Query dispatch between two processes, beside bare loops.
 //!
-//! The front end is this process, the accelerator node a second one. Every query reads other bytes of a source larger
-//! than the last-level cache. An answer has the first 8 bytes of its query, and for one query in [`SUMMED`] the sum of
-//! all of them; the front end compares each with the source.
+//! The front end is this process, the accelerator node a second one. Every query reads other bytes from a source
+//! larger than the last-level cache. An answer has the query's first 8 bytes, and for one query in [`SUMMED`] the sum
+//! over all bytes; the front end compares each with the source.
 //!
-//! - `samples.rs`: queries and their answers
-//! - `service.rs`: side `weft`, the services of both ends
+//! - `samples.rs`: queries and answers
+//! - `service.rs`: side `weft`, the services at both ends
 //! - `socket.rs`, `sockets.rs`: side `socket`, the same bytes over one connection or several
-//! - `libfabric.rs`: side `libfabric`, the same bytes as bare writes of libfabric
+//! - `libfabric.rs`: side `libfabric`, the same bytes as bare libfabric writes
 //! - `instructions.rs`: fixed work for callgrind
-//! - `local.rs`: side `local`, a copy of each sample within the process; side `writes`, two counted writes
+//! - `local.rs`: side `local`, each sample copied within the process; side `writes`, two counted writes
 
 pub mod instructions;
 mod libfabric;
@@ -29,46 +29,46 @@ use std::sync::Arc;
 use std::time::Duration;
 use weft_dispatch::ServiceConfig;
 
-/// One query in this many has the sum of all its bytes in its answer.
+/// One query in this many has the sum over all bytes in the answer.
 const SUMMED: u64 = 64;
-/// Bytes of an answer.
+/// Bytes per answer.
 const ANSWER: usize = 16;
 /// Bytes in front of a query and an answer, as in a slot.
 const HEADER: usize = 64;
-/// Environment variable: task of the second process, `SIDE BYTES ADDRESS`.
+/// Environment variable: task for the second process, `SIDE BYTES ADDRESS`.
 const WORK: &str = "WEFT_BENCH_DISPATCH";
 
-/// Options of the benchmark.
+/// Benchmark options.
 #[derive(Args)]
 pub struct Options {
     /// Path between the processes
     #[arg(long, value_enum, default_value = "shm")]
     path: Path,
-    /// Bytes of a query
+    /// Bytes per query
     #[arg(long, value_delimiter = ',', default_values_t = [64, 1024, 150_528])]
     bytes: Vec<usize>,
-    /// Length in seconds of each measurement
+    /// Seconds per measurement
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Measurements of each side, in turn
+    /// Measurements per side, in turn
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Slots of the connection (default: 1 MiB of queries, from 32 to 512)
+    /// Slots in the connection (default: 1 MiB of queries, from 32 to 512)
     #[arg(long)]
     slots: Option<u32>,
-    /// Connections between the two processes, each with its slots; queries alternate between them
+    /// Connections between the two processes, each with separate slots; queries alternate between them
     #[arg(long, default_value_t = 1)]
     connections: u32,
-    /// Microseconds for which an idle service polls before it yields its core
+    /// Microseconds for which an idle service polls before it yields the core
     #[arg(long, default_value_t = 20)]
     spin_us: u64,
-    /// TLS of control connections and payloads, by the certificates of the environment (WEFT_TLS_*)
+    /// TLS for control connections and payloads, with certificates from the environment (WEFT_TLS_*)
     #[arg(long)]
     tls: bool,
-    /// Folder of the program of the side libfabric
+    /// Folder with the program for the side libfabric
     #[arg(long)]
     peers: Option<PathBuf>,
-    /// Sides, of weft, socket, libfabric, local and writes (default: those of the path)
+    /// Sides, for example weft,socket: weft, socket, libfabric, local or writes (default: as the path has)
     #[arg(long, value_delimiter = ',')]
     sides: Vec<String>,
     /// JSON lines on standard output
@@ -86,18 +86,18 @@ impl Options {
     }
 }
 
-/// Measurement of one side.
+/// Measurement for one side.
 #[derive(Clone, Default)]
 struct Measured {
     queries_per_s: f64,
     /// Round trips with one query in flight.
     round_trips_ns: Vec<f64>,
-    /// Growth of this process's resident memory by the connections.
+    /// Growth in this process's resident memory through the connections.
     resident_kib: Option<f64>,
     wrong: u64,
 }
 
-/// Runs the benchmark and prints its results.
+/// Runs the benchmark and prints the results.
 pub fn run(options: &Options) -> Outcome<()> {
     if let Ok(work) = std::env::var(WORK) {
         return work_of_child(options, &work);
@@ -151,7 +151,7 @@ fn measure(options: &Options, side: &str, samples: &Arc<Samples>) -> Outcome<Mea
     Ok(measured)
 }
 
-/// Prints a JSON line, or returns the row of the table.
+/// Prints a JSON line, or returns the table row.
 fn report(
     options: &Options,
     bytes: usize,

@@ -1,4 +1,4 @@
-//! Samples: queries of random bytes, and their answers.
+//! Samples: queries with random bytes, and answers.
 
 use super::{ANSWER, SUMMED};
 use crate::Outcome;
@@ -6,7 +6,7 @@ use crate::arena::region_bytes;
 use std::sync::Arc;
 use weft_fabric::Memory;
 
-/// Random bytes, several times the last-level cache, in samples of equal length.
+/// Random bytes, several times the last-level cache, in samples with equal length.
 pub struct Samples {
     memory: Arc<Memory>,
     bytes: usize,
@@ -15,7 +15,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Samples of `bytes` bytes, at least 8, of other bytes in each process.
+    /// Samples with `bytes` bytes, at least 8, different in each process.
     pub fn new(bytes: usize) -> Outcome<Samples> {
         if bytes < 8 {
             return Err(format!("{bytes} bytes of a query: expected at least 8").into());
@@ -44,7 +44,7 @@ impl Samples {
         self.bytes
     }
 
-    /// Position of a query's sample.
+    /// Position where a query's sample begins.
     pub fn offset(&self, query: u64) -> usize {
         self.index(query) * self.stride
     }
@@ -66,7 +66,7 @@ impl Samples {
     }
 }
 
-/// The first 8 bytes of a query; the sum of its words in one of [`SUMMED`], else 0.
+/// The query's first 8 bytes; the sum over all words in one of [`SUMMED`], else 0.
 #[inline]
 pub fn answer(query: &[u8]) -> [u8; ANSWER] {
     let word =

@@ -1,4 +1,4 @@
-//! Side `weft`: the services of query dispatch at both ends.
+//! Side `weft`: the query dispatch services at both ends.
 
 use super::samples::{Samples, answer};
 use super::{ANSWER, Measured, Options, start};
@@ -15,12 +15,13 @@ use weft_dispatch::{
     ServiceConfig,
 };
 use weft_fabric::pair::{Listener, PairConfig, connect};
+use weft_fabric::providers::OfiChoice;
 use weft_fabric::{Time, clock};
 
-/// Round trips of one query.
+/// Round trips with one query.
 const TRIPS: u64 = 2000;
 
-/// Backend that reads the first bytes of each query.
+/// Backend that reads each query's first bytes.
 pub(super) struct Answers;
 
 impl Backend for Answers {
@@ -36,7 +37,7 @@ impl Backend for Answers {
 #[derive(Default)]
 struct Progress {
     answered: AtomicU64,
-    /// Number of the first query of the round trips, and the deadline of all.
+    /// Number of the first round-trip query, and the deadline for all.
     trips_from: OnceLock<(u64, Time, FrontEndHandle)>,
 }
 
@@ -45,7 +46,7 @@ struct Check {
     samples: Arc<Samples>,
     progress: Arc<Progress>,
     wrong: u64,
-    /// Submission of the query in flight, and times of round trips.
+    /// Submission time for the query in flight, and round-trip times.
     since: Option<Instant>,
     trips_ns: Vec<f64>,
 }
@@ -98,7 +99,10 @@ pub fn pair_config_over(path: Path, slots: u32, address: &str) -> PairConfig {
         tls: Default::default(),
     });
     config.providers = vec![path.provider()];
-    config.ofi.provider = path.ofi_provider().map(str::to_owned);
+    config.ofi = Some(OfiChoice {
+        provider: path.ofi_provider().map(str::to_owned),
+        ..OfiChoice::default()
+    });
     config.engine = Connection::engine_config(slots);
     config
 }
@@ -180,7 +184,7 @@ struct Load<'a> {
 }
 
 impl Load<'_> {
-    /// Submits queries from number `first` on for some time, and waits for their answers. Returns the next number.
+    /// Submits queries from number `first` on for some time, and waits for the answers. Returns the next number.
     fn submit(&self, first: u64, time: Duration) -> Outcome<u64> {
         let (since, mut is_over, mut until) = (Instant::now(), false, deadline());
         // The clock is read for 32 queries at a time, as by the other sides.

@@ -9,9 +9,9 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes that are copied together for one system call, and bytes of a read.
+/// Bytes that are copied together for one system call, and bytes per read.
 const BATCH: usize = 64 << 10;
-/// Round trips of one query.
+/// Round trips with one query.
 const TRIPS: u64 = 2000;
 const REPLY: usize = HEADER + ANSWER;
 
@@ -23,7 +23,7 @@ pub fn accelerator(bytes: usize, address: &str) -> Outcome<()> {
     let mut buffer = vec![0; frame.max(4 * BATCH)];
     let (mut filled, mut replies) = (0, Vec::new());
     loop {
-        // A long frame is read into its place alone; short ones as many as there are.
+        // A long frame is read separately into its place; short ones as many as there are.
         let end = if frame > BATCH { frame } else { buffer.len() };
         let read = stream.read(&mut buffer[filled..end])?;
         if read == 0 {
@@ -62,7 +62,7 @@ pub fn measure(samples: &Samples, time: Duration, slots: u32) -> Outcome<Measure
     Ok(measured)
 }
 
-/// Counts and compares answers, which have the order of their queries. Returns the number of wrong ones.
+/// Counts and compares answers, which arrive in query order. Returns how many are wrong.
 fn read_answers(
     mut stream: &TcpStream,
     samples: &Samples,
@@ -112,7 +112,7 @@ impl Load<'_> {
         Ok(Measured { queries_per_s, round_trips_ns, ..Measured::default() })
     }
 
-    /// Sends queries from number `first` on for some time, and waits for their answers. Returns the next number.
+    /// Sends queries from number `first` on for some time, and waits for the answers. Returns the next number.
     fn send_for(&self, first: u64, time: Duration) -> Outcome<u64> {
         let (since, mut next, mut buffer) = (Instant::now(), first, Vec::new());
         let batch = (BATCH / (HEADER + self.samples.bytes())).max(1) as u64;
@@ -135,7 +135,7 @@ impl Load<'_> {
         Ok(next)
     }
 
-    /// Sends queries in one system call: long ones from their memory, short ones as a copy.
+    /// Sends queries in one system call: long ones from the source memory, short ones as a copy.
     fn send(&self, begin: u64, end: u64, buffer: &mut Vec<u8>) -> Outcome<()> {
         let (mut stream, header) = (self.stream, [0; HEADER]);
         if self.samples.bytes() > BATCH {

@@ -1,4 +1,4 @@
-//! Side `socket` with several connections: queries alternate between them, so each is sent and received alone.
+//! Side `socket` with several connections: queries alternate between them, so each is sent and received separately.
 
 use super::samples::{Samples, answer};
 use super::{ANSWER, HEADER, Measured, start};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const TRIPS: u64 = 2000;
 const REPLY: usize = HEADER + ANSWER;
 
-/// Blocking connections, each with received bytes, and an epoll descriptor of all.
+/// Blocking connections, each with received bytes, and an epoll descriptor for all.
 struct Receiver {
     epoll: OwnedFd,
     streams: Vec<(TcpStream, Vec<u8>)>,
@@ -36,8 +36,8 @@ impl Receiver {
         })
     }
 
-    /// Receives until all connections have ended; `frame` gets the index of the connection, which it may write to, and
-    /// each frame.
+    /// Receives until all connections have ended; `frame` gets each frame and the connection index; it may write to
+    /// that connection.
     fn run(
         &mut self,
         frame: usize,
@@ -102,7 +102,7 @@ pub fn measure(
     let measured = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let (mut next, mut wrong): (Vec<u64>, u64) = ((0..count).collect(), 0);
-            // The error of a thread has to be sendable.
+            // A thread's error has to be sendable.
             let ended = receiver.run(REPLY, |index, _, reply| {
                 wrong += u64::from(reply[HEADER..] != samples.answer(next[index])[..]);
                 next[index] += count;

@@ -1,4 +1,4 @@
-//! Bare operations of shared memory: a copy into the peer's mapping and a flag, or the flag alone.
+//! Bare shared memory operations: a copy into the peer's mapping and a flag, or only the flag.
 
 use super::{Pattern, Side};
 use crate::Outcome;
@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use weft_control::Control;
 use weft_fabric::{Memory, Region};
 
-/// Bytes of the flags of one rank: one for messages, one for acknowledgements, a cache line each.
+/// Flag bytes on one rank: one for messages, one for acknowledgements, a cache line each.
 const FLAGS: usize = 256;
 const ACKNOWLEDGED: usize = 128;
 
-/// Implementations over mappings of the same memory that Weft writes.
+/// Implementations over mappings of the memory that Weft also writes.
 pub fn open(control: &Control, source: &Region, inbox: &Region) -> Outcome<Vec<Box<dyn Side>>> {
     let mut sides: Vec<Box<dyn Side>> = Vec::new();
     for bytes in [true, false] {
@@ -35,7 +35,7 @@ pub fn open(control: &Control, source: &Region, inbox: &Region) -> Outcome<Vec<B
     Ok(sides)
 }
 
-/// Maps the peer's flags and inbox by the descriptors of its process.
+/// Maps the peer's flags and inbox by that process's descriptors.
 fn exchange(control: &Control, flags: &Memory, inbox: &Memory) -> Outcome<(Memory, Memory)> {
     let number = |memory: &Memory| -> Outcome<i32> {
         Ok(memory.descriptor().ok_or("the memory has no descriptor")?.as_raw_fd())
@@ -55,13 +55,13 @@ fn exchange(control: &Control, flags: &Memory, inbox: &Memory) -> Outcome<(Memor
 }
 
 struct Bare {
-    /// True if a message has bytes besides its flag.
+    /// True if a message has bytes besides the flag.
     bytes: bool,
     source: Arc<Memory>,
     peer_inbox: Memory,
     flags: Memory,
     peer_flags: Memory,
-    /// Number of raised flags, for messages, windows and barriers.
+    /// Raised flags, for messages, windows and barriers.
     sent: u64,
     received: u64,
     windows_sent: u64,
@@ -139,7 +139,7 @@ impl Side for Bare {
 fn word(flags: &Memory, offset: usize) -> &AtomicU64 {
     let base = flags.host().expect("shared memory is the host's").as_ptr();
     // SAFETY: the mapping has FLAGS bytes, begins at a page, and both offsets in use are multiples of 8
-    // inside of it; the words are only ever accessed atomically, and live as long as `flags`.
+    // inside it; the words are only ever accessed atomically, and live as long as `flags`.
     unsafe { &*base.add(offset).cast::<AtomicU64>() }
 }
 

@@ -1,15 +1,15 @@
 //! Transfers between two processes, in two patterns.
 //!
-//! - *ping-pong*: a message and a response of the same size; one way is half of a round trip, until the
+//! - *ping-pong*: a message and a response with the same size; one way is half a round trip, until the
 //!   receiver has observed all bytes
 //! - *stream*: messages in one direction, in windows of about 1 MiB; two windows are in flight, and the
 //!   receiver acknowledges each. Throughput counts until the last acknowledgement
 //!
 //! Weft and the bare operations run in the same two processes, over the same memory, in turn: each round
 //! measures every size with every implementation. The first round is a warm-up and not counted. Every
-//! message is checked, outside of the measured time.
+//! message is checked, outside the measured time.
 //!
-//! - `side.rs`: the trait of an implementation, and both patterns over it
+//! - `side.rs`: the implementation trait, and both patterns over it
 //! - `weft.rs`, `memory.rs`, `socket.rs`: the implementations
 
 mod memory;
@@ -27,7 +27,7 @@ use side::{Batch, Side, ping_pong, stream};
 use std::time::Duration;
 use weft_fabric::{Engine, Region, RemoteRegion};
 
-/// Options of the benchmark.
+/// Benchmark options.
 #[derive(Args)]
 pub struct Options {
     /// Path between the processes
@@ -36,14 +36,14 @@ pub struct Options {
     /// Measured rounds; medians need 15 or more
     #[arg(long, default_value_t = 15)]
     rounds: usize,
-    /// Bytes of a message
+    /// Bytes per message, for example 8,65536
     #[arg(
         long,
         value_delimiter = ',',
         default_values_t = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20]
     )]
     sizes: Vec<usize>,
-    /// Samples of Weft alone, all printed
+    /// Only Weft's samples, all printed
     #[arg(long)]
     samples: bool,
     /// Engine locked for each call, as by threads that share a communicator; a progress thread, where the
@@ -56,14 +56,14 @@ pub struct Options {
 }
 
 impl Options {
-    /// True if messages of this size are streamed: over NICs and libfabric all are, as in the benchmarks of
-    /// these.
+    /// True if messages with this size are streamed: over NICs and libfabric all are, as in their own
+    /// benchmarks.
     fn streams(&self, size: usize) -> bool {
         !matches!(self.path, Path::Shm | Path::Tcp) || size >= SHORTEST_STREAMED && !self.samples
     }
 }
 
-/// Pattern of messages.
+/// Message pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
@@ -73,30 +73,30 @@ pub enum Pattern {
     Stream,
 }
 
-/// Measurement of one batch by one rank.
+/// One rank's measurement for one batch.
 #[derive(Serialize, Deserialize)]
 pub struct Sample {
-    /// Pattern of the batch.
+    /// The batch's pattern.
     pub pattern: Pattern,
-    /// Name of the implementation.
+    /// Implementation name.
     pub side: String,
-    /// Bytes of a message.
+    /// Bytes per message.
     pub bytes: usize,
-    /// One-way nanoseconds of each message.
+    /// One-way nanoseconds per message.
     pub one_way_ns: Vec<f64>,
-    /// Number of messages with wrong bytes.
+    /// Messages with wrong bytes.
     pub wrong: usize,
 }
 
-/// Minimum bytes of a window of a stream, and its maximum number of messages.
+/// Minimum bytes per stream window, and the maximum message count.
 const WINDOW_BYTES: usize = 1 << 20;
 const WINDOW_MESSAGES: usize = 64;
-/// Shortest streamed message: below, a stream measures the cost of a message, which ping-pong shows better.
+/// Shortest streamed message: below, a stream measures per-message cost, which ping-pong shows better.
 const SHORTEST_STREAMED: usize = 4 << 10;
-/// Spin time of a busy wait: this path never parks.
+/// Spin time in a busy wait: this path never parks.
 const SPIN: Duration = Duration::from_secs(3600);
 
-/// Runs the benchmark and prints its results.
+/// Runs the benchmark and prints the results.
 pub fn run(options: &Options) -> Outcome<()> {
     if let Some(size) = options.sizes.iter().find(|&&s| s == 0 || s > arena::LONGEST) {
         return Err(format!("message of {size} bytes: expected 1 to {}", arena::LONGEST).into());
@@ -144,7 +144,7 @@ fn show(options: &Options, ranks: &[Vec<Sample>]) -> Outcome<()> {
     Ok(())
 }
 
-/// Part of one rank.
+/// One rank's part.
 fn rank(options: &Options) -> Outcome<Vec<Sample>> {
     let communicator = join(options.path, Some(SPIN))?;
     let rank = communicator.rank();
@@ -159,7 +159,7 @@ fn rank(options: &Options) -> Outcome<Vec<Sample>> {
     let mut plan =
         Plan { rank: rank.0, source, inbox, slots: Slots::new(bytes), samples: Vec::new() };
 
-    // Touches every page of every mapping before the measurement.
+    // Touches every page in every mapping before the measurement.
     plan.batch(&mut weft, Pattern::PingPong, arena::LONGEST, bytes / arena::LONGEST)?;
     for side in &mut bare {
         plan.batch(side.as_mut(), Pattern::PingPong, arena::LONGEST, bytes / arena::LONGEST)?;
@@ -182,8 +182,8 @@ fn rank(options: &Options) -> Outcome<Vec<Sample>> {
     Ok(plan.samples)
 }
 
-/// Implementations to compare with: none for samples of Weft alone, nor over libfabric and NICs, whose
-/// loops are separate programs (`benchmarks/peers/ofi.c`; perftest).
+/// Implementations to compare with: none when only Weft's samples are asked for, nor over libfabric and
+/// NICs, whose loops are separate programs (`benchmarks/peers/ofi.c`; perftest).
 fn open_bare(
     options: &Options,
     control: &weft_control::Control,
@@ -197,7 +197,7 @@ fn open_bare(
     })
 }
 
-/// Plan of both ranks, in the same order.
+/// Plan for both ranks, in the same order.
 struct Plan {
     rank: u32,
     source: Region,
@@ -259,7 +259,7 @@ impl Plan {
     }
 }
 
-/// Messages of a batch: enough for a measurement, at most as many as slots, and tens of milliseconds at
+/// Messages per batch: enough for a measurement, at most as many as slots, and tens of milliseconds at
 /// most.
 fn messages(pattern: Pattern, size: usize, region: usize) -> usize {
     let fitting = region / size.next_multiple_of(64);
@@ -269,7 +269,7 @@ fn messages(pattern: Pattern, size: usize, region: usize) -> usize {
     }
 }
 
-/// Messages of a window.
+/// Messages per window.
 fn window(size: usize) -> usize {
     (WINDOW_BYTES / size).clamp(1, WINDOW_MESSAGES)
 }
@@ -279,7 +279,7 @@ fn spinning<T>(f: impl FnOnce(&mut weft_fabric::WaitOptions<'_>) -> T) -> T {
     waiting(SPIN, f)
 }
 
-/// Page of `length` bytes from `offset` of our source to the same offset of a peer's inbox.
+/// Page with `length` bytes from `offset` in our source to the same offset in a peer's inbox.
 fn page(source: &Region, inbox: RemoteRegion, offset: usize, length: usize) -> weft_fabric::Page {
     weft_fabric::Page {
         source: source.key(),
@@ -290,7 +290,7 @@ fn page(source: &Region, inbox: RemoteRegion, offset: usize, length: usize) -> w
     }
 }
 
-/// Raises of its lane by a write of `length` bytes.
+/// Raises on its lane by a write with `length` bytes.
 fn parts(engine: &Engine, peer: weft_fabric::Rank, length: usize) -> u64 {
     engine.route(peer).map_or(1, |route| route.parts.count([length as u64]))
 }

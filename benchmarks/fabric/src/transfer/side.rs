@@ -1,10 +1,10 @@
-//! Trait of an implementation, and both patterns over it.
+//! Implementation trait, and both patterns over it.
 
 use super::Pattern;
 use crate::Outcome;
 use std::time::Instant;
 
-/// Implementation of messages between the two ranks.
+/// Implementation that sends messages between the two ranks.
 pub trait Side {
     /// Name in results.
     fn name(&self) -> &'static str;
@@ -14,35 +14,35 @@ pub trait Side {
         true
     }
 
-    /// True if messages have bytes, false if they are flags alone.
+    /// True if messages have bytes, false if they are only flags.
     fn carries_bytes(&self) -> bool {
         true
     }
 
-    /// Barrier of both ranks.
+    /// Barrier between both ranks.
     fn barrier(&mut self) -> Outcome<()>;
 
-    /// Sends the bytes at `offset` of the source to the peer's inbox.
+    /// Sends the source's bytes at `offset` to the peer's inbox.
     fn send(&mut self, offset: usize, length: usize) -> Outcome<()>;
 
-    /// Returns once the next message of the peer, to `offset`, has arrived.
+    /// Returns once the peer's next message, to `offset`, has arrived.
     fn receive(&mut self, offset: usize, length: usize) -> Outcome<()>;
 
-    /// Sends a window of messages after the acknowledgement of the last but one.
+    /// Sends a message window once the last but one is acknowledged.
     fn send_window(&mut self, offsets: &[usize], length: usize) -> Outcome<()>;
 
-    /// Receives a window of messages and acknowledges it.
+    /// Receives a message window and acknowledges it.
     fn receive_window(&mut self, offsets: &[usize], length: usize) -> Outcome<()>;
 
     /// Returns once every window is acknowledged.
     fn finish_windows(&mut self) -> Outcome<()>;
 }
 
-/// Messages of one measurement.
+/// Messages in one measurement.
 pub struct Batch {
-    /// Offset of each message.
+    /// Offset by message.
     pub offsets: Vec<usize>,
-    /// Bytes of each message.
+    /// Bytes per message.
     pub length: usize,
 }
 
@@ -71,11 +71,11 @@ pub fn ping_pong(side: &mut dyn Side, batch: &Batch, rank: u32) -> Outcome<Vec<f
     Ok(trips.map(|trip| trip as f64 * tick_ns / 2.0).collect())
 }
 
-/// Time in units that [`ping_pong`] measures: the processor's time stamp counter, as perftest reads it, since
-/// the clock of a guest of the laboratory takes a system call.
+/// Time in units that [`ping_pong`] measures: the processor's time stamp counter, as perftest reads it
+/// (see <https://github.com/linux-rdma/perftest>), since the clock takes a system call in a lab guest.
 #[cfg(target_arch = "x86_64")]
 fn ticks() -> u64 {
-    // SAFETY: reads a register that every processor of this architecture has.
+    // SAFETY: reads a register that every processor with this architecture has.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
@@ -85,7 +85,7 @@ fn ticks() -> u64 {
     weft_fabric::clock::now().0
 }
 
-/// Sends all messages from rank 0 to rank 1. One figure: nanoseconds per message over all of them.
+/// Sends all messages from rank 0 to rank 1. One figure: nanoseconds per message over all.
 pub fn stream(side: &mut dyn Side, batch: &Batch, rank: u32, window: usize) -> Outcome<Vec<f64>> {
     let begin = Instant::now();
     for offsets in batch.offsets.chunks(window) {

@@ -1,4 +1,4 @@
-//! Bare operation of a network: one busy-polled socket.
+//! Bare network operation: one busy-polled socket.
 
 use super::Side;
 use crate::Outcome;
@@ -85,7 +85,7 @@ impl Side for Socket {
 
     fn receive(&mut self, offset: usize, length: usize) -> Outcome<()> {
         let inbox = self.inbox.clone();
-        // SAFETY: the slots of a batch are distinct, and only this side writes during its batch.
+        // SAFETY: a batch's slots are distinct, and only this side writes during its batch.
         self.read(unsafe { inbox.bytes_mut(offset, length) })
     }
 

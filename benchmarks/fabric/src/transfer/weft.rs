@@ -94,7 +94,7 @@ impl<'a> Weft<'a> {
         Ok(Weft { access, peer, source, inbox, counters, sent: 0, received: 0, requests })
     }
 
-    /// Counter and round of a window.
+    /// Counter and round for a window.
     fn round(&self, number: u64) -> (CounterId, u64) {
         (self.counters[number as usize % COUNTERS], number / COUNTERS as u64)
     }

@@ -1,6 +1,6 @@
-"""One rank of a benchmark: its cases in order, each recorded as it ends.
+"""One rank in a benchmark: its cases in order, each recorded as it ends.
 
-A watchdog ends the rank at the limit of a case. Ranks started anew run the other cases.
+A watchdog ends the rank at a case's limit. Ranks started anew run the other cases.
 """
 
 from __future__ import annotations
@@ -11,44 +11,50 @@ import os
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import weft
+from harness.records import record_of
 from weft.bench.device.machine import describe, open_device
+from weft.bench.group import worker
 from weft.bench.record import append_record, origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from collectives_context import Context
+    from harness.context import Context
+    from harness.records import Summary
 
-__all__ = ["Benchmark", "figure", "record_of", "serve"]
+__all__ = ["Benchmark", "main"]
 
-#: Limits of the start and of the end of a rank, in seconds.
+#: Limits for a rank's start and end, in seconds.
 START_SECONDS: Final = 90.0
 END_SECONDS: Final = 20.0
 
-#: Result, status and reason of a case.
-Summary = tuple[dict[str, Any] | None, str, str | None]
-
 
 class Benchmark(NamedTuple):
-    """A benchmark, as its ranks have it."""
+    """A benchmark, as ranks have it."""
 
     #: Name in records.
     name: str
-    #: Case of its fields.
+    #: Case from JSON fields.
     case: Callable[[dict[str, Any]], Any]
-    #: State of a rank, from the arguments of `Context`.
+    #: A rank's state, from the `Context` arguments.
     open: Callable[..., Context]
-    #: Results of a rank in a case; a collective call.
+    #: A rank's results in a case; a collective call.
     measure: Callable[[Any, Any], dict[str, Any]]
-    #: Of a case and the results of every rank.
+    #: Takes a case and every rank's results.
     summarise: Callable[[Any, list[dict[str, Any]]], Summary]
 
 
-def serve(directory: Path, task: dict[str, Any], benchmark: Benchmark) -> None:
+def main(benchmark: Benchmark) -> int:
+    """Main function for a rank's program; returns the exit status."""
+    return worker(partial(serve, benchmark))
+
+
+def serve(benchmark: Benchmark, directory: Path, task: dict[str, Any]) -> None:
     """Measure every case that there is time for."""
     cases = [benchmark.case(case) for case in task["cases"]]
     faulthandler.enable()
@@ -69,7 +75,7 @@ def serve(directory: Path, task: dict[str, Any], benchmark: Benchmark) -> None:
             text = f"{type(error).__name__}: {error}"
             (directory / f"failed-{rank}.txt").write_text(text, encoding="utf-8")
             print(f"rank {rank}: {traceback.format_exc()}", file=sys.stderr, flush=True)
-            # After a fault of the device the ends of its libraries may wait for ever.
+            # After a device fault, the libraries may wait for ever at the end.
             os._exit(1)
     faulthandler.cancel_dump_traceback_later()
 
@@ -101,30 +107,6 @@ def run(context: Context, case: Any, benchmark: Benchmark) -> None:
 
 
 def keep(context: Context, record: dict[str, Any]) -> None:
-    """Append a record to the file of results at once: later cases may fail."""
+    """Append a record to the result file at once: later cases may fail."""
     if context.rank == 0:
         append_record(Path(context.task["lines"]), record)
-
-
-def record_of(
-    benchmark: str, case: Any, about: dict[str, Any], status: str, reason: str | None
-) -> dict[str, Any]:
-    """A line of results, without a result."""
-    return {
-        "benchmark": benchmark,
-        "case": case.name,
-        "kind": case.kind,
-        "status": status,
-        "reason": reason,
-        "workload": case.to_json(),
-        "result": None,
-        "seconds": None,
-        "origin": about,
-    }
-
-
-def figure(side: dict[str, Any]) -> float | None:
-    """Microseconds of a side: the slowest rank's median."""
-    if side.get("status") != "ok":
-        return None
-    return float(side["time"]["slowest_p50_us"])

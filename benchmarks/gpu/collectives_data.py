@@ -1,4 +1,4 @@
-"""Inputs and the reference of the benchmark of device collectives."""
+"""Inputs and references for the device collectives benchmark."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collectives_sides import lengths
 
 if TYPE_CHECKING:
     from collectives_cases import Case
-    from collectives_context import Context
+    from harness.context import Context
 
-__all__ = ["Reference", "Verdict", "source"]
+__all__ = ["Data", "Reference", "Verdict", "source"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Comparison of a result with the reference."""
+    """Comparison between a result and the reference."""
 
-    #: Largest error over its bound; infinity for NaN.
+    #: Largest error over the bound; infinity for NaN.
     share: float
-    #: True if all bits are those of the sum in rank order, rounded once, or of the moved input.
+    #: True if all bits equal the sum in rank order, rounded once, or the moved input.
     exact: bool
 
 
 def source(context: Context, case: Case, rank: int, slot: int) -> Any:
-    """Input of a rank: bfloat16 values in [-1, 1), a hash of rank, slot and position.
+    """A rank's input: bfloat16 values in [-1, 1), hashed from rank, slot and position.
 
     Integer arithmetic, so that every rank makes the same values on any device.
     """
@@ -41,7 +41,7 @@ def source(context: Context, case: Case, rank: int, slot: int) -> Any:
 
 
 class Reference:
-    """Results that a slot of a case must have on this rank."""
+    """Results that a case's slot must have on this rank."""
 
     def __init__(self, context: Context, case: Case, slot: int) -> None:
         self.torch, self.case = context.device.torch, case
@@ -76,3 +76,17 @@ class Reference:
         bound = self.absolute * (self.ranks * 2.0**-8) + 2.0**-24
         share = float(((result.float() - self.total).abs_() / bound).max())
         return Verdict(share if share == share else float("inf"), exact)
+
+
+class Data:
+    """A case's inputs and the results that they must have; empty for a barrier."""
+
+    def __init__(self, context: Context, case: Case) -> None:
+        self.sources: list[Any] = []
+        #: By buffer: the first and the last one.
+        self.references: dict[int, Reference] = {}
+        if case.operation != "barrier":
+            slots = range(case.buffers)
+            self.sources = [source(context, case, context.rank, slot) for slot in slots]
+            ends = (slots[0], slots[-1])
+            self.references = {slot: Reference(context, case, slot) for slot in ends}

@@ -1,8 +1,10 @@
-"""State of one rank of the benchmark of device collectives: group, libraries, agreement."""
+"""One rank's state: group, libraries, agreement."""
 
 from __future__ import annotations
 
 import json
+import os
+from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -14,24 +16,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from collectives_cases import Case
-    from collectives_sides import Side
-
     import weft
+    from harness.cases import Case
+    from harness.side import Side
     from weft.bench.device.machine import Device
 
-__all__ = ["UNDER_WAY", "Context"]
+__all__ = ["UNDER_WAY", "Context", "Failure"]
 
-#: File in the directory of the task: the case and the side in progress.
+#: File in the task directory: the case and the side in progress.
 UNDER_WAY: Final = "under-way.json"
-#: Limit of a rendezvous of the hosts, and of a device's wait for a peer; in seconds.
+#: Limit for a host rendezvous, and for a device's wait for a peer; in seconds.
 HOST_SECONDS: Final = 60.0
 DEVICE_SECONDS: Final = 20.0
+#: Limit for waits in fused kernels, in seconds.
+FUSED_SECONDS: Final = 10.0
+#: Limit for group formation and for waits in a group.
+GROUP_TIMEOUT: Final = timedelta(seconds=30)
 Made = TypeVar("Made")
 
 
 class Failure(NamedTuple):
-    """Failure of a side."""
+    """A side's failure."""
 
     text: str
     #: True if Weft does not take these arguments.
@@ -54,9 +59,9 @@ class Context:
         self.cases, self.task, self.about = cases, task, about
         self.rank, self.ranks = communicator.rank, communicator.world_size
         self.gpus = visible() if device.kind == "cuda" else 0
-        #: Of vectors of collectives; of 2 bytes.
+        #: Dtype for vectors in collectives; 2 bytes.
         self.dtype: Any = device.torch.bfloat16
-        #: By operation: see `collectives_sides.sides_of`.
+        #: By operation or case kind.
         self.sides: dict[str, list[Side]] = {}
         #: Case whose buffers a shared arena holds.
         self.binding: str | None = None
@@ -65,7 +70,7 @@ class Context:
         self._closing: list[Callable[[], None]] = []
 
     def once(self, key: str, make: Callable[[], Made]) -> Made:
-        """The one object of that key; a failure is kept too."""
+        """The one object for that key; a failure is kept too."""
         if key not in self._made:
             try:
                 self._made[key] = make()
@@ -78,7 +83,7 @@ class Context:
         return made
 
     def collectives(self, num_sms: int | None) -> Any:
-        """`weft.cuda.Collectives` of all ranks with that many blocks; None: its choice."""
+        """`weft.cuda.Collectives` over all ranks with that many blocks; None: its choice."""
         return self.once(f"weft {num_sms}", lambda: self._open(num_sms))
 
     def _open(self, num_sms: int | None) -> Any:
@@ -95,7 +100,7 @@ class Context:
         return collectives
 
     def distributed(self) -> Any:
-        """torch.distributed with a group of all ranks, and its communicator made."""
+        """torch.distributed with a group over all ranks, and its communicator made."""
         return self.once("nccl", self._join)
 
     def _join(self) -> Any:
@@ -105,6 +110,56 @@ class Context:
         distributed.all_reduce(self.device.torch.zeros(1, device=self.device.name))
         self.device.synchronise()
         return distributed
+
+    def group(self, backend: str, *, apart: bool = False) -> Any:
+        """Group over all ranks with a backend, made by a collective call.
+
+        Args:
+            backend: the group's backend. The default group is Weft's.
+            apart: True for one that is not the default group.
+        """
+        return self.once(f"group {backend} {apart}", lambda: self._group(backend, apart))
+
+    def _group(self, backend: str, apart: bool) -> Any:
+        world = self.once("world", self._form)
+        distributed: Any = import_module("torch.distributed")
+        if backend == "weft" and not apart:
+            return world
+        return distributed.new_group(backend=backend, timeout=GROUP_TIMEOUT)
+
+    def _form(self) -> Any:
+        """The default group, over Weft."""
+        distributed: Any = import_module("torch.distributed")
+        backend: Any = import_module("weft.torch")
+        if self.device.kind == "twin":
+            backend.device.kind = "twin"
+        # Ranks that a launcher started have separate directories: rank 0's counts.
+        directory = self.communicator.all_gather(str(self.directory).encode())[0].decode()
+        distributed.init_process_group(
+            "weft",
+            init_method=f"file://{directory}/store",
+            rank=self.rank,
+            world_size=self.ranks,
+            timeout=GROUP_TIMEOUT,
+        )
+        self._closing.append(distributed.destroy_process_group)
+        return distributed.group.WORLD
+
+    @property
+    def fused(self) -> Any:
+        """`weft.fused`, with these benchmarks' wait limit."""
+        return self.once("fused", self._import)
+
+    def _import(self) -> Any:
+        fused: Any = import_module("weft.fused")
+        fused.set_timeout(FUSED_SECONDS)
+        return fused
+
+    def use_triton(self) -> None:
+        """Choose float16 on the twin, where Triton's interpreter rounds bfloat16 otherwise."""
+        if self.device.kind == "twin":
+            self.dtype = self.device.torch.float16
+            os.environ.setdefault("TRITON_INTERPRET", "1")
 
     def close(self) -> None:
         """Leave all groups."""
@@ -119,12 +174,12 @@ class Context:
             (self.directory / UNDER_WAY).write_text(text, encoding="utf-8")
 
     def agree(self, value: Any) -> list[Any]:
-        """The value of every rank."""
+        """Every rank's value."""
         gathered = self.communicator.all_gather(json.dumps(value).encode(), timeout=HOST_SECONDS)
         return [json.loads(each) for each in gathered]
 
     def attempt(self, work: Callable[[], Made]) -> tuple[Made | None, Failure | None]:
-        """The result, or the failure of the first rank that has one; both the same on all ranks."""
+        """The result, or the failure on the first rank that has one; both the same on all ranks."""
         result, own = None, None
         try:
             result = work()
@@ -132,7 +187,7 @@ class Context:
         except Exception as error:
             text = f"rank {self.rank}: {type(error).__name__}: {error}".strip()[:1000]
             own = text, isinstance(error, ConfigurationError)
-            # After a fault of the device this raises, and the ranks are started anew.
+            # After a device fault this raises, and the ranks are started anew.
             self.device.synchronise()
         failures = [Failure(*each) for each in self.agree(own) if each is not None]
         return (None, failures[0]) if failures else (result, None)
