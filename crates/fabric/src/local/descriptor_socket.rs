@@ -171,6 +171,10 @@ impl DescriptorSocket {
 
     /// The next message, or `None` if none has arrived. An error ends the connection.
     pub fn receive(&mut self) -> io::Result<Option<LocalMessage>> {
+        confirm_end(|| self.receive_once())
+    }
+
+    fn receive_once(&mut self) -> io::Result<Option<LocalMessage>> {
         let mut bytes = [0; MAX_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -214,4 +218,33 @@ impl DescriptorSocket {
 /// Error for a message that this protocol state excludes.
 pub(super) fn wrong_order() -> io::Error {
     io::Error::other("it sent messages in the wrong order")
+}
+
+/// Calls `receive` again after the end of a connection. Linux looks for a message and then, under another
+/// lock, for the end: a message that arrives between the two, just before the other end closes, is
+/// reported as the end by the first call and returned by the second.
+fn confirm_end<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    match receive() {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => receive(),
+        received => received,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::confirm_end;
+    use std::io::{Error, ErrorKind};
+
+    #[test]
+    fn a_message_that_the_kernel_reports_as_the_end_arrives() {
+        let ended = || Error::from(ErrorKind::UnexpectedEof);
+        let mut calls = vec![Ok(7), Err(ended())];
+        assert_eq!(confirm_end(|| calls.pop().unwrap()).unwrap(), 7);
+        let mut calls = vec![Ok(7), Err(ended()), Err(ended())];
+        let error = confirm_end(|| calls.pop().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+        let mut calls = vec![Ok(7), Err(Error::from(ErrorKind::ConnectionReset))];
+        let error = confirm_end(|| calls.pop().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
 }
