@@ -11,11 +11,17 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use weft_cuda::{
-    Context, Driver, Event, OwnedStream, RegisteredMemory, Relaxed, RelaxedCapture, Stream,
-    VirtualMemory, copy_async, driver, set_bytes_async,
+    Context, Driver, Event, OwnedStream, PinnedMemory, RegisteredMemory, Relaxed, RelaxedCapture,
+    Stream, VirtualMemory, copy_async, driver, set_bytes_async,
 };
 
+/// Events created with a device.
+const EVENTS: usize = 16;
+
 /// GPUs that this process sees.
+///
+/// The first use of a device creates and loads what later copies need. CUDA's calls that allocate memory or
+/// load a kernel wait for kernels that run, and a kernel may wait for the copy.
 pub(super) struct Cuda {
     driver: &'static Driver,
     contexts: BTreeMap<u32, Arc<Context>>,
@@ -67,10 +73,12 @@ impl Cuda {
         }
         let it = self.driver.device(device).map_err(why)?;
         let context = Context::primary(it).map_err(why)?;
-        self.contexts.insert(device, context.clone());
+        let stream = Stream::create(&context).map_err(why)?;
         if self.sms > 0 {
             let sms = self.sms.min(it.sm_count());
-            match PageKernel::new(&context, it.compute_capability(), sms) {
+            let loaded = PageKernel::new(&context, it.compute_capability(), sms)
+                .and_then(|mut kernel| kernel.load(&stream).map(|()| kernel));
+            match loaded {
                 Ok(kernel) => drop(self.kernels.insert(device, kernel)),
                 Err(error) => log::warn!(
                     "GPU {device}: copy engines move the pages of lists one by one, since a kernel for \
@@ -78,6 +86,13 @@ impl Cuda {
                 ),
             }
         }
+        warm_up(&context, &stream).map_err(why)?;
+        for _ in 0..EVENTS {
+            let it = Event::new(&context).map_err(why)?;
+            self.free.push(self.events.len() as u32);
+            self.events.push(CopyEvent { device, it, tables: Vec::new(), failure: None });
+        }
+        self.contexts.insert(device, context.clone());
         Ok(context)
     }
 
@@ -126,6 +141,22 @@ impl Cuda {
         self.events.push(CopyEvent { device, it, tables: Vec::new(), failure: None });
         Ok(self.events.len() as u32 - 1)
     }
+}
+
+/// Copies some bytes in each direction, for which the driver may load kernels of its own.
+fn warm_up(context: &Arc<Context>, stream: &OwnedStream) -> weft_cuda::Result<()> {
+    const BYTES: usize = 64;
+    let host = PinnedMemory::alloc(context, BYTES)?;
+    let device = VirtualMemory::create(context, 2 * BYTES)?;
+    {
+        let _bound = context.enter()?;
+        set_bytes_async(device.address(), 0, 2 * BYTES, stream.stream())?;
+        copy_async(host.device_address(), device.address(), BYTES, stream.stream())?;
+        copy_async(device.address(), host.device_address(), BYTES, stream.stream())?;
+        let other = device.address() + BYTES as u64;
+        copy_async(other, device.address(), BYTES, stream.stream())?;
+    }
+    stream.synchronize()
 }
 
 /// Adds copies by the copy engine, one for each page. Unpinned host memory goes through the driver's staging
@@ -220,7 +251,9 @@ impl CopyEngine for Cuda {
 
     fn open(&mut self, device: u32) -> Result<QueueId, String> {
         let _relaxed = RelaxedCapture::new().map_err(why)?;
-        let it = Stream::create(&self.context(device)?).map_err(why)?;
+        // Streams with different priorities do not share a hardware queue, in which copies would wait behind
+        // kernels that were launched and not started.
+        let it = Stream::create_first(&self.context(device)?).map_err(why)?;
         let place = self.streams.iter().position(Option::is_none).unwrap_or(self.streams.len());
         if place == self.streams.len() {
             self.streams.push(None);

@@ -7,7 +7,7 @@ use super::engine::PageCopy;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
-use weft_cuda::{Context, Function, Module, PinnedMemory, Start, Stream, nvrtc};
+use weft_cuda::{Context, Function, Module, OwnedStream, PinnedMemory, Start, Stream, nvrtc};
 
 const SOURCE: &str = include_str!("pages.cu");
 const SMS: &str = "WEFT_COPY_SMS";
@@ -20,6 +20,9 @@ pub(super) const LONGEST_PAGE: u64 = 512 << 10;
 pub(super) const SHORTEST_LIST: usize = 4;
 /// Pages in one launch.
 pub(super) const LONGEST_LIST: usize = 1024;
+/// Launches in flight; page lists beyond these go to the copy engine.
+const TABLES: usize = 32;
+const TABLE_BYTES: usize = LONGEST_LIST * size_of::<PageCopy>();
 const THREADS: u32 = 512;
 /// Pages that a block takes at a time. Each word of the table entries has a thread.
 const TILE: usize = 64;
@@ -58,10 +61,11 @@ pub(crate) fn sms_from_env() -> Result<u32, String> {
 
 /// The kernel on one device, with tables.
 pub(super) struct PageKernel {
-    context: Arc<Context>,
     function: Function,
     sms: u32,
-    tables: Vec<PinnedMemory>,
+    /// All tables, allocated at once: an allocation of pinned memory waits for kernels that run, and these
+    /// may wait for the launch.
+    tables: PinnedMemory,
     /// Tables that no launch reads.
     free: Vec<TableId>,
 }
@@ -78,20 +82,22 @@ impl PageKernel {
         sms: u32,
     ) -> weft_cuda::Result<Self> {
         let function = Module::load(context, &cubin(capability)?)?.function("weft_copy_pages")?;
-        let (tables, free) = (Vec::new(), Vec::new());
-        Ok(PageKernel { context: context.clone(), function, sms, tables, free })
+        let tables = PinnedMemory::alloc(context, TABLES * TABLE_BYTES)?;
+        let free = (0..TABLES as u32).map(TableId).collect();
+        Ok(PageKernel { function, sms, tables, free })
     }
 
-    fn table(&mut self) -> weft_cuda::Result<TableId> {
-        if let Some(table) = self.free.pop() {
-            return Ok(table);
-        }
-        let bytes = LONGEST_LIST * size_of::<PageCopy>();
-        self.tables.push(PinnedMemory::alloc(&self.context, bytes)?);
-        Ok(TableId(self.tables.len() as u32 - 1))
+    /// Launches the kernel for empty pages. The first launch loads it, which waits for kernels that run.
+    pub fn load(&mut self, stream: &OwnedStream) -> weft_cuda::Result<()> {
+        let empty = [PageCopy { to: 0, from: 0, length: 0 }; SHORTEST_LIST];
+        // SAFETY: empty pages have no bytes that a kernel could access.
+        let table = unsafe { self.launch(&empty, stream.stream()) }?;
+        stream.synchronize()?;
+        table.into_iter().for_each(|table| self.release(table));
+        Ok(())
     }
 
-    /// Adds the list's launch to a stream; `None` if it is too short for one, or no table can be had.
+    /// Adds the list's launch to a stream; `None` if it is too short for one, or all tables are in use.
     ///
     /// # Safety
     /// As for a copy of each page on that stream. The table is released only after the launch has ended.
@@ -104,19 +110,15 @@ impl PageKernel {
         if pages.len() < SHORTEST_LIST {
             return Ok(None);
         }
-        let id = match self.table() {
-            Ok(id) => id,
-            Err(error) => {
-                log::warn!("copy engines move {} pages one by one: {error}", pages.len());
-                return Ok(None);
-            }
-        };
-        let table = &self.tables[id.0 as usize];
-        // SAFETY: the table has room for the longest list, and no launch reads it.
+        let Some(id) = self.free.pop() else { return Ok(None) };
+        let offset = id.0 as usize * TABLE_BYTES;
+        // SAFETY: each table has room for the longest list, and no launch reads this one.
         unsafe {
-            table.host().cast::<PageCopy>().copy_from_nonoverlapping(pages.as_ptr(), pages.len());
+            let table = self.tables.host().add(offset).cast::<PageCopy>();
+            table.copy_from_nonoverlapping(pages.as_ptr(), pages.len());
         }
-        let (blocks, list) = divide(table.device_address(), pages, self.sms);
+        let table = self.tables.device_address() + offset as u64;
+        let (blocks, list) = divide(table, pages, self.sms);
         let argument = (&raw const list).cast::<c_void>();
         // SAFETY: the argument has the kernel's layout; the caller is responsible for the pages' addresses.
         let launched = unsafe {
@@ -131,7 +133,7 @@ impl PageKernel {
 
     /// True if launches may still run: their tables have not come back.
     pub fn is_busy(&self) -> bool {
-        self.free.len() < self.tables.len()
+        self.free.len() < TABLES
     }
 
     /// Takes back a table whose launch has ended.
