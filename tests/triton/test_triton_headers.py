@@ -6,11 +6,15 @@ instructions.
 
 import ctypes
 import importlib
+import itertools
 import random
 import shutil
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import ROOT, ranks
@@ -85,6 +89,44 @@ def tail(rank: int, first: int, number: int) -> int:
         return number
     epoch = (first + number + 2**31) % 2**32 - 2**31
     return abs(epoch) % 1000 * (1 if epoch >= 0 else -1)
+
+
+def test_pushes_that_wait_for_room_share_one_reader(library: str) -> None:
+    """A full ring whose slots are released one by one, each after the push before it."""
+    slots, threads, tickets = 4, 6, 60
+    wait_for_room = ctypes.CDLL(library).wait_for_room
+    wait_for_room.restype = ctypes.c_bool
+    wait_for_room.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    table = np.zeros(layout.TABLE_BYTES // 8, np.uint64)
+    records, released, abort = (
+        np.zeros(16, np.uint64),
+        np.zeros(1, np.uint64),
+        np.zeros(1, np.uint64),
+    )
+    table[layout.TABLE_LIMIT_NS // 8] = 20_000_000_000
+    table[layout.TABLE_RECORD // 8] = records.ctypes.data
+    table[layout.TABLE_ABORT // 8] = abort.ctypes.data
+    table[layout.TABLE_RELEASED // 8] = released.ctypes.data
+    table.view(np.uint32)[layout.TABLE_SLOTS // 4] = slots
+    pushed = [threading.Event() for _ in range(tickets)]
+    turn = itertools.count()
+
+    def push() -> None:
+        while (ticket := next(turn)) < tickets:
+            assert wait_for_room(table.ctypes.data, ticket)
+            assert ticket < int(released[0]) + slots
+            pushed[ticket].set()
+
+    with ThreadPoolExecutor(threads) as pool:
+        pushes = [pool.submit(push) for _ in range(threads)]
+        for ticket in range(tickets):
+            if not pushed[ticket].wait(30):
+                break
+            released[0] = ticket + 1
+        for each in pushes:
+            each.result()
+    assert table.view(np.uint32)[layout.TABLE_POLLER // 4] == 0
+    assert not records.any()
 
 
 def test_failed_waits_leave_equal_records(library: str) -> None:

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 
 from weft.triton import layout
-from weft.triton.primitives import _at, _reach, _read
+from weft.triton.clock import POLLS
+from weft.triton.primitives import _at, _check, _reach, _read
 
 __all__ = [
     "remote_drained",
@@ -32,6 +33,7 @@ _RING = tl.constexpr(layout.TABLE_RING)
 _TICKET = tl.constexpr(layout.TABLE_TICKET)
 _RELEASED = tl.constexpr(layout.TABLE_RELEASED)
 _SEEN_RELEASED = tl.constexpr(layout.TABLE_SEEN_RELEASED)
+_POLLER = tl.constexpr(layout.TABLE_POLLER)
 _WORDS = tl.constexpr(layout.TABLE_WORDS)
 _SLOTS = tl.constexpr(layout.TABLE_SLOTS)
 _WORDS_EACH = tl.constexpr(layout.TABLE_WORDS_EACH)
@@ -160,6 +162,38 @@ def _head(kind: tl.constexpr, rank, hold: tl.constexpr):
 
 
 @triton.jit
+def _room(context, table, ticket, slots):
+    """Waits until a ticket's slot was released, as `weft::wait_for_room` does; false on failure.
+
+    One waiting program at a time reads the host's count over PCIe, and publishes it for the others.
+    """
+    known = _at(table + _SEEN_RELEASED, tl.int64)
+    poller = _at(table + _POLLER, tl.int32)
+    needed = (ticket - slots + 1).to(tl.int32)
+    slot = (ticket % slots).to(tl.int32)
+    began = tl.cast(0, tl.int64)
+    polls = 0
+    is_poller = 0
+    seen = tl.atomic_add(known, 0, sem="relaxed", scope="gpu")
+    while (began >= 0) & (ticket - seen >= slots):
+        if is_poller == 0:
+            is_poller = (tl.atomic_cas(poller, 0, 1, sem="relaxed", scope="gpu") == 0).to(tl.int32)
+        if is_poller != 0:
+            released = tl.load(_at(table + _RELEASED, tl.int64))
+            seen = tl.atomic_add(_at(released, tl.int64), 0, sem="acquire", scope="sys")
+            tl.atomic_max(known, seen, sem="relaxed", scope="gpu")
+        else:
+            seen = tl.atomic_add(known, 0, sem="relaxed", scope="gpu")
+        polls += 1
+        if polls == POLLS:
+            began = _check(context, _PUSH, -1, slot, needed, seen.to(tl.int32), began)
+            polls = 0
+    if is_poller != 0:
+        tl.atomic_xchg(poller, 0, sem="relaxed", scope="gpu")
+    return ticket - seen < slots
+
+
+@triton.jit
 def _push(context, head, length, windows, word, source, count, destination):
     """Pushes a command, as `weft::push` does; true if it is in the ring."""
     table = tl.load(context + _TABLE)
@@ -168,20 +202,7 @@ def _push(context, head, length, windows, word, source, count, destination):
     if fine:
         ticket = tl.atomic_add(_at(table + _TICKET, tl.int64), 1, sem="relaxed", scope="sys")
         slots = tl.load(_at(table + _SLOTS, tl.int32)).to(tl.int64)
-        # Room: the ticket's slot was released, ticket - slots + 1 tickets in all. A count that a
-        # program of this GPU has seen spares the load from the host.
-        needed = (ticket - slots + 1).to(tl.int32)
-        seen = tl.atomic_add(_at(table + _SEEN_RELEASED, tl.int64), 0, sem="relaxed", scope="sys")
-        fine = ticket - seen < slots
-        if fine == 0:
-            released = tl.load(_at(table + _RELEASED, tl.int64))
-            slot = (ticket % slots).to(tl.int32)
-            fine = _reach(context, _PUSH, _at(released, tl.int32), needed, -1, slot)
-            if fine:
-                least = ticket - slots + 1
-                tl.atomic_max(
-                    _at(table + _SEEN_RELEASED, tl.int64), least, sem="relaxed", scope="sys"
-                )
+        fine = _room(context, table, ticket, slots)
         at = ring + ticket % slots * _SLOT_BYTES
         low = _at(at, tl.int32)
         wide_length, wide_source = tl.cast(length, tl.int64), tl.cast(source, tl.int64)

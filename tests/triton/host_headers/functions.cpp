@@ -1,6 +1,7 @@
 // Device functions of crates/gpu/kernels/weft as host functions, for comparison with weft.triton.
 #include "weft/barrier.cuh"
 #include "weft/command.cuh"
+#include "weft/proxy.cuh"
 #include "weft/put.cuh"
 #include "weft/table.cuh"
 #include "weft/wait.cuh"
@@ -25,6 +26,7 @@ extern const Constant CONSTANTS[] = {
     TABLE(flags_each), TABLE(record), TABLE(abort), TABLE(flags), TABLE(peers),
     TABLE(ring), TABLE(ticket), TABLE(released), TABLE(seen_released), TABLE(list), TABLE(words), TABLE(alive),
     TABLE(slots), TABLE(words_each), TABLE(proxy_rank), TABLE(proxy_ranks),
+    TABLE(poller), TABLE(reserved),
     RECORD(code), RECORD(rank), RECORD(phase), RECORD(peer), RECORD(channel), RECORD(slot), RECORD(claim),
     RECORD(reserved), RECORD(expected), RECORD(seen), RECORD(more),
     {"LAYOUT_VERSION", weft::TABLE_VERSION}, {"TABLE_BYTES", weft::TABLE_BYTES},
@@ -43,6 +45,8 @@ void put_signal(void *to, const void *from, u64 bytes, u32 *word, u32 epoch) { w
 void signal_word(u32 *word, u32 epoch) { weft::signal(word, epoch); }
 
 bool wait_at_least(weft::Table *table, const u32 *word, u32 epoch, u32 peer, u32 slot, u32 phase) { return weft::wait_at_least(watch(table, phase), word, epoch, peer, slot); }
+
+bool wait_for_room(weft::Table *table, u64 ticket) { return weft::wait_for_room(watch(table, weft::PHASE_PROXY_PUSH), ticket); }
 
 bool barrier(weft::Table *table, u32 *const *words, u32 epoch, u32 phase) { return weft::barrier(watch(table, phase), ALONE, words, table->ranks, epoch); }
 

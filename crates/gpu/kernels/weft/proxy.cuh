@@ -67,24 +67,31 @@ WEFT_DEVICE Watch proxy_watch(const Watch &watch, u32 phase) {
 
 // Waits until a ticket's slot is free; false on timeout. Acquire, only in this thread.
 //
-// The host's count is read over PCIe only if the count that a thread of this GPU has seen does not suffice. That one is
-// relaxed: the host had loaded the slot before it published the count, and no store is issued before the branch on it.
+// One waiting thread at a time reads the host's count and publishes it in GPU memory for the others: reads of hundreds
+// of threads over PCIe hold up the copies for which they wait. It publishes every count, since threads with earlier
+// tickets wait too. A published count is relaxed: the host had loaded the slot before it published the count, and no
+// store is issued before the branch on it.
 WEFT_DEVICE bool wait_for_room(const Watch &watch, u64 ticket) {
     Table *table = watch.table;
     const u64 slots = table->slots;
-    if (ticket - ptx::load_relaxed_gpu(&table->seen_released) < slots) return true;
+    u64 seen = ptx::load_relaxed_gpu(&table->seen_released);
+    if (ticket - seen < slots) return true;
     const u64 *released = reinterpret_cast<const u64 *>(table->released);
     const u64 needed = ticket - slots + 1;
     const Watch own = proxy_watch(watch, PHASE_PROXY_PUSH);
     PollBudget budget;
-    for (;;) {
-        const u64 seen = ptx::load_acquire_sys(released);
-        if (ticket - seen < slots) {
+    bool polls = false;
+    do {
+        if (!polls) polls = atomicCAS(&table->poller, 0u, 1u) == 0;
+        if (polls) {
+            seen = ptx::load_acquire_sys(released);
             ptx::max_relaxed_gpu(&table->seen_released, seen);
-            return true;
+        } else {
+            seen = ptx::load_relaxed_gpu(&table->seen_released);
         }
-        if (!budget.more(own, own.rank, static_cast<u32>(ticket & (slots - 1)), static_cast<u32>(needed), static_cast<u32>(seen))) return false;
-    }
+    } while (ticket - seen >= slots && budget.more(own, own.rank, static_cast<u32>(ticket & (slots - 1)), static_cast<u32>(needed), static_cast<u32>(seen)));
+    if (polls) atomicExch(&table->poller, 0u);
+    return ticket - seen < slots;
 }
 
 // Pushes a command. All lanes of a warp call it with equal arguments; four of them store a quarter each, 16 bytes at

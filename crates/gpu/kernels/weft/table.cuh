@@ -28,6 +28,8 @@ struct Table {
     u32 words_each; // u32 words per rank in the words
     u32 proxy_rank; // this rank in the proxy's group, which has all hosts' ranks
     u32 proxy_ranks; // world size of the proxy's group
+    u32 poller; // 1 while one of this GPU's waiting pushes reads the count of free tickets for all
+    u32 reserved; // 0
 };
 
 // Failure record, read by the host.
@@ -44,7 +46,7 @@ struct Record {
     u64 seen; // observed value
     u64 more[2]; // 0
 };
-static_assert(sizeof(Table) == 648 && sizeof(Record) == 64, "as declared in Rust");
+static_assert(sizeof(Table) == 656 && sizeof(Record) == 64, "as declared in Rust");
 
 constexpr u32 TABLE_VERSION = 2;
 constexpr u64 TABLE_BYTES = 1024;

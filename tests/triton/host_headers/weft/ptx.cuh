@@ -22,6 +22,12 @@ static inline u32 atomicCAS(u32 *p, u32 expected, u32 value) { __atomic_compare_
 static inline u64 atomicCAS(u64 *p, u64 expected, u64 value) { __atomic_compare_exchange_n(p, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); return expected; }
 static inline u32 atomicExch(u32 *p, u32 value) { return __atomic_exchange_n(p, value, __ATOMIC_RELAXED); }
 
+static inline u64 atomicAdd(u64 *p, u64 value) { return __atomic_fetch_add(p, value, __ATOMIC_RELAXED); }
+static inline u32 __shfl_sync(u32, u32 value, int) { return value; }
+static inline u64 __shfl_sync(u32, u64 value, int) { return value; }
+static inline u32 __popc(u32 value) { return static_cast<u32>(__builtin_popcount(value)); }
+static inline void __syncwarp() {}
+
 namespace weft::ptx {
 
 WEFT_DEVICE u64 globaltimer() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); sched_yield(); return t.tv_sec * 1000000000ull + t.tv_nsec; }
@@ -33,6 +39,9 @@ WEFT_DEVICE u64 load_acquire_sys(const u64 *p) { return __atomic_load_n(p, __ATO
 WEFT_DEVICE u32 load_relaxed_sys(const u32 *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 WEFT_DEVICE void store_release_sys(u32 *p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 WEFT_DEVICE void store_relaxed_sys(u32 *p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+WEFT_DEVICE u64 load_relaxed_gpu(const u64 *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+WEFT_DEVICE void max_relaxed_gpu(u64 *p, u64 v) { for (u64 seen = load_relaxed_gpu(p); seen < v && !__atomic_compare_exchange_n(p, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED);) {} }
+WEFT_DEVICE void store_relaxed_sys_pair(void *p, u64 a, u64 b) { u64 *to = static_cast<u64 *>(p); __atomic_store_n(to, a, __ATOMIC_RELAXED), __atomic_store_n(to + 1, b, __ATOMIC_RELAXED); }
 WEFT_DEVICE void fence_acq_rel_sys() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 
 WEFT_DEVICE uint4 load_stream(const void *p) { return *static_cast<const uint4 *>(p); }
