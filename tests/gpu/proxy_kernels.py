@@ -58,7 +58,9 @@ def echo(context, outbox, inbox, wrong, rounds, block: tl.constexpr):
         wt.remote_signal(context, peer, 3)
 
 
-@triton.jit
+# One variant for all values and alignments: the first launch loads a variant, which waits for
+# kernels that run.
+@triton.jit(do_not_specialize=["word", "rounds"], do_not_specialize_on_alignment=["outcome"])
 def wait_for(context, outcome, word, rounds):
     tl.store(
         outcome, wt.remote_wait(context, 1 - wt.remote_rank(context), word, rounds).to(tl.int32)

@@ -139,7 +139,6 @@ class Proxy:
         check_equal(communicator, settings, left())
         with contextlib.ExitStack() as made:
             self._group, self.local = _split(communicator, made, left)
-            _refuse_copy(self._group, place)
             self._memory = _native.SymmetricMemory(
                 self.local._native, device=name, memory="fd", bytes=1, timeout=left()
             )
@@ -296,17 +295,6 @@ def _numbered(
         (region._native, [place(granted, number) for granted in theirs])
         for number, region in enumerate(regions)
     ]
-
-
-def _refuse_copy(group: Communicator, place: torch.device) -> None:
-    """Refuse a provider whose first copies wait for the kernels that wait for them."""
-    peers = [peer for peer, provider in enumerate(group.routes()) if provider == "copy"]
-    if place.type == "cuda" and peers:
-        raise ConfigurationError(
-            f"a proxy for {place} over copy to rank {peers[0]}: its copies may wait for kernels "
-            "that wait for them; use weft.triton.put_signal between GPUs of a host, or "
-            "WEFT_PROVIDERS=shm with WEFT_STAGED=1"
-        )
 
 
 def _window(group: Communicator, given: object, place: torch.device) -> tuple[Region, torch.Tensor]:

@@ -52,10 +52,18 @@ class Place:
     def range(self, count: int) -> torch.Tensor:
         return torch.arange(count, dtype=torch.int32, device=self._own)
 
-    def meet(self) -> None:
-        """All ranks' work has ended, without an error."""
+    def finish(self) -> None:
+        """This rank's kernels have ended.
+
+        A copy to pageable memory that waits for a kernel, such as `tolist`, holds up the calls of a
+        proxy's thread for which the kernel may wait.
+        """
         if self.on_gpu:
             torch.cuda.synchronize()
+
+    def meet(self) -> None:
+        """All ranks' work has ended, without an error."""
+        self.finish()
         weft.check()
         self.communicator.barrier()
 

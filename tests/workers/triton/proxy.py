@@ -42,6 +42,7 @@ def rings(rounds: int, slots: int = 4, device: str = "twin", graph: bool = False
             if graph:
                 # Also compiles it.
                 launch()
+                place.finish()
                 found.append(sorted(set(outputs.tolist())))
                 captured = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(captured):
@@ -49,6 +50,7 @@ def rings(rounds: int, slots: int = 4, device: str = "twin", graph: bool = False
                 replay = captured.replay
             while len(found) < rounds:
                 replay()
+                place.finish()
                 found.append(sorted(set(outputs.tolist())))
             proxy.check()
         return {"ring": found, "hosts": len(set(communicator.hosts))}
@@ -67,6 +69,7 @@ def local_context(device: str = "twin") -> list[Any]:
             proxy.windows[0][:] = 7 + place.rank
             kernels.remote_put[(1,)](context, 1 - place.rank, 0, 1, 16, 8, 1, outputs)
             kernels.remote_receive[(1,)](context, outputs, 1 - place.rank, 0, 1)
+            place.finish()
             found = [outputs.tolist(), proxy.windows[1].tolist(), proxy.local.world_size]
             communicator.barrier()
         # Kernels that start later put nothing; out of range they wait for nothing.
@@ -121,6 +124,7 @@ def holds(device: str = "twin") -> dict[str, Any]:
             state = (proxy.context, place.rank, outbox, peer, 1)
             kernels.remote_put_held[(1,)](*state, 100 * place.rank, 16)
             kernels.remote_receive[(1,)](proxy.context, outputs, peer, 1, 16)
+            place.finish()
             first = [outputs.tolist(), inbox[peer * 16 :][:16].tolist()]
             # The seventeenth round has no credit: it stays here.
             kernels.remote_put_held[(1,)](*state, 100 * place.rank + 50, 1)
@@ -130,6 +134,7 @@ def holds(device: str = "twin") -> dict[str, Any]:
             place.meet()
             kernels.remote_give_back[(1,)](proxy.context, outputs, peer, 1, 16)
             kernels.remote_receive[(1,)](proxy.context, outputs, peer, 1, 17)
+            place.finish()
             second = [outputs.tolist(), inbox[peer * 16].item()]
             kernels.remote_give_back[(1,)](proxy.context, outputs, peer, 1, 1)
             proxy.check()
@@ -156,10 +161,13 @@ def failures(device: str = "twin") -> dict[str, Any]:
         differs = {"words": 3 + place.rank}
         found["differs"] = device_native.named(lambda: proxy(**differs))
         made = proxy(timeout=0.3)
+        found["longest"] = made.max_put_bytes
         communicator.barrier()
         kernels.remote_receive[(1,)](made.context, outputs, peer, 1, 7)
+        place.finish()
         found["expired"] = [*device_native.named(made.check), outputs.tolist()]
         kernels.remote_receive[(1,)](made.context, outputs, peer, 1, 8)
+        place.finish()
         found["again"] = [*device_native.named(made.check), outputs.tolist()]
         made.close()
         communicator.barrier()
@@ -168,6 +176,7 @@ def failures(device: str = "twin") -> dict[str, Any]:
             made = proxy(timeout=0.3, slots=2, hold=[0])
         communicator.barrier()
         kernels.remote_put[(1,)](made.context, peer, 0, 1, 0, 4, 99, outputs, hold=True)
+        place.finish()
         found["full"] = [*device_native.named(made.check), outputs.tolist()]
         made.close()
         communicator.barrier()
@@ -186,6 +195,7 @@ def failures(device: str = "twin") -> dict[str, Any]:
                 kernels.remote_put[(1,)](*put)
             # The wait ends by the error.
             kernels.remote_receive[(1,)](made.context, outputs, peer, 1, 7)
+            place.finish()
             found[name] = [*device_native.named(made.check), outputs.tolist()]
             made.close()
             communicator.barrier()
@@ -205,6 +215,7 @@ def lost(device: str = "twin") -> dict[str, Any]:
         kernels.remote_receive[(1,)](made.context, outputs, 1 - place.rank, 1, 1)
         if place.rank == 1:
             raise ZeroDivisionError("a failure")
+        place.finish()
         found = {"error": device_native.named(made.check), "outputs": outputs.tolist()}
         made.close()
     return found
