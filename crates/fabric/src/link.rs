@@ -405,6 +405,10 @@ pub trait Link: Send {
     /// came from.
     fn expect_messages(&mut self) {}
 
+    /// From now on copy engines move all pages, also those in lists: a kernel for these may queue in the GPU
+    /// behind kernels that wait for it.
+    fn use_copy_engines_only(&mut self) {}
+
     /// A write to this peer follows soon: the link may prefetch.
     fn expect_write(&mut self, _peer: Rank) {}
 

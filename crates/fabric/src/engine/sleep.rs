@@ -24,6 +24,12 @@ impl Engine {
         self.links.iter_mut().for_each(|link| link.expect_messages());
     }
 
+    /// Moves all pages in GPUs by copy engines, and none by kernels on SMs: those may queue in the GPU behind the
+    /// user's kernels, if these wait for the pages.
+    pub fn use_copy_engines_only(&mut self) {
+        self.links.iter_mut().for_each(|link| link.use_copy_engines_only());
+    }
+
     /// Tells the link that a write to this peer follows soon, such as an answer: it may prefetch.
     #[inline]
     pub fn expect_write(&mut self, peer: Rank) {

@@ -402,6 +402,10 @@ impl Link for HostileLink {
         self.inner.peers_raise()
     }
 
+    fn use_copy_engines_only(&mut self) {
+        self.inner.use_copy_engines_only();
+    }
+
     fn share_wake(&mut self) -> bool {
         self.inner.share_wake()
     }

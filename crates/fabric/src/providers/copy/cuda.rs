@@ -283,7 +283,18 @@ impl CopyEngine for Cuda {
     }
 
     fn gathers(&self, device: u32, length: u64) -> bool {
-        length < LONGEST_PAGE && self.kernels.contains_key(&device)
+        self.sms > 0 && length < LONGEST_PAGE && self.kernels.contains_key(&device)
+    }
+
+    fn use_copy_engines_only(&mut self) {
+        self.sms = 0;
+        let _relaxed = RelaxedCapture::new();
+        let queues = 0..self.streams.len() as u32;
+        for queue in queues.map(QueueId) {
+            // A failure counts for the event behind the pages.
+            let _ = self.start_pages(queue);
+        }
+        self.kernels.retain(|_, kernel| kernel.is_busy());
     }
 
     fn record(&mut self, queue: QueueId) -> Result<EventId, String> {

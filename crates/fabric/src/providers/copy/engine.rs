@@ -81,6 +81,9 @@ pub trait CopyEngine: Send {
         false
     }
 
+    /// See [`crate::link::Link::use_copy_engines_only`].
+    fn use_copy_engines_only(&mut self) {}
+
     /// Records an event behind all copies in the queue. An error means the same as an error from
     /// [`CopyEngine::is_complete`].
     fn record(&mut self, queue: QueueId) -> Result<EventId, String>;

@@ -424,6 +424,10 @@ impl Link for CopyLink {
         true
     }
 
+    fn use_copy_engines_only(&mut self) {
+        self.engine.use_copy_engines_only();
+    }
+
     fn share_wake(&mut self) -> bool {
         self.local.share_wake(&self.group.lanes)
     }

@@ -26,6 +26,8 @@ pub struct TwinControls {
     pub refuse_copies: AtomicBool,
     /// Event polls fail.
     pub fail_events: AtomicBool,
+    /// Engines that were told to use no kernels.
+    pub engines_only: AtomicU32,
     /// Recorded events.
     pub events: AtomicU32,
     /// Queues, events and pins that are not released.
@@ -188,6 +190,10 @@ impl CopyEngine for Twin {
         let steps = self.queues.get_mut(&queue).ok_or("unknown queue")?;
         steps.push_back(Entry::Copy { to, from, length });
         Ok(())
+    }
+
+    fn use_copy_engines_only(&mut self) {
+        self.controls.engines_only.fetch_add(1, Ordering::SeqCst);
     }
 
     fn record(&mut self, queue: QueueId) -> Result<EventId, String> {

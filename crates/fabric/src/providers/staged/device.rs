@@ -83,6 +83,7 @@ impl StagedDevice {
             config: self.config.clone(),
             open: self.open.clone(),
             engine: None,
+            engines_only: false,
             counters: self.counters.clone(),
             group,
             introduced: PeerMap::default(),

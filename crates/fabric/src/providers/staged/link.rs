@@ -57,6 +57,8 @@ pub(super) struct StagedLink {
     pub open: Arc<OpenEngine>,
     /// Present from the first GPU region on.
     pub engine: Option<Box<dyn CopyEngine>>,
+    /// No kernels move pages.
+    pub engines_only: bool,
     pub counters: Arc<StagedCounters>,
     pub group: Membership,
     /// Agreed shapes and issued lanes for routed peers, until they are connected.
@@ -103,7 +105,10 @@ impl StagedLink {
     /// The copy engines, opened by the first call.
     fn engine(&mut self) -> std::result::Result<&mut dyn CopyEngine, String> {
         if self.engine.is_none() {
-            self.engine = Some((self.open)()?);
+            let engine = self.engine.insert((self.open)()?);
+            if self.engines_only {
+                engine.use_copy_engines_only();
+            }
         }
         Ok(&mut **self.engine.as_mut().ok_or("there is no copy engine")?)
     }
@@ -372,6 +377,16 @@ impl Link for StagedLink {
 
     fn has_unread(&self) -> bool {
         self.inner.as_ref().is_some_and(|inner| inner.has_unread())
+    }
+
+    fn use_copy_engines_only(&mut self) {
+        self.engines_only = true;
+        if let Some(engine) = &mut self.engine {
+            engine.use_copy_engines_only();
+        }
+        if let Some(inner) = &mut self.inner {
+            inner.use_copy_engines_only();
+        }
     }
 
     fn expect_messages(&mut self) {

@@ -207,6 +207,17 @@ fn check_page(ends: &Ends, key: u32, at: u64) {
 }
 
 #[test]
+fn engines_that_are_opened_later_use_no_kernels_either() {
+    let mut end = End::new(tcp(), 0, PATIENCE);
+    end.link.use_copy_engines_only();
+    assert_eq!(end.controls.engines_only.load(SeqCst), 0);
+    end.register();
+    assert_eq!(end.controls.engines_only.load(SeqCst), 1);
+    end.link.use_copy_engines_only();
+    assert_eq!(end.controls.engines_only.load(SeqCst), 2);
+}
+
+#[test]
 fn a_lane_rises_once_every_byte_is_copied_and_not_before() {
     for inner in [tcp, shm] {
         let mut ends = Ends::over(inner, PATIENCE);
