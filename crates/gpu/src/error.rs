@@ -1,7 +1,7 @@
 //! Errors in this crate, one variant per cause.
 
 use crate::phase::{Phase, Report};
-use crate::proxy::{CommandError, RingError};
+use crate::proxy::{Backlog, CommandError, RingError};
 use std::path::PathBuf;
 use weft_control::Rank;
 
@@ -318,7 +318,7 @@ pub enum Error {
     /// Expired wait in a kernel for a proxy's word, or for a slot in the command ring.
     #[error(
         "{rank} waited for {} in a kernel and timed out: expected {expected}, observed {seen}; {}",
-        proxy_target(.peer, *.word), remedy(.rank, .peer, .stall)
+        proxy_target(.peer, *.word), remedy(.rank, .peer, .stall, .backlog)
     )]
     ProxyTimeout {
         /// Rank that waited.
@@ -331,6 +331,8 @@ pub enum Error {
         expected: u64,
         /// Observed value.
         seen: u64,
+        /// Causes for which this rank's puts wait.
+        backlog: Backlog,
         /// Time since this rank's proxy thread last ran, if it is long.
         stall: Option<std::time::Duration>,
     },
@@ -364,7 +366,7 @@ pub enum Error {
     /// Commands left at the end of a proxy.
     #[error(
         "{pushed} commands pushed at {rank}, but {sent} were sent and complete within the timeout: expected all; \
-         a peer gives no credit, or kernels still run; let kernels end first, and pass a longer timeout"
+         {backlog}; let kernels end first, and pass a longer timeout"
     )]
     ProxyBusy {
         /// This rank.
@@ -373,6 +375,8 @@ pub enum Error {
         pushed: u64,
         /// Commands that the proxy has taken.
         sent: u64,
+        /// Causes for which they wait.
+        backlog: Backlog,
     },
     /// Round from a peer's proxy that has not one part, or is beyond the window.
     #[error(
@@ -408,17 +412,21 @@ fn proxy_target(peer: &Option<Rank>, word: u32) -> String {
     )
 }
 
-fn remedy(rank: &Rank, peer: &Option<Rank>, stall: &Option<std::time::Duration>) -> String {
+fn remedy(
+    rank: &Rank,
+    peer: &Option<Rank>,
+    stall: &Option<std::time::Duration>,
+    backlog: &Backlog,
+) -> String {
     match (stall, peer) {
         (Some(stall), _) => {
             format!("the proxy's thread at {rank} has not run for {:.1} s", stall.as_secs_f64())
         }
         (None, Some(peer)) if peer == rank => {
-            "sources are still read, puts wait for credits from peers, or nothing was pushed"
-                .to_owned()
+            format!("{backlog}, or too few commands were pushed")
         }
         (None, Some(peer)) => format!("{peer} is lost, stuck or late, or sent fewer rounds"),
-        (None, None) => "puts wait for credits from peers".to_owned(),
+        (None, None) => backlog.to_string(),
     }
 }
 

@@ -260,8 +260,13 @@ fn held_rounds_keep_the_seventeenth_put_until_a_release() {
         kernel.wait(peer.0, HELD, 16);
         station.meet();
         let begin = clock::now();
-        let is_taken =
-            |busy: &Result<()>| matches!(busy, Err(Error::ProxyBusy { pushed: 17, sent: 17, .. }));
+        let kept = format!("1 puts wait for credits, for example from {peer} (proxy word 0)");
+        let is_taken = |busy: &Result<()>| match busy {
+            Err(error @ Error::ProxyBusy { pushed: 17, sent: 17, .. }) => {
+                error.to_string().contains(&kept)
+            }
+            _ => false,
+        };
         while !is_taken(&station.proxy.drain(clock::now(), &mut || false)) {
             assert!(
                 clock::now().since(begin) < PATIENCE,

@@ -8,6 +8,7 @@
 //! completion the driver takes no more commands ([`ProxyDriver::has_room`]), so a RELEASE behind them waits, too: let a
 //! kernel's puts into held words stay below that number.
 
+use super::backlog::Backlog;
 use super::command::{Command, CommandError, CommandFields, Place, Problem};
 use super::limits::{Limits, MAX_WORDS, Template, TemplateMember, check};
 use super::outstanding::{Outstanding, PartId};
@@ -165,6 +166,13 @@ impl ProxyDriver {
     /// True if all accepted commands have been written, and all sources may be reused.
     pub fn is_idle(&self) -> bool {
         self.outstanding.is_empty()
+    }
+
+    /// Causes for which accepted commands wait.
+    pub fn backlog(&self) -> Backlog {
+        let (without_credit, in_flight) = self.outstanding.counts();
+        let first = (without_credit > 0).then(|| self.waits_for().next()).flatten();
+        Backlog { without_credit, in_flight, first }
     }
 
     /// Peers and words for which parts wait for a credit.

@@ -19,8 +19,10 @@
 //! - `driver.rs`: the protocol, a polled [`weft_fabric::Driver`]
 //! - `memory.rs`: memory that kernels and the thread share
 //! - `thread.rs`: a running proxy: the thread, errors, closing
+//! - `backlog.rs`: what commands wait for, in errors
 //! - `outstanding.rs`, `rounds.rs`: parts and DRAINED commands; rounds toward each peer and from it
 
+mod backlog;
 mod command;
 mod driver;
 mod limits;
@@ -31,6 +33,7 @@ mod rounds;
 mod thread;
 mod words;
 
+pub use backlog::Backlog;
 pub use command::{
     Command, CommandError, CommandFields, HOLD, Kind, PAYLOAD_WORDS, Payloads, Place, Problem,
     QUARTERS, SlotLayout, Target, c_header,

@@ -51,6 +51,8 @@ pub(super) struct Outstanding {
     parts: Vec<Part>,
     free: PartId,
     used: u32,
+    /// Parts that wait at an end.
+    waiting: u32,
     /// The last one is the newest, which has no DRAINED command yet.
     stretches: VecDeque<Stretch>,
     /// Number of the first stretch.
@@ -68,7 +70,7 @@ impl Outstanding {
         let mut stretches = VecDeque::with_capacity(capacity as usize + 1);
         stretches.push_back(Stretch { parts: 0, word: None });
         let free = if parts.is_empty() { NONE } else { 0 };
-        Outstanding { parts, free, used: 0, stretches, first: 0 }
+        Outstanding { parts, free, used: 0, waiting: 0, stretches, first: 0 }
     }
 
     /// True if this many more parts fit, and a DRAINED command.
@@ -96,6 +98,7 @@ impl Outstanding {
             self.stretches[(newest - self.first) as usize].parts += 1;
         }
         self.used += 1;
+        self.waiting += 1;
         match waiting.last {
             NONE => waiting.first = id,
             last => self.parts[last as usize].next = id,
@@ -112,10 +115,16 @@ impl Outstanding {
         if next == NONE {
             waiting.last = NONE;
         }
+        self.waiting -= 1;
         if page.is_none() {
             self.release(id);
         }
         Some((id, page))
+    }
+
+    /// Parts that wait at an end, and parts whose source is read.
+    pub fn counts(&self) -> (u32, u32) {
+        (self.waiting, self.used - self.waiting)
     }
 
     /// A part's source may be reused. False if there is no such part.
@@ -169,11 +178,13 @@ mod tests {
             outstanding.add(&mut two, None);
             outstanding.add(&mut one, page(lap + 10));
             assert!(outstanding.has_room(1) && !outstanding.has_room(2));
+            assert_eq!(outstanding.counts(), (3, 0));
             assert_eq!(outstanding.take(&mut two).map(|(_, page)| page), Some(None));
             assert!(outstanding.take(&mut two).is_none() && two.is_empty());
             for number in [lap, lap + 10] {
                 let (id, taken) = outstanding.take(&mut one).unwrap();
                 assert_eq!(taken, page(number));
+                assert_eq!(outstanding.counts().1, 1);
                 assert!(outstanding.complete(id) && !outstanding.complete(id));
             }
             assert!(one.is_empty() && outstanding.is_empty());

@@ -2,6 +2,7 @@
 //!
 //! Only the thread polls the driver, and nobody else calls this engine while it runs, except for the barrier at the end. In each turn it takes commands, polls the driver, and raises words.
 
+use super::backlog::Backlog;
 use super::command::{CommandError, CommandFields};
 use super::driver::{ProxyConfig, ProxyDriver};
 use super::memory::{ProxyMemory, ProxySizes};
@@ -34,6 +35,8 @@ const NAP: Duration = Duration::from_micros(100);
 const SHARED_POLLS: u32 = 64;
 /// Turns between two readings of the clock.
 const TURNS_EACH_READING: u64 = 64;
+/// Turns between two looks at what commands wait for.
+const TURNS_EACH_BACKLOG: u64 = 4096;
 /// Time without a turn that an error mentions.
 const LONG: Duration = Duration::from_secs(1);
 /// Time between two looks at an ending proxy.
@@ -98,6 +101,8 @@ struct Shared {
     is_idle: AtomicBool,
     /// Time of a recent turn.
     turned_at: AtomicU64,
+    /// Causes for which commands waited recently.
+    backlog: Mutex<Backlog>,
     failure: OnceLock<Failure>,
     /// Time without a turn at the first report on an expired wait, if it was long.
     stall: OnceLock<Option<Duration>>,
@@ -167,6 +172,7 @@ impl Proxy {
             taken: AtomicU64::new(0),
             is_idle: AtomicBool::new(true),
             turned_at: AtomicU64::new(clock::now().0),
+            backlog: Mutex::default(),
             failure: OnceLock::new(),
             stall: OnceLock::new(),
         });
@@ -223,7 +229,8 @@ impl Proxy {
                 return Err(weft_fabric::Error::from(weft_control::Error::Closed).into());
             }
             if clock::now() > deadline {
-                return Err(Error::ProxyBusy { rank: self.shared.rank(), pushed, sent });
+                let (rank, backlog) = (self.shared.rank(), self.shared.backlog());
+                return Err(Error::ProxyBusy { rank, pushed, sent, backlog });
             }
             if interrupted() {
                 return Err(weft_fabric::Error::Interrupted.into());
@@ -276,6 +283,10 @@ impl Shared {
         self.group.communicator().rank()
     }
 
+    fn backlog(&self) -> Backlog {
+        *self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The thread.
     fn run(&self, mut driver: ProxyDriver, words_each: usize, pace: Pace, core: Option<u32>) {
         if let Some(core) = core {
@@ -284,7 +295,10 @@ impl Shared {
         let served = catch_unwind(AssertUnwindSafe(|| self.serve(&mut driver, words_each, pace)));
         let error = match served {
             Ok(Ok(())) => return,
-            Ok(Err(error)) => error,
+            Ok(Err(error)) => {
+                log::info!("the proxy of {} ends: {}: {error}", self.rank(), driver.backlog());
+                error
+            }
             Err(panic) => return self.end(Failure::Panicked(panic_text(panic.as_ref()))),
         };
         self.end(match error {
@@ -317,8 +331,12 @@ impl Shared {
             });
             self.is_idle.store(driver.is_idle(), Ordering::Release);
             self.taken.store(reader.taken(), Ordering::Release);
-            if pace.pause(works) || turn.is_multiple_of(TURNS_EACH_READING) {
+            let has_napped = pace.pause(works);
+            if has_napped || turn.is_multiple_of(TURNS_EACH_READING) {
                 self.turned_at.store(clock::now().0, Ordering::Relaxed);
+            }
+            if has_napped || turn.is_multiple_of(TURNS_EACH_BACKLOG) {
+                *self.backlog.lock().unwrap_or_else(PoisonError::into_inner) = driver.backlog();
             }
         }
         Ok(())
@@ -393,6 +411,7 @@ impl Shared {
             word: slot,
             expected,
             seen,
+            backlog: self.backlog(),
             stall: *self.stall.get_or_init(stall),
         }
     }
