@@ -155,6 +155,7 @@ impl Proxy {
             words: ranks as usize * each,
             lengths: config.list_lengths as usize,
         };
+        communicator.engine().use_copy_engines_only();
         let driver = ProxyDriver::new(&mut communicator.engine(), config)?;
         let memory = ProxyMemory::alloc(domain.context(), sizes)?;
         let fields = Table {
