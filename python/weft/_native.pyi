@@ -475,13 +475,19 @@ class DeviceProxy:
         hold: list[bool],
         rounds: int,
         windows: list[tuple[Region | None, list[tuple[int, int] | None]]],
+        templates: list[list[tuple[int, int, int]]],
+        list_lengths: int,
         max_put_bytes: int,
         max_outstanding: int,
         slots: int,
         idle: str,
         core: int | None,
     ) -> DeviceProxy:
-        """`windows`: this rank's region, and the peers' regions (key, length) by rank."""
+        """Start the thread.
+
+        `windows`: this rank's region, and the peers' regions (key, length) by rank. `templates`:
+        peer, source offset and destination offset for each member.
+        """
 
     def check(self) -> None:
         """Raise the error that ended the proxy, or that a kernel recorded."""

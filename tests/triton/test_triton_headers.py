@@ -69,7 +69,7 @@ def test_constants_are_equal(library: str) -> None:
         and not name.startswith("CONTEXT")
         and name not in ("CODE_DISAGREEMENT", "PHASE_WAIT", "PHASE_BARRIER")
     }
-    commands = ("_PUT", "_SIGNAL", "_RELEASE", "_DRAINED", "_HOLD", "_SLOT_BYTES")
+    commands = ("_PUT", "_SIGNAL", "_SCATTER", "_RELEASE", "_DRAINED", "_HOLD", "_SLOT_BYTES")
     assert headers == own | {name: getattr(remote, name).value for name in commands}
 
 

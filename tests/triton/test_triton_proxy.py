@@ -126,3 +126,33 @@ def test_a_wait_ends_when_a_rank_fails() -> None:
     name, rank, text = found["error"]
     assert (name, rank, found["outputs"]) == ("GroupPoisonedError", 1, [0])
     assert "ZeroDivisionError" in text
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_scatter_writes_to_each_rank_in_a_template(count: int) -> None:
+    results = run("scatters", count, "mixed", rounds=6)
+    cell = 64
+    for rank, result in enumerate(results):
+        for number, (fine, _, _, inbox) in enumerate(result["rounds"]):
+            assert fine == [1] * (1 + count)
+            expected = [0] * (2 * count * cell)
+            for source in range(count):
+                _, destinations, lengths, _ = results[source]["rounds"][number]
+                step = (rank - source - 1) % count
+                if source != rank and step < destinations:
+                    length = lengths[step]
+                    expected[source * cell : source * cell + length] = [
+                        10 * source + number + 1
+                    ] * length
+            assert inbox == expected, number
+        wrong = result["wrong"]
+        assert "template 2: expected 0 to 1" in wrong["template"]
+        assert "count 3: expected 1;" in wrong["count"]
+        most = 15 * (count - 1)
+        assert f"list {16 * (count - 1)}: expected 0 to {most}" in wrong["list"]
+        assert "an empty one" in wrong["[[]]"]
+        assert "this rank" in wrong[f"[[({rank}, 0, 0)]]"]
+        assert f"expected 0 to {count - 1}" in wrong[f"[[({count}, 0, 0)]]"]
+        other = (rank + 1) % count
+        assert "expected (rank, source_offset, offset)" in wrong[f"[[({other}, 0)]]"]
+        assert "a rank twice" in wrong["twice"]

@@ -41,7 +41,7 @@ layout! {
         proxy_rank: u32, "this rank in the proxy's group, which has all hosts' ranks";
         proxy_ranks: u32, "world size of the proxy's group";
         poller: u32, "1 while one of this GPU's waiting pushes reads the count of free tickets for all";
-        reserved: u32, "0";
+        lengths: u32, "u32 lengths at list";
     }
 }
 

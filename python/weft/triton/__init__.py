@@ -21,8 +21,8 @@ functions find this rank, the domain's table and the tensor at each peer. For ex
 - `span_begin`, `span_end`: spans by the device's clock; on the host `trace_empty`, `align_clocks`
   and `timeline`
 - `Proxy`: toward ranks on other hosts, by a host thread; in a kernel `remote_put_signal`,
-  `remote_signal`, `remote_wait`, `remote_release`, `remote_drained`, `remote_rank`,
-  `remote_world_size`
+  `remote_scatter`, `remote_signal`, `remote_wait`, `remote_release`, `remote_drained`,
+  `remote_rank`, `remote_world_size`
 - `weft.triton.lint`: checks on compiled PTX
 
 Kernels run unchanged under Triton's interpreter (`TRITON_INTERPRET=1`, set before the import;
@@ -61,6 +61,7 @@ from weft.triton.remote import (
     remote_put_signal,
     remote_rank,
     remote_release,
+    remote_scatter,
     remote_signal,
     remote_wait,
     remote_world_size,
@@ -88,6 +89,7 @@ __all__ = [
     "remote_put_signal",
     "remote_rank",
     "remote_release",
+    "remote_scatter",
     "remote_signal",
     "remote_wait",
     "remote_world_size",

@@ -87,8 +87,8 @@ TABLE_PROXY_RANKS: Final = 644
 #: 1 while one of this GPU's waiting pushes reads the count of free tickets for all.
 TABLE_POLLER: Final = 648
 
-#: 0.
-TABLE_RESERVED: Final = 652
+#: U32 lengths at list.
+TABLE_LENGTHS: Final = 652
 
 #: Event code.
 RECORD_CODE: Final = 0

@@ -74,6 +74,11 @@ class Proxy:
             NICs that reach the GPU.
         words: number of words, 1 to 64, for each source.
         hold: words that kernels give back by `remote_release`; the others are given back at once.
+        templates: for `remote_scatter`, lists with `(rank, source_offset, offset)` for each
+            destination, another rank each time: bytes added to the command's offsets. They may
+            differ between ranks.
+        lengths: entries in the list of lengths that `remote_scatter` names; by default 16 for each
+            destination in the longest template.
         device: where the kernels run: a GPU, or "twin" for the interpreter.
         slots: commands in the ring, a power of two from 2 to 65,536.
         max_put_bytes: longest put in bytes; by default 1 MiB, or less if a route's longest part is
@@ -106,6 +111,8 @@ class Proxy:
         *,
         words: int = 8,
         hold: Sequence[int] = (),
+        templates: Sequence[Sequence[tuple[int, int, int]]] = (),
+        lengths: int | None = None,
         device: object = "cuda",
         slots: int = 1024,
         max_put_bytes: int | None = None,
@@ -118,6 +125,11 @@ class Proxy:
         windows = expect_list(windows, "windows")
         words = expect_range(words, "words", 1, 64)
         held = [expect_range(word, "hold", 0, words - 1) for word in expect_list(hold, "hold")]
+        listed = _templates(templates, communicator)
+        longest = max(map(len, listed), default=0)
+        if lengths is None:
+            lengths = _ROUNDS * longest
+        lengths = expect_range(lengths, "lengths", longest, 1 << 20)
         slots = expect_range(slots, "slots", 2, 1 << 16)
         if slots & (slots - 1):
             raise ConfigurationError(f"slots={slots}: expected a power of two; pass 1024")
@@ -157,6 +169,8 @@ class Proxy:
                 hold=[word in held for word in range(words)],
                 rounds=_ROUNDS,
                 windows=_numbered(self._regions, theirs),
+                templates=listed,
+                list_lengths=lengths,
                 max_put_bytes=self.max_put_bytes,
                 max_outstanding=_OUTSTANDING,
                 slots=slots,
@@ -237,6 +251,32 @@ class Proxy:
             logger.warning("proxy of rank %d: %s", self._communicator.rank, error)
         self._group.close()
         self.local.close()
+
+
+def _templates(
+    given: Sequence[Sequence[tuple[int, int, int]]], communicator: Communicator
+) -> list[list[tuple[int, int, int]]]:
+    """Templates with ranks and offsets checked."""
+    templates: list[list[tuple[int, int, int]]] = []
+    for template in expect_list(given, "templates"):
+        members: list[tuple[int, int, int]] = []
+        for member in expect_list(template, "templates"):
+            numbers = expect_list(member, "templates")
+            if len(numbers) != 3:
+                raise ConfigurationError(
+                    f"templates: {shown(member)}: expected (rank, source_offset, offset)"
+                )
+            rank = expect_range(numbers[0], "templates", 0, communicator.world_size - 1)
+            if rank == communicator.rank:
+                raise ConfigurationError(f"templates: rank {rank} is this rank: name others")
+            offsets = [expect_range(offset, "templates", 0, 1 << 48) for offset in numbers[1:]]
+            members.append((rank, offsets[0], offsets[1]))
+        if not members:
+            raise ConfigurationError("templates: an empty one: expected at least one destination")
+        if len({rank for rank, _, _ in members}) < len(members):
+            raise ConfigurationError("templates: a rank twice in one: expected another each time")
+        templates.append(members)
+    return templates
 
 
 def _check_window(window: object, place: torch.device) -> None:

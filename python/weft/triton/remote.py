@@ -22,6 +22,7 @@ __all__ = [
     "remote_put_signal",
     "remote_rank",
     "remote_release",
+    "remote_scatter",
     "remote_signal",
     "remote_wait",
     "remote_world_size",
@@ -35,6 +36,8 @@ _RELEASED = tl.constexpr(layout.TABLE_RELEASED)
 _SEEN_RELEASED = tl.constexpr(layout.TABLE_SEEN_RELEASED)
 _POLLER = tl.constexpr(layout.TABLE_POLLER)
 _WORDS = tl.constexpr(layout.TABLE_WORDS)
+_LIST = tl.constexpr(layout.TABLE_LIST)
+_LENGTHS = tl.constexpr(layout.TABLE_LENGTHS)
 _SLOTS = tl.constexpr(layout.TABLE_SLOTS)
 _WORDS_EACH = tl.constexpr(layout.TABLE_WORDS_EACH)
 _PROXY_RANK = tl.constexpr(layout.TABLE_PROXY_RANK)
@@ -43,9 +46,10 @@ _WAIT = tl.constexpr(layout.PHASE_PROXY_WAIT)
 _PUSH = tl.constexpr(layout.PHASE_PROXY_PUSH)
 
 # Kinds and flag as in `weft/command.cuh`; a test compares them.
-_PUT, _SIGNAL, _RELEASE, _DRAINED = (
+_PUT, _SIGNAL, _SCATTER, _RELEASE, _DRAINED = (
     tl.constexpr(1),
     tl.constexpr(2),
+    tl.constexpr(3),
     tl.constexpr(4),
     tl.constexpr(5),
 )
@@ -97,13 +101,60 @@ def remote_put_signal(
     """
     head = _head(_PUT, rank, hold)
     windows = tl.cast(source_window, tl.int32) | (tl.cast(window, tl.int32) << 16)
-    return _push(context, head, length, windows, word, source_offset, 0, offset)
+    return _push(context, head, length, windows, word, source_offset, 0, offset, 0)
 
 
 @triton.jit
 def remote_signal(context, rank, word, hold: tl.constexpr = False):
     """Raises a word at a rank by 1, without bytes; as `remote_put_signal`."""
-    return _push(context, _head(_SIGNAL, rank, hold), 0, 0, word, 0, 0, 0)
+    return _push(context, _head(_SIGNAL, rank, hold), 0, 0, word, 0, 0, 0, 0)
+
+
+@triton.jit
+def remote_scatter(
+    context,
+    template,
+    word,
+    source_window,
+    source_offset,
+    window,
+    offset,
+    lengths,
+    first,
+    count,
+    hold: tl.constexpr = False,
+):
+    """Writes to a template's first `count` ranks, and raises a word at each by 1: one command.
+
+    As `remote_put_signal` for each rank, with the template's offsets added. The lengths travel in a
+    list in host memory, whose entries from `first` to `first + count` may be stored to again once a
+    `remote_drained` behind this command has raised its word.
+
+    Args:
+        context: as above.
+        template: number in `Proxy(templates=...)`.
+        word: word number, the same at all destinations.
+        source_window: window number here.
+        source_offset: first byte in it, before the template's offset.
+        window: window number at the destinations.
+        offset: first byte there, before the template's offset.
+        lengths: int32 `[n]`, `n` a power of two and at least `count`: bytes for each destination, 0
+            to `Proxy.max_put_bytes`; 0 only raises the word.
+        first: first entry in the list, so that `first + count` is at most `Proxy(lengths=...)`.
+        count: destinations, 1 to the template's.
+        hold: as for `remote_put_signal`.
+    """
+    table = tl.load(context + _TABLE)
+    ring = tl.load(_at(table + _RING, tl.int64))
+    each = tl.arange(0, lengths.shape[0])
+    at = tl.load(_at(table + _LIST, tl.int64)) + 4 * tl.cast(first, tl.int64)
+    # Out of range nothing is stored, and the host refuses the command.
+    entries = tl.load(_at(table + _LENGTHS, tl.int32))
+    inside = (ring != 0) & (first >= 0) & (first + count <= entries)
+    tl.store(_at(at, tl.int32) + each, lengths, mask=(each < count) & inside)
+    head = _head(_SCATTER, template, hold)
+    windows = tl.cast(source_window, tl.int32) | (tl.cast(window, tl.int32) << 16)
+    return _push(context, head, 0, windows, word, source_offset, count, offset, first)
 
 
 @triton.jit
@@ -116,7 +167,7 @@ def remote_release(context, source, word, rounds):
         word: word number.
         rounds: 1 up to the number of rounds that have arrived and were not given back.
     """
-    return _push(context, _head(_RELEASE, source, False), 0, 0, word, 0, rounds, 0)
+    return _push(context, _head(_RELEASE, source, False), 0, 0, word, 0, rounds, 0, 0)
 
 
 @triton.jit
@@ -125,7 +176,7 @@ def remote_drained(context, word):
 
     Wait for it with `remote_wait(context, remote_rank(context), word, count)`.
     """
-    return _push(context, _head(_DRAINED, 0, False), 0, 0, word, 0, 0, 0)
+    return _push(context, _head(_DRAINED, 0, False), 0, 0, word, 0, 0, 0, 0)
 
 
 @triton.jit
@@ -194,7 +245,7 @@ def _room(context, table, ticket, slots):
 
 
 @triton.jit
-def _push(context, head, length, windows, word, source, count, destination):
+def _push(context, head, length, windows, word, source, count, destination, first):
     """Pushes a command, as `weft::push` does; true if it is in the ring."""
     table = tl.load(context + _TABLE)
     ring = tl.load(_at(table + _RING, tl.int64))
@@ -218,7 +269,7 @@ def _push(context, head, length, windows, word, source, count, destination):
         tl.store(low + 10, tl.cast(count, tl.int32), mask=fine)
         tl.store(low + 12, wide_destination.to(tl.int32), mask=fine)
         tl.store(low + 13, (wide_destination >> 32).to(tl.int32), mask=fine)
-        tl.store(low + 14, 0, mask=fine)
+        tl.store(low + 14, tl.cast(first, tl.int32), mask=fine)
         tl.debug_barrier()
         use = (ticket // slots + 1).to(tl.int32)
         quarters = tl.arange(0, 4)

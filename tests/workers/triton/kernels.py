@@ -242,6 +242,18 @@ def remote_put(
 
 
 @triton.jit
+def remote_scatter(
+    context, lengths, outputs, template, word, offset, first, count, block: tl.constexpr
+):
+    """A scatter's outcome, and a wait for its sources."""
+    each = tl.arange(0, block)
+    bytes = tl.load(lengths + each, mask=each < count, other=0)
+    fine = wt.remote_scatter(context, template, word, 0, offset, 1, offset, bytes, first, count)
+    fine &= wt.remote_drained(context, word)
+    tl.store(outputs, fine.to(tl.int32))
+
+
+@triton.jit
 def remote_put_held(context, source, outbox, peer, word, first, puts):
     """Puts that the destination gives back: `first`, `first + 1`, ..., each once it is stored."""
     for number in range(puts):

@@ -142,6 +142,75 @@ def holds(device: str = "twin") -> dict[str, Any]:
         return {"first": first, "kept": word, "second": second}
 
 
+def scatters(rounds: int, device: str = "twin") -> dict[str, Any]:
+    """Templates with all other ranks, from the next one on, and with the first two of these."""
+    with weft.init() as communicator:
+        place = Place(communicator, device)
+        rank, ranks, cell = place.rank, place.ranks, 64
+        others = [(rank + step) % ranks for step in range(1, ranks)]
+        # The source has a cell for each destination, and the destination one for each source.
+        template = [(other, other * cell, rank * cell) for other in others]
+        options: dict[str, Any] = {"words": 2, "device": device, "timeout": 60.0, "slots": 8}
+        with weft.triton.Proxy(
+            communicator, [2 * ranks * cell] * 2, templates=[template, template[:2]], **options
+        ) as proxy:
+            outbox, inbox = proxy.windows
+            outputs, found, raised = place.words(5), [], [0] * ranks
+            for number in range(rounds):
+                outbox[:] = 10 * rank + number + 1
+                # In turn to all others, two, one, with both templates.
+                which, count = number % 2, min([len(others), 2, 1][number % 3], len(others))
+                count = min(count, 2) if which else count
+                lengths = place.words(*[(number + step) % 3 * 20 for step in range(ranks)])
+                kernels.remote_scatter[(1,)](
+                    proxy.context, lengths, outputs, which, 0, 0, number % 2 * count, count, 8
+                )
+                place.finish()
+                fine = outputs.tolist()
+                raised[rank] += 1
+                for source in range(ranks):
+                    if source != rank:
+                        raised[source] += (rank - source - 1) % ranks < count
+                    kernels.remote_receive[(1,)](proxy.context, outputs, source, 0, raised[source])
+                    place.finish()
+                    fine += outputs.tolist()
+                found.append([fine, count, lengths.tolist(), inbox.tolist()])
+                inbox[:] = 0
+                place.meet()
+            proxy.check()
+        wrong: dict[str, Any] = {}
+        for name, (which, first, count) in {
+            "template": (2, 0, 1),
+            "count": (1, 0, 3),
+            "list": (0, 16 * len(others), len(others)),
+        }.items():
+            made = weft.triton.Proxy(
+                communicator, [1 << 10] * 2, templates=[template, template[:1]], **options
+            )
+            communicator.barrier()
+            if rank == 0:
+                lengths = place.words(*[4] * ranks)
+                kernels.remote_scatter[(1,)](
+                    made.context, lengths, outputs, which, 0, 0, first, count, 8
+                )
+            kernels.remote_receive[(1,)](made.context, outputs, others[0], 0, 99)
+            place.finish()
+            wrong[name] = device_native.named(made.check)[2]
+            made.close()
+            communicator.barrier()
+        refused: list[Any] = [[[]], [[(rank, 0, 0)]], [[(ranks, 0, 0)]], [[(others[0], 0)]]]
+        for given in refused:
+            wrong[str(given)] = device_native.named(
+                lambda: weft.triton.Proxy(communicator, [64] * 2, templates=given, device=device)  # noqa: B023
+            )[2]
+        wrong["twice"] = device_native.named(
+            lambda: weft.triton.Proxy(
+                communicator, [64] * 2, templates=[[(others[0], 0, 0)] * 2], device=device
+            )
+        )[2]
+        return {"rounds": found, "wrong": wrong}
+
+
 def failures(device: str = "twin") -> dict[str, Any]:
     """Errors from waits that expire, commands out of range, a full ring, wrong arguments."""
     with weft.init() as communicator:

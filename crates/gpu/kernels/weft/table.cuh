@@ -29,7 +29,7 @@ struct Table {
     u32 proxy_rank; // this rank in the proxy's group, which has all hosts' ranks
     u32 proxy_ranks; // world size of the proxy's group
     u32 poller; // 1 while one of this GPU's waiting pushes reads the count of free tickets for all
-    u32 reserved; // 0
+    u32 lengths; // u32 lengths at list
 };
 
 // Failure record, read by the host.

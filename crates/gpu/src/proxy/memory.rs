@@ -120,6 +120,7 @@ impl ProxyMemory {
             words: line(words),
             list: line(words + self.sizes.word_lines()),
             slots: self.sizes.slots as u32,
+            lengths: self.sizes.lengths as u32,
             ..Table::default()
         }
     }
@@ -149,6 +150,7 @@ mod tests {
         assert_eq!([fields.ring, fields.ring + 255].map(|at| at & !3).map(at), [1, 1]);
         assert_eq!([fields.words, fields.words + 4 * 16].map(at), [2, 2]);
         assert_eq!([fields.list, fields.list + 8].map(at), [3, 3]);
+        assert_eq!(fields.lengths, 3);
         assert_eq!(memory.ring().slots.len(), 4);
         assert!(fields.ring.is_multiple_of(64));
     }

@@ -10,7 +10,9 @@ use crate::shared::deadline;
 use pyo3::prelude::*;
 use std::sync::Arc;
 use weft_fabric::{Communicator as Fabric, CounterId, Rank, RegionKey, RemoteRegion};
-use weft_gpu::proxy::{Idle, Proxy, ProxyConfig, ProxyGroup, ProxyOptions, Window, WordConfig};
+use weft_gpu::proxy::{
+    Idle, Proxy, ProxyConfig, ProxyGroup, ProxyOptions, Template, TemplateMember, Window, WordConfig,
+};
 
 /// A running proxy, until it is stopped.
 #[pyclass(frozen, module = "weft._native")]
@@ -36,6 +38,9 @@ impl Drop for DeviceProxy {
 /// A window: this rank's region, and the peers' regions (key, length) by rank.
 type PyWindow = (Option<Py<Region>>, Vec<Option<(u32, u64)>>);
 
+/// A template's members: peer, source offset, destination offset.
+type PyTemplate = Vec<(u32, u64, u64)>;
+
 /// The proxy's group, which the thread keeps.
 struct Group(Arc<ProcessOwned<Fabric>>);
 
@@ -60,12 +65,21 @@ fn window((source, destinations): &PyWindow) -> Result<Window, Error> {
     })
 }
 
+fn template(members: PyTemplate) -> Template {
+    let member = |(peer, source_offset, destination_offset)| TemplateMember {
+        peer: Rank(peer),
+        source_offset,
+        destination_offset,
+    };
+    Template { members: members.into_iter().map(member).collect() }
+}
+
 #[pymethods]
 impl DeviceProxy {
     /// Starts this rank's proxy in a separate group, for kernels on the domain that has `memory`. Poison in `outer` ends
     /// kernel waits as well.
     #[new]
-    #[pyo3(signature = (group, memory, outer, *, counters, hold, rounds, windows, max_put_bytes, max_outstanding, slots, idle, core))]
+    #[pyo3(signature = (group, memory, outer, *, counters, hold, rounds, windows, templates, list_lengths, max_put_bytes, max_outstanding, slots, idle, core))]
     #[allow(clippy::too_many_arguments)]
     fn start(
         py: Python<'_>,
@@ -76,6 +90,8 @@ impl DeviceProxy {
         hold: Vec<bool>,
         rounds: u32,
         windows: Vec<PyWindow>,
+        templates: Vec<PyTemplate>,
+        list_lengths: u32,
         max_put_bytes: u64,
         max_outstanding: u32,
         slots: u32,
@@ -94,9 +110,10 @@ impl DeviceProxy {
                 .collect(),
             rounds,
             windows: windows.iter().map(window).collect::<Result<_, Error>>()?,
+            templates: templates.into_iter().map(template).collect(),
+            list_lengths,
             max_put_bytes,
             max_outstanding,
-            ..ProxyConfig::default()
         };
         let fabric = group.shared.get().ok_or(Error::from(weft_control::Error::Closed))?;
         outer.shared.with(py, |fabric| {
