@@ -50,7 +50,7 @@ def alone(
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.communicate()
     files = [folder / str(rank) for rank in range(count)]
     return [json.loads(each.read_text("utf-8")) if each.exists() else None for each in files]
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,13 @@ def loss(rank: int, ranks: int, address: str) -> list[Any]:
     pair = whole.split([0, 2] if whole.rank % 2 == 0 else [1, 3], timeout=SECONDS)
     assert pair is not None
     described(pair)
+    # Only once the others have left the barrier: in it they would report the loss.
+    met = [Path(os.environ["TEST_RESULTS"]) / f"met {each}" for each in range(ranks)]
+    met[rank].touch()
     if whole.rank == 3:
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until and not all(each.exists() for each in met):
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     reports: list[Any] = []
     until = time.monotonic() + LOST_SECONDS
