@@ -11,7 +11,8 @@ use pyo3::prelude::*;
 use std::sync::Arc;
 use weft_fabric::{Communicator as Fabric, CounterId, Rank, RegionKey, RemoteRegion};
 use weft_gpu::proxy::{
-    Idle, Proxy, ProxyConfig, ProxyGroup, ProxyOptions, Template, TemplateMember, Window, WordConfig,
+    Idle, Proxy, ProxyConfig, ProxyGroup, ProxyOptions, Template, TemplateMember, Window,
+    WordConfig,
 };
 
 /// A running proxy, until it is stopped.
