@@ -78,9 +78,9 @@ REPORTS := $(CARGO_TARGET_DIR)/reports
 slowest: ## Ten slowest files in the last Python tests
 	@python3 tools/slowest.py $(REPORTS)/*.xml
 
-# Most tests wait rather than compute: more of them than cores run at a time.
+# Most tests wait rather than compute: at least four run at a time.
 .PHONY: test-rust
-test-rust: export RUST_TEST_THREADS ?= 4
+test-rust: export RUST_TEST_THREADS ?= $(shell cores=$$(nproc); echo $$((cores > 4 ? cores : 4)))
 test-rust: $(STAMPS)/requirements ## Rust tests
 	$(call step,Rust tests)
 	@cargo test --locked --workspace --quiet

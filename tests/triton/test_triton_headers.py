@@ -91,8 +91,12 @@ def tail(rank: int, first: int, number: int) -> int:
     return abs(epoch) % 1000 * (1 if epoch >= 0 else -1)
 
 
-def test_pushes_that_wait_for_room_share_one_reader(library: str) -> None:
-    """A full ring whose slots are released one by one, each after the push before it."""
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_pushes_that_wait_for_room_share_one_reader(library: str, elsewhere: bool) -> None:
+    """A full ring whose slots are released one by one, each after the push before it.
+
+    Elsewhere: another kernel's thread reads the count for all, and the others do not look at it.
+    """
     slots, threads, tickets = 4, 6, 60
     wait_for_room = ctypes.CDLL(library).wait_for_room
     wait_for_room.restype = ctypes.c_bool
@@ -108,13 +112,17 @@ def test_pushes_that_wait_for_room_share_one_reader(library: str) -> None:
     table[layout.TABLE_ABORT // 8] = abort.ctypes.data
     table[layout.TABLE_RELEASED // 8] = released.ctypes.data
     table.view(np.uint32)[layout.TABLE_SLOTS // 4] = slots
+    seen = table[layout.TABLE_SEEN_RELEASED // 8 :][:1] if elsewhere else released
+    table.view(np.uint32)[layout.TABLE_POLLER // 4] = elsewhere
+    # A thread that looked would see room for all.
+    released[0] = tickets if elsewhere else 0
     pushed = [threading.Event() for _ in range(tickets)]
     turn = itertools.count()
 
     def push() -> None:
         while (ticket := next(turn)) < tickets:
             assert wait_for_room(table.ctypes.data, ticket)
-            assert ticket < int(released[0]) + slots
+            assert ticket < int(seen[0]) + slots
             pushed[ticket].set()
 
     with ThreadPoolExecutor(threads) as pool:
@@ -122,10 +130,10 @@ def test_pushes_that_wait_for_room_share_one_reader(library: str) -> None:
         for ticket in range(tickets):
             if not pushed[ticket].wait(30):
                 break
-            released[0] = ticket + 1
+            seen[0] = ticket + 1
         for each in pushes:
             each.result()
-    assert table.view(np.uint32)[layout.TABLE_POLLER // 4] == 0
+    assert table.view(np.uint32)[layout.TABLE_POLLER // 4] == elsewhere
     assert not records.any()
 
 

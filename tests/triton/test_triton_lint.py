@@ -42,6 +42,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "untraced": {"numbers": "", "block": 1024},
     "remote_ring": {"numbers": "programs", "block": 1024},
     "remote_put": {"numbers": "peer word window offset length puts", "hold": True},
+    "remote_scatter": {"numbers": "template word offset first count", "block": 8},
     "remote_put_held": {"numbers": "source peer word first puts"},
     "remote_receive": {"numbers": "source word rounds"},
     "remote_give_back": {"numbers": "source word rounds"},

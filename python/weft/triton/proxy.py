@@ -70,8 +70,8 @@ class Proxy:
         communicator: ranks on any number of hosts.
         windows: memory on `device`, as many on each rank: a number allocates that many zeroed
             bytes; a contiguous tensor is registered as `Communicator.register` does, where the
-            routes to all peers allow it as a destination. Windows on a GPU need WEFT_STAGED=1, or
-            NICs that reach the GPU.
+            routes to all peers allow it as a destination. Windows on a GPU need WEFT_STAGED=1,
+            copy, or NICs that reach the GPU.
         words: number of words, 1 to 64, for each source.
         hold: words that kernels give back by `remote_release`; the others are given back at once.
         templates: for `remote_scatter`, lists with `(rank, source_offset, offset)` for each

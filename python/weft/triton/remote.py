@@ -140,20 +140,24 @@ def remote_scatter(
         offset: first byte there, before the template's offset.
         lengths: int32 `[n]`, `n` a power of two and at least `count`: bytes for each destination, 0
             to `Proxy.max_put_bytes`; 0 only raises the word.
-        first: first entry in the list, so that `first + count` is at most `Proxy(lengths=...)`.
+        first: first entry in the list, so that `first + count` is at most `Proxy(lengths=...)`; the
+            host refuses a command whose lengths are not all in the list.
         count: destinations, 1 to the template's.
         hold: as for `remote_put_signal`.
     """
     table = tl.load(context + _TABLE)
     ring = tl.load(_at(table + _RING, tl.int64))
     each = tl.arange(0, lengths.shape[0])
-    at = tl.load(_at(table + _LIST, tl.int64)) + 4 * tl.cast(first, tl.int64)
-    # Out of range nothing is stored, and the host refuses the command.
+    wide_first, wide_count = tl.cast(first, tl.int64), tl.cast(count, tl.int64)
+    at = tl.load(_at(table + _LIST, tl.int64)) + 4 * wide_first
+    # Out of range nothing is stored, and the host refuses the command for its first entry.
     entries = tl.load(_at(table + _LENGTHS, tl.int32))
-    inside = (ring != 0) & (first >= 0) & (first + count <= entries)
+    inside = (ring != 0) & (wide_first >= 0) & (wide_first + wide_count <= entries)
+    inside &= wide_count <= lengths.shape[0]
     tl.store(_at(at, tl.int32) + each, lengths, mask=(each < count) & inside)
     head = _head(_SCATTER, template, hold)
     windows = tl.cast(source_window, tl.int32) | (tl.cast(window, tl.int32) << 16)
+    first = tl.where(inside, wide_first, -1)
     return _push(context, head, 0, windows, word, source_offset, count, offset, first)
 
 
@@ -225,22 +229,22 @@ def _room(context, table, ticket, slots):
     began = tl.cast(0, tl.int64)
     polls = 0
     is_poller = 0
-    seen = tl.atomic_add(known, 0, sem="relaxed", scope="gpu")
+    seen = tl.atomic_add(known, 0, sem="relaxed", scope="sys")
     while (began >= 0) & (ticket - seen >= slots):
         if is_poller == 0:
-            is_poller = (tl.atomic_cas(poller, 0, 1, sem="relaxed", scope="gpu") == 0).to(tl.int32)
+            is_poller = (tl.atomic_cas(poller, 0, 1, sem="relaxed", scope="sys") == 0).to(tl.int32)
         if is_poller != 0:
             released = tl.load(_at(table + _RELEASED, tl.int64))
             seen = tl.atomic_add(_at(released, tl.int64), 0, sem="acquire", scope="sys")
-            tl.atomic_max(known, seen, sem="relaxed", scope="gpu")
+            tl.atomic_max(known, seen, sem="relaxed", scope="sys")
         else:
-            seen = tl.atomic_add(known, 0, sem="relaxed", scope="gpu")
+            seen = tl.atomic_add(known, 0, sem="relaxed", scope="sys")
         polls += 1
-        if polls == POLLS:
+        if (polls >= POLLS) & (ticket - seen >= slots):
             began = _check(context, _PUSH, -1, slot, needed, seen.to(tl.int32), began)
             polls = 0
     if is_poller != 0:
-        tl.atomic_xchg(poller, 0, sem="relaxed", scope="gpu")
+        tl.atomic_xchg(poller, 0, sem="relaxed", scope="sys")
     return ticket - seen < slots
 
 

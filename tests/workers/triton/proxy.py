@@ -161,7 +161,7 @@ def scatters(rounds: int, device: str = "twin") -> dict[str, Any]:
                 # In turn to all others, two, one, with both templates.
                 which, count = number % 2, min([len(others), 2, 1][number % 3], len(others))
                 count = min(count, 2) if which else count
-                lengths = place.words(*[(number + step) % 3 * 20 for step in range(ranks)])
+                lengths = place.words(*[(number + step) % 3 * 20 for step in range(8)])
                 kernels.remote_scatter[(1,)](
                     proxy.context, lengths, outputs, which, 0, 0, number % 2 * count, count, 8
                 )
@@ -189,7 +189,7 @@ def scatters(rounds: int, device: str = "twin") -> dict[str, Any]:
             )
             communicator.barrier()
             if rank == 0:
-                lengths = place.words(*[4] * ranks)
+                lengths = place.words(*[4] * 8)
                 kernels.remote_scatter[(1,)](
                     made.context, lengths, outputs, which, 0, 0, first, count, 8
                 )

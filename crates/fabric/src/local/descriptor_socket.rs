@@ -222,7 +222,8 @@ pub(super) fn wrong_order() -> io::Error {
 
 /// Calls `receive` again after the end of a connection. Linux looks for a message and then, under another
 /// lock, for the end: a message that arrives between the two, just before the other end closes, is
-/// reported as the end by the first call and returned by the second.
+/// reported as the end by the first call and returned by the second. An error is final: ends are closed only
+/// once they have read all.
 fn confirm_end<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     match receive() {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => receive(),

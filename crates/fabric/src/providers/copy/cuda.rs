@@ -113,7 +113,8 @@ impl Cuda {
         if stream.pages.is_empty() {
             return Ok(());
         }
-        let launched = self.kernels.get_mut(&stream.device).map_or(Ok(None), |kernel| {
+        let kernel = self.kernels.get_mut(&stream.device).filter(|_| self.sms > 0);
+        let launched = kernel.map_or(Ok(None), |kernel| {
             // SAFETY: by the contract of `copy`; the table is released with the event behind the launch.
             unsafe { kernel.launch(&stream.pages, stream.it.stream()) }.map_err(why)
         });
@@ -287,14 +288,8 @@ impl CopyEngine for Cuda {
     }
 
     fn use_copy_engines_only(&mut self) {
+        // Kernels stay loaded: unloading one could wait for kernels that run.
         self.sms = 0;
-        let _relaxed = RelaxedCapture::new();
-        let queues = 0..self.streams.len() as u32;
-        for queue in queues.map(QueueId) {
-            // A failure counts for the event behind the pages.
-            let _ = self.start_pages(queue);
-        }
-        self.kernels.retain(|_, kernel| kernel.is_busy());
     }
 
     fn record(&mut self, queue: QueueId) -> Result<EventId, String> {
