@@ -142,6 +142,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "isolated miri has no files")]
     fn damaged_groups_have_no_quota() {
         assert!(CpuQuota::in_groups(Path::new("/absent"), "0::/a\nx\n:\n1:cpu:/b\n").is_empty());
     }

@@ -197,6 +197,7 @@ mod tests {
 
     /// NVRTC is in the folder `WEFT_NVRTC_DIR`, in this checkout's Python environment, or in the system.
     #[test]
+    #[cfg_attr(miri, ignore = "isolated miri has no files")]
     fn the_kernel_compiles_for_gpus_that_are_not_here() {
         let folder = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().path();
         let environment = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.venv/lib");
