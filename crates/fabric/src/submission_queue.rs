@@ -162,6 +162,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "miri has no ppoll")]
     fn an_armed_receiver_is_woken_once() {
         let (sender, mut receiver) = submission_queue(4).unwrap();
         sender.put(1).unwrap();
