@@ -28,7 +28,6 @@ const READ_BUFFER: usize = 16 << 10;
 const HEADER_PEEK: usize = 256;
 /// Minimum length for a large payload.
 const LARGE_PAYLOAD: u32 = 8 << 10;
-const _: () = assert!(READ_BUFFER > MAX_HEAD);
 
 /// Reason given for an orderly close.
 pub(super) const CLOSED: &str = "connection closed by the peer";
@@ -50,6 +49,8 @@ pub(super) struct Stream {
 
 impl Stream {
     pub fn new(channel: Channel) -> Stream {
+        // In a function, since Rust 1.88 warns that a constant used only by `const _` is never used.
+        const { assert!(READ_BUFFER > MAX_HEAD) };
         Stream {
             channel: Some(channel),
             watches_output: false,
