@@ -89,7 +89,7 @@ def check_equal(group: Group, settings: Mapping[str, object], timeout: float) ->
     """Raise on all ranks if settings differ; every rank calls it.
 
     Raises:
-        ConfigurationMismatchError: names the first two ranks that differ.
+        ConfigurationMismatchError: names rank 0 and the first rank that differs from it.
     """
     text = ", ".join(f"{name}={value}" for name, value in settings.items())
     given = group.all_gather(text.encode(), timeout=timeout)
