@@ -123,6 +123,13 @@ impl GrantedRegions {
         Some(RemoteMemory { base: base.wrapping_add(offset), key })
     }
 
+    /// Granted range in a region, and the memory through one NIC.
+    pub fn target(&self, nic: usize, key: RegionKey) -> Option<((u64, u64), RemoteMemory)> {
+        let index = self.entries.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+        let GrantEntry { begin, end, ref targets } = self.entries[index].1;
+        Some(((begin, end), *targets.get(nic)?))
+    }
+
     /// Makes a region the recent one.
     #[inline(never)]
     fn find(&mut self, key: RegionKey) -> Option<()> {

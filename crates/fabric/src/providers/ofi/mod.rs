@@ -17,7 +17,7 @@
 //! - `info.rs`, `offers.rs`: libfabric offers, and a report on them
 //! - `rail.rs`: one NIC in one group: endpoint, completion queue, writes in flight
 //! - `slots.rs`: scratch memory for each operation in flight, and how it is used
-//! - `link/`, `peer.rs`, `region.rs`: one group's use of the device
+//! - `link/`, `peer.rs`, `post_limits.rs`, `region.rs`: one group's use of the device
 //! - `wire.rs`: addresses, introductions, grants as bytes
 
 mod config;
@@ -28,6 +28,7 @@ mod link;
 mod objects;
 mod offers;
 mod peer;
+mod post_limits;
 mod rail;
 mod region;
 mod signals;

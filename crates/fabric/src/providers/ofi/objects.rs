@@ -347,6 +347,17 @@ impl Endpoint {
         (count == 1).then_some(address).ok_or_else(|| "fi_av_insert: address rejected".into())
     }
 
+    /// Replaces the provider's write function.
+    #[cfg(test)]
+    pub fn script(&self, writemsg: sys::WriteFunction) {
+        let endpoint = self.endpoint.get();
+        // SAFETY: the endpoint is open, and no other thread has it; the table is never freed.
+        unsafe {
+            let ops = sys::RmaOps { writemsg, ..std::ptr::read((*endpoint).rma) };
+            (*endpoint).rma = Box::leak(Box::new(ops));
+        }
+    }
+
     /// Posts a write. Returns 0, or a negative error.
     ///
     /// # Safety

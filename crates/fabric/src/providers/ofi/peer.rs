@@ -6,10 +6,14 @@ use super::super::presence::PeerState;
 use super::sys;
 use super::wire::{OfiAddress, OfiIntroduction};
 use crate::lane_table::LaneTable;
+use crate::link::PostStatus;
 use crate::parts::PartRule;
 use crate::types::{Lane, RegionKey};
 use crate::unconsumed::{ConsumedArrivals, SentArrivals};
 use weft_control::Rank;
+
+/// Bulk parts in flight toward one peer, behind which a latency-critical part may wait.
+const MAX_BULK: u32 = 16;
 
 pub struct OfiPeer {
     pub rank: Rank,
@@ -33,8 +37,39 @@ pub struct OfiPeer {
     /// Tokens for parts that failed or were posted after the peer was lost.
     pub parked: Vec<u64>,
     imported: GrantedRegions,
+    /// By NIC.
+    targets: Box<[WriteTarget]>,
     /// NIC for the next part.
     next: usize,
+}
+
+/// Prepared destination through one NIC: a write to the same region adds only an offset and a length.
+#[derive(Clone, Copy)]
+struct WriteTarget {
+    address: sys::Address,
+    region: RegionKey,
+    granted: (u64, u64),
+    memory: RemoteMemory,
+}
+
+impl WriteTarget {
+    /// Target without a region, whose bounds no slice keeps.
+    fn new(address: sys::Address) -> WriteTarget {
+        let memory = RemoteMemory { base: 0, key: 0 };
+        WriteTarget { address, region: RegionKey(u32::MAX), granted: (u64::MAX, 0), memory }
+    }
+
+    /// Address and range for a slice in the region; `None` outside the grant.
+    #[inline(always)]
+    fn slice(&self, offset: u64, length: u64) -> Option<(sys::Address, sys::RmaRange)> {
+        let (begin, end) = self.granted;
+        if offset < begin || offset.checked_add(length)? > end {
+            return None;
+        }
+        let RemoteMemory { base, key } = self.memory;
+        let (addr, len) = (base.wrapping_add(offset), length as usize);
+        Some((self.address, sys::RmaRange { addr, len, key }))
+    }
 }
 
 impl OfiPeer {
@@ -45,6 +80,7 @@ impl OfiPeer {
         max_unconsumed: u32,
         endpoints: Vec<(sys::Address, RemoteMemory)>,
     ) -> OfiPeer {
+        let targets = endpoints.iter().map(|(address, _)| WriteTarget::new(*address)).collect();
         OfiPeer {
             rank,
             state: PeerState::Open,
@@ -59,15 +95,33 @@ impl OfiPeer {
             control: 0,
             parked: Vec::new(),
             imported: GrantedRegions::default(),
+            targets,
             next: 0,
         }
     }
 
     /// True if the peer's queue has room for one more arrival.
     #[inline(always)]
-    pub fn may_send(&mut self, lanes: &LaneTable) -> bool {
+    fn may_send(&mut self, lanes: &LaneTable) -> bool {
         let consumed = self.local.consumed.id();
         self.outgoing.may_send(1, || lanes.value(consumed))
+    }
+
+    /// True if one more part may be in flight, out of `most`.
+    #[inline(always)]
+    pub fn may_post(&mut self, most: u32, is_bulk: bool, lanes: &LaneTable) -> bool {
+        let has_room = self.parts < most && !(is_bulk && self.bulk >= MAX_BULK);
+        self.may_send(lanes) && has_room
+    }
+
+    /// Counts an accepted part.
+    #[inline(always)]
+    pub fn posted(&mut self, status: PostStatus, is_bulk: bool) {
+        self.outgoing.send(1);
+        if status == PostStatus::InFlight {
+            self.parts += 1;
+            self.bulk += u32::from(is_bulk);
+        }
     }
 
     /// True once the peer's greeting has arrived.
@@ -95,6 +149,12 @@ impl OfiPeer {
         self.local.contains(lane)
     }
 
+    /// NIC for the next part, without taking it.
+    #[inline(always)]
+    pub fn coming_rail(&self) -> usize {
+        self.next
+    }
+
     /// NIC for the next part: round-robin, so that stripes spread.
     #[inline]
     pub fn next_rail(&mut self) -> usize {
@@ -108,14 +168,20 @@ impl OfiPeer {
 
     /// Stores a region's grant; `None` if it lacks a NIC.
     pub fn import(&mut self, key: RegionKey, entry: GrantEntry) -> Option<()> {
+        self.discard_targets();
         self.imported.import(key, entry, self.endpoints.len())
     }
 
     pub fn remove_remote(&mut self, key: RegionKey) {
+        self.discard_targets();
         self.imported.remove(key);
     }
 
-    /// Address through one NIC for a slice in a region; `None` outside the grant.
+    fn discard_targets(&mut self) {
+        self.targets.iter_mut().for_each(|it| *it = WriteTarget::new(it.address));
+    }
+
+    /// Address and range through one NIC for a slice in a region; `None` outside the grant.
     #[inline(always)]
     pub fn destination(
         &mut self,
@@ -123,9 +189,20 @@ impl OfiPeer {
         key: RegionKey,
         offset: u64,
         length: u64,
-    ) -> Option<sys::RmaRange> {
-        let RemoteMemory { base, key } = self.imported.destination(rail, key, offset, length)?;
-        Some(sys::RmaRange { addr: base, len: length as usize, key })
+    ) -> Option<(sys::Address, sys::RmaRange)> {
+        if self.targets[rail].region != key {
+            self.prepare_target(rail, key)?;
+        }
+        self.targets[rail].slice(offset, length)
+    }
+
+    /// Makes a region the one whose writes through a NIC are prepared.
+    #[inline(never)]
+    fn prepare_target(&mut self, rail: usize, region: RegionKey) -> Option<()> {
+        let (granted, memory) = self.imported.target(rail, region)?;
+        let address = self.targets[rail].address;
+        self.targets[rail] = WriteTarget { address, region, granted, memory };
+        Some(())
     }
 
     /// Reason why [`OfiPeer::destination`] is `None`.

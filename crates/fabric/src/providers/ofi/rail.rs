@@ -213,21 +213,40 @@ impl Rail {
         flags: u64,
         slot_use: SlotUse,
     ) -> Result<bool, i32> {
-        let Some(endpoint) = &self.endpoint else { return Err(libc::ESHUTDOWN) };
-        let Some(slot) = self.slots.free.pop() else { return Ok(false) };
-        let raw = sys::RmaMessage {
+        let mut raw = sys::RmaMessage {
             msg_iov: message.sources.as_ptr(),
             desc: message.descriptors.as_mut_ptr(),
             iov_count: message.sources.len(),
             addr: message.address,
             rma_iov: message.destinations.as_ptr(),
             rma_iov_count: message.destinations.len(),
-            context: self.slots.context(slot),
+            context: std::ptr::null_mut(),
             data: message.immediate,
         };
+        // SAFETY: by the caller's contract.
+        unsafe { self.post_message(&mut raw, flags, slot_use) }
+    }
+
+    /// [`Rail::write`] for a prepared message, whose context it sets.
+    ///
+    /// # Errors
+    /// Same as [`Rail::write`].
+    ///
+    /// # Safety
+    /// Same as [`Rail::write`]; the message's pointers are valid during the call.
+    #[inline(always)]
+    pub unsafe fn post_message(
+        &mut self,
+        message: &mut sys::RmaMessage,
+        flags: u64,
+        slot_use: SlotUse,
+    ) -> Result<bool, i32> {
+        let Some(endpoint) = &self.endpoint else { return Err(libc::ESHUTDOWN) };
+        let Some(slot) = self.slots.free.pop() else { return Ok(false) };
+        message.context = self.slots.context(slot);
         let flags = flags | sys::FI_REMOTE_CQ_DATA | sys::FI_COMPLETION;
         // SAFETY: sources by the caller's contract; the context lives as long as the endpoint.
-        let result = unsafe { endpoint.write(&raw, flags) };
+        let result = unsafe { endpoint.write(message, flags) };
         if result == 0 {
             self.slots.uses[slot as usize] = slot_use;
             return Ok(true);
@@ -456,6 +475,12 @@ impl Rail {
     pub fn script(&mut self, read: sys::ReadFunction, reports_lengths: bool) {
         self.queue.script(read);
         self.reports_lengths = reports_lengths;
+    }
+
+    /// Replaces the provider's write function.
+    #[cfg(test)]
+    pub fn script_writes(&self, write: sys::WriteFunction) {
+        self.endpoint.as_ref().unwrap().script(write);
     }
 
     /// NIC name.

@@ -15,6 +15,30 @@ use std::sync::Arc;
 /// Destinations are registered for each group, whose keys end with the region.
 pub type SourceCache = RegistrationCache<Vec<MemoryRegistration>>;
 
+/// Source memory in a region, as registered with one NIC.
+#[derive(Clone, Copy)]
+pub struct Source {
+    address: u64,
+    length: u64,
+    pub descriptor: *mut c_void,
+    /// True if the provider can copy the bytes inside a call.
+    pub is_host_memory: bool,
+}
+
+impl Source {
+    /// Source without bytes.
+    pub const EMPTY: Source =
+        Source { address: 0, length: 0, descriptor: std::ptr::null_mut(), is_host_memory: true };
+
+    /// Range for a slice; `None` outside the region.
+    #[inline(always)]
+    pub fn range(&self, offset: u64, length: u64) -> Option<libc::iovec> {
+        let end = offset.checked_add(length)?;
+        let iov_base = self.address.wrapping_add(offset) as *mut c_void;
+        (end <= self.length).then_some(libc::iovec { iov_base, iov_len: length as usize })
+    }
+}
+
 pub struct RegisteredRegion {
     // Drop order: registrations before the memory.
     /// Empty where sources are not registered.
@@ -95,13 +119,13 @@ impl RegisteredRegion {
         Ok(targets.map(|(domain, mr)| RemoteMemory { base: base(domain), key: mr.key() }).collect())
     }
 
-    /// Address and descriptor for a slice on one NIC; `None` outside the region.
+    /// The region as a source for one NIC.
     #[inline(always)]
-    pub fn source(&self, rail: usize, offset: u64, length: u64) -> Option<(u64, *mut c_void)> {
-        let end = offset.checked_add(length)?;
+    pub fn source(&self, rail: usize) -> Source {
         let descriptor =
             self.sources.get(rail).map_or(std::ptr::null_mut(), MemoryRegistration::descriptor);
-        (end <= self.length).then(|| (self.address + offset, descriptor))
+        let (address, length, is_host_memory) = (self.address, self.length, self.is_host_memory());
+        Source { address, length, descriptor, is_host_memory }
     }
 }
 
@@ -116,9 +140,9 @@ impl RegisteredRegion {
         self.gpu().filter(|_| !self.destinations.is_empty())
     }
 
-    /// True if the provider can copy the bytes inside a call.
+    /// See [`Source::is_host_memory`].
     #[inline(always)]
-    pub fn is_host_memory(&self) -> bool {
+    fn is_host_memory(&self) -> bool {
         self.memory.kind() == MemoryKind::Host
     }
 }

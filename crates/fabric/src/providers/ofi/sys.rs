@@ -347,6 +347,8 @@ pub struct MsgOps {
     ) -> isize,
 }
 
+pub type WriteFunction = unsafe extern "C" fn(*mut Ep, *const RmaMessage, u64) -> isize;
+
 #[repr(C)]
 pub struct RmaOps {
     pub size: usize,
@@ -355,7 +357,7 @@ pub struct RmaOps {
     pub readmsg: *mut c_void,
     pub write: *mut c_void,
     pub writev: *mut c_void,
-    pub writemsg: unsafe extern "C" fn(*mut Ep, *const RmaMessage, u64) -> isize,
+    pub writemsg: WriteFunction,
     pub inject: *mut c_void,
     pub writedata: *mut c_void,
     /// Endpoint, source, length, immediate, address, destination, key.

@@ -3,7 +3,8 @@
 //! - `connect.rs`: peers' endpoints, and greetings
 //! - `events.rs`: arrivals and the bound on unconsumed ones, completions, losses
 //! - `losses.rs`: reports a lost peer
-//! - `post.rs`, `ranges.rs`: posts one part to a NIC, and the part's ranges
+//! - `page.rs`, `post.rs`: posts a page from a prepared message, and any part
+//! - `ranges.rs`: a part's ranges
 //! - `sleep.rs`: a sleeping link's descriptors or timer
 
 use super::super::control_lanes::ControlLanes;
@@ -13,17 +14,22 @@ use super::super::presence::{Departures, PeerState};
 use super::config::{OfiConfig, provider_error, realm};
 use super::objects::Domain;
 use super::peer::{OfiPeer, negotiate};
+use super::post_limits::PostLimits;
 use super::rail::{MAX_RANGES, QueueSizes, Rail};
 use super::region::{KeyGenerator, RegisteredRegion, SourceCache, can_register};
 use super::sys;
 use super::wire::{OfiAddress, OfiIntroduction};
 use crate::error::{Error, Result};
 use crate::id_map::{PeerMap, RegionMap};
-use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, WorkRequest};
+use crate::link::{
+    Introduction, Link, Membership, PostStatus, RouteRule, Scatter, ScatterStatus, Sink,
+    WorkRequest,
+};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::types::{ProviderKind, RegionKey, Time, TrafficClass};
 use losses::{is_loss, report_lost};
+use page::{PageLink, PageTemplate, RunEnd};
 use post::{PartPost, PostError};
 use sleep::SleepState;
 use std::ops::Range;
@@ -34,6 +40,7 @@ use weft_control::Rank;
 mod connect;
 mod events;
 mod losses;
+mod page;
 mod post;
 mod ranges;
 mod sleep;
@@ -46,12 +53,6 @@ const QUEUE_BUDGET: usize = 32_768;
 const MAX_CONTROL: usize = 64;
 /// Control arrivals from a peer: three reports, two greetings, a farewell.
 const CONTROL_ARRIVALS: usize = 6;
-/// Bulk parts in flight toward one peer, behind which a latency-critical part may wait.
-const MAX_BULK: u32 = 16;
-/// Maximum bytes in a write over shm that is copied inside the call: they fit into a command in shm's
-/// queues (192 bytes in libfabric 2.5), so that no byte stays with the sender.
-const MAX_INJECTED: usize = 128;
-
 pub struct OfiLink {
     // Drop order: endpoints before the memory that they access.
     rails: Vec<Rail>,
@@ -77,10 +78,9 @@ pub struct OfiLink {
     open: usize,
     /// Farewell flags: it completes after all earlier messages are delivered.
     farewell: u64,
-    /// Maximum bytes in a write that completes when the post returns; `None`: no write does.
-    max_injected: Option<u64>,
-    /// Maximum parts in flight toward one peer.
-    max_parts: u32,
+    limits: PostLimits,
+    /// Message for the next page in a scatter.
+    page: PageTemplate,
     sleep: SleepState,
 }
 
@@ -156,25 +156,11 @@ impl OfiLink {
             // Parts that shm accepted are in the receiver's memory; a response would be written into the
             // memory of a sender that has left.
             farewell: if config.provider.is_single_host() { 0 } else { sys::FI_DELIVERY_COMPLETE },
-            max_injected: max_injected(config, domains),
-            max_parts: max_parts(parts * domains.len(), peers),
+            limits: PostLimits::new(config, domains, parts * domains.len(), peers),
+            page: PageTemplate::new(),
             sleep,
         })
     }
-}
-
-/// Maximum parts in flight toward one of `peers`, out of all `slots`. Libfabric 2.x shm keeps parts that
-/// a peer has not accepted in the sender's queue: a peer that does not poll would fill it.
-fn max_parts(slots: usize, peers: usize) -> u32 {
-    let left_to_others = if peers > 1 { slots / 4 } else { 0 };
-    (slots - left_to_others).max(1) as u32
-}
-
-/// See [`OfiLink::max_injected`]. Providers other than shm keep a copy, which a later poll sends.
-fn max_injected(config: &OfiConfig, domains: &[Arc<Domain>]) -> Option<u64> {
-    let sizes = domains.iter().map(|domain| domain.info().inject_size());
-    let size = sizes.fold(MAX_INJECTED, usize::min) as u64;
-    config.provider.is_single_host().then_some(size)
 }
 
 impl Link for OfiLink {
@@ -286,17 +272,14 @@ impl Link for OfiLink {
     }
 
     fn post(&mut self, work: &WorkRequest<'_>, sink: &mut Sink) -> Result<PostStatus, String> {
-        let OfiLink { rails, regions, peers, group, max_injected, max_parts, .. } = self;
+        let OfiLink { rails, regions, peers, group, limits, .. } = self;
         let peer = peers.get_mut(work.peer);
         let peer = peer.ok_or("ofi has no connection to it")?;
         if peer.state != PeerState::Open {
             return peer.state.post_closed(&mut peer.parked, work.token);
         }
         let is_bulk = work.class == TrafficClass::Bulk;
-        if !peer.may_send(&group.lanes)
-            || peer.parts >= *max_parts
-            || is_bulk && peer.bulk >= MAX_BULK
-        {
+        if !peer.may_post(limits.max_parts, is_bulk, &group.lanes) {
             return Ok(PostStatus::Full);
         }
         let index = peer.next_rail();
@@ -304,24 +287,37 @@ impl Link for OfiLink {
         if !rail.has_room() {
             return Ok(PostStatus::Full);
         }
-        let mut post = PartPost { work, rail, peer, index, max_injected: *max_injected };
+        let mut post = PartPost { work, rail, peer, index, limits: *limits };
         match post.part(regions) {
             Ok((true, posted)) => {
-                peer.outgoing.send(1);
-                if posted == PostStatus::InFlight {
-                    peer.parts += 1;
-                    peer.bulk += u32::from(is_bulk);
-                }
+                peer.posted(posted, is_bulk);
                 Ok(posted)
             }
             Ok((false, _)) => Ok(PostStatus::Full),
-            Err(PostError::Provider(error)) if is_loss(error) => {
-                peer.parked.push(work.token);
-                report_lost(peer, rail.describe(error), sink);
-                Ok(PostStatus::InFlight)
-            }
-            Err(PostError::Provider(error)) => Err(rail.describe(error)),
+            Err(PostError::Provider(error)) => post_failed(peer, rail, work.token, error, sink),
             Err(PostError::Page(why)) => Err(why),
+        }
+    }
+
+    fn post_scatter(&mut self, scatter: &Scatter<'_>, sink: &mut Sink) -> ScatterStatus {
+        let mut posted = ScatterStatus::default();
+        self.page.discard_source();
+        loop {
+            let OfiLink { rails, regions, peers, group, limits, page, .. } = self;
+            let (lanes, limits) = (&*group.lanes, *limits);
+            let mut link = PageLink { rails, peers, regions, lanes, limits };
+            let end = page.post_run(scatter, &mut link, &mut posted);
+            let Some(part) = scatter.parts.get(posted.taken) else { return posted };
+            let outcome = match (end, peers.get_mut(part.peer)) {
+                (RunEnd::Full, _) => return posted,
+                (RunEnd::Failed(error, rail), Some(peer)) => {
+                    post_failed(peer, &rails[rail], scatter.token(part), error, sink)
+                }
+                _ => self.post(&scatter.work(part), sink),
+            };
+            if !posted.add(outcome) {
+                return posted;
+            }
         }
     }
 
@@ -380,4 +376,25 @@ impl Link for OfiLink {
         self.open -= 1;
         self.close_if_unused();
     }
+}
+
+/// Outcome for a post that the provider has refused with an error. After a loss the part waits for the fence.
+///
+/// # Errors
+/// The reason, for an error that does not end the connection.
+#[cold]
+fn post_failed(
+    peer: &mut OfiPeer,
+    rail: &Rail,
+    token: u64,
+    error: i32,
+    sink: &mut Sink,
+) -> Result<PostStatus, String> {
+    let why = rail.describe(error);
+    if !is_loss(error) {
+        return Err(why);
+    }
+    peer.parked.push(token);
+    report_lost(peer, why, sink);
+    Ok(PostStatus::InFlight)
 }

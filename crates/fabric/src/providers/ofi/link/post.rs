@@ -1,6 +1,7 @@
 //! Posts one part to a NIC: copied inside the call, or in flight.
 
 use super::super::peer::OfiPeer;
+use super::super::post_limits::PostLimits;
 use super::super::rail::{Rail, RmaWrite};
 use super::super::region::RegisteredRegion;
 use super::super::slots::SlotUse;
@@ -32,8 +33,7 @@ pub struct PartPost<'a> {
     pub peer: &'a mut OfiPeer,
     /// Rail index.
     pub index: usize,
-    /// See [`super::OfiLink::max_injected`].
-    pub max_injected: Option<u64>,
+    pub limits: PostLimits,
 }
 
 /// True if the provider accepted the part, with the accepted part's status.
@@ -52,7 +52,7 @@ impl PartPost<'_> {
     #[inline(always)]
     fn signal(&mut self) -> PostResult {
         let (end, immediate) = (self.peer.endpoints[self.index], self.immediate());
-        if self.max_injected.is_some() {
+        if self.limits.max_injected.is_some() {
             return Ok((self.rail.inject_signal(end, immediate)?, PostStatus::Done));
         }
         Ok((self.rail.signal(end, immediate, 0, self.slot_use())?, PostStatus::InFlight))
@@ -61,13 +61,13 @@ impl PartPost<'_> {
     #[inline(always)]
     fn page(&mut self, page: &Page, regions: &RegionMap<Arc<RegisteredRegion>>) -> PostResult {
         let (immediate, slot_use) = (self.immediate(), self.slot_use());
-        let PartPost { rail, peer, index, max_injected, .. } = self;
+        let PartPost { rail, peer, index, limits, .. } = self;
         let Some(slice) = PageRange::of(page, regions, peer, *index) else {
             return Err(PostError::Page(PageRange::refusal(page, regions, peer, *index)));
         };
         let PageRange { is_host_memory, source, mut descriptor, destination } = slice;
         let address = peer.endpoints[*index].0;
-        if is_host_memory && max_injected.is_some_and(|most| page.length <= most) {
+        if is_host_memory && limits.injects(page.length) {
             // SAFETY: the region holds the source's memory.
             let taken = unsafe { rail.inject(address, &source, &destination, immediate) };
             return Ok((taken?, PostStatus::Done));

@@ -3,7 +3,7 @@
 use super::super::super::granted_regions::RemoteMemory;
 use super::super::peer::OfiPeer;
 use super::super::rail::{MAX_RANGES, Rail, RmaWrite};
-use super::super::region::RegisteredRegion;
+use super::super::region::{RegisteredRegion, Source};
 use super::super::slots::SlotUse;
 use super::super::sys;
 use crate::id_map::RegionMap;
@@ -29,13 +29,11 @@ impl PageRange {
         peer: &mut OfiPeer,
         rail: usize,
     ) -> Option<PageRange> {
-        let region = regions.get(page.source)?;
-        let (address, descriptor) = region.source(rail, page.source_offset, page.length)?;
-        let destination =
-            peer.destination(rail, page.destination, page.destination_offset, page.length)?;
-        let iov_base = address as *mut c_void;
-        let source = libc::iovec { iov_base, iov_len: page.length as usize };
-        let is_host_memory = region.is_host_memory();
+        let Page { source, source_offset, destination, destination_offset, length } = *page;
+        let region = regions.get(source)?.source(rail);
+        let source = region.range(source_offset, length)?;
+        let (_, destination) = peer.destination(rail, destination, destination_offset, length)?;
+        let Source { is_host_memory, descriptor, .. } = region;
         Some(PageRange { is_host_memory, source, descriptor, destination })
     }
 
@@ -49,7 +47,7 @@ impl PageRange {
         rail: usize,
     ) -> String {
         let region = regions.get(page.source);
-        if region.and_then(|it| it.source(rail, page.source_offset, page.length)).is_none() {
+        if region.and_then(|it| it.source(rail).range(page.source_offset, page.length)).is_none() {
             return format!("source outside of region {}", page.source.0);
         }
         peer.refusal(page.destination, page.destination_offset, page.length)
