@@ -6,6 +6,7 @@ use super::config::OnDemandPaging;
 use super::objects::{MemoryRegion, ProtectionDomain};
 use super::{fork, sys};
 use crate::memory::{Memory, MemoryKind};
+use std::cell::Cell;
 use std::ffi::c_uint;
 use std::sync::Arc;
 
@@ -38,10 +39,13 @@ impl Source {
 
 pub struct RegisteredRegion {
     // Drop order: registrations before the memory.
-    /// Source registrations by NIC; empty for an empty region.
+    /// Source registrations by NIC; empty for an empty region, and where destination registrations
+    /// replaced them.
     sources: Vec<MemoryRegion>,
     /// Destination registrations by NIC, made with the first grant.
     destinations: Vec<MemoryRegion>,
+    /// A part may name the source registrations.
+    has_been_source: Cell<bool>,
     /// `memory` address.
     address: u64,
     length: u64,
@@ -64,13 +68,26 @@ impl RegisteredRegion {
         let sources = registrations(memory, domains, gpus, (0, paging), &mut has_warned)?;
         let (address, length) = (memory.address(), memory.len() as u64);
         let gpu = GpuTarget::of(memory);
-        let (destinations, memory) = (Vec::new(), memory.clone());
-        Ok(RegisteredRegion { sources, destinations, address, length, gpu, has_warned, memory })
+        let (destinations, has_been_source) = (Vec::new(), Cell::new(false));
+        let memory = memory.clone();
+        Ok(RegisteredRegion {
+            sources,
+            destinations,
+            has_been_source,
+            address,
+            length,
+            gpu,
+            has_warned,
+            memory,
+        })
     }
 
     /// Registers it as a destination, with a key for each NIC. Writes into it may be reordered among each
     /// other where the platform allows it; an arrival stays behind them, into a GPU with the flush in
     /// `gpu_memory.rs`.
+    ///
+    /// The memory is then registered once unless a part may name the source registrations: destination keys
+    /// serve this process's work requests too.
     pub fn targets<'a>(
         &mut self,
         domains: impl Iterator<Item = &'a Arc<ProtectionDomain>> + Clone,
@@ -84,6 +101,9 @@ impl RegisteredRegion {
             let (how, has_warned) = ((access, paging), &mut self.has_warned);
             self.destinations =
                 registrations(&self.memory, domains.clone(), gpus, how, has_warned)?;
+            if !self.has_been_source.get() {
+                self.sources.clear();
+            }
         }
         if self.length == 0 {
             return Ok(domains.map(|_| RemoteMemory { base: self.address, key: 0 }).collect());
@@ -112,7 +132,9 @@ impl RegisteredRegion {
     /// The region as a source for one NIC.
     #[inline(always)]
     pub fn source(&self, nic: usize) -> Source {
-        let key = self.sources.get(nic).map_or(0, MemoryRegion::local_key);
+        self.has_been_source.set(true);
+        let registered = self.sources.get(nic).or_else(|| self.destinations.get(nic));
+        let key = registered.map_or(0, MemoryRegion::local_key);
         let (address, length, is_host_memory) = (self.address, self.length, self.is_host_memory());
         Source { address, length, key, is_host_memory }
     }

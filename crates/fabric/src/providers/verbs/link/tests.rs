@@ -13,6 +13,7 @@ use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::types::{Generation, Lane, LaneId, Page, RegionKey, TrafficClass};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_control::Rank;
@@ -341,4 +342,118 @@ fn a_credit_rides_on_a_write_whose_lane_a_scatter_has_named() {
     assert_eq!(world.nics[0].statistics().requests - before, 1);
     world.poll(0..2);
     assert_eq!([lane, credit].map(|it| world.tables[1].value(it.id())), [2, 2]);
+}
+
+/// A rank's live registrations, in a world with one NIC for each rank.
+fn registered(world: &World, rank: usize) -> (usize, u64) {
+    world.nics[rank].statistics().registered
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
+fn a_region_granted_before_it_is_a_source_is_registered_once() {
+    let mut world = World::new(1);
+    // Rank 0's regions are sources only; the peers' are granted.
+    for rank in 0..=PEERS as usize {
+        assert_eq!(registered(&world, rank), (2, 2 * BYTES));
+    }
+    world.links[0].deregister(RegionKey(1));
+    assert_eq!(registered(&world, 0), (1, BYTES));
+    world.links[1].deregister(RegionKey(0));
+    assert_eq!(registered(&world, 1), (1, BYTES));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
+fn a_granted_region_is_also_a_source() {
+    let mut world = World::new(1);
+    world.links[0].grant(RegionKey(0), Rank(1), GRANTED).unwrap();
+    assert_eq!(registered(&world, 0), (2, 2 * BYTES));
+    let page = Page {
+        source: RegionKey(0),
+        source_offset: 8,
+        destination: RegionKey(1),
+        destination_offset: GRANTED.start,
+        length: 700,
+    };
+    world.memories[0][0].fill(8, 700, 9);
+    assert_eq!(world.scatter(&[(1, page)], TrafficClass::Latency, true), [(1, 1, None)]);
+    world.poll(0..2);
+    assert_eq!(world.sinks[0].completed.len(), 1);
+    let (count, [_, bytes]) = &world.arrived()[0];
+    assert_eq!((*count, &bytes[64..764]), (1, &[9; 700][..]));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
+fn a_grant_leaves_the_source_registrations_that_parts_in_flight_name() {
+    let mut world = World::new(1);
+    world.nics[0].pause(true);
+    let page = Page {
+        source: RegionKey(0),
+        source_offset: 8,
+        destination: RegionKey(1),
+        destination_offset: GRANTED.start,
+        length: 700,
+    };
+    assert_eq!(world.scatter(&[(1, page)], TrafficClass::Latency, true), [(1, 1, None)]);
+    world.links[0].grant(RegionKey(0), Rank(1), GRANTED).unwrap();
+    assert_eq!(registered(&world, 0), (3, 3 * BYTES));
+    world.nics[0].pause(false);
+    world.poll(0..2);
+    assert_eq!((world.sinks[0].completed.len(), world.sinks[0].lost.len()), (1, 0));
+    assert_eq!(world.arrived()[0].0, 1);
+}
+
+/// A pair's link over a NIC, and the entry by which it grants a memory as region 0.
+fn pair_with(nic: &Arc<TwinNic>, memory: &Arc<Memory>) -> (VerbsLink, Vec<u8>) {
+    let device = VerbsDevice::over(VerbsConfig::default(), std::slice::from_ref(nic)).unwrap();
+    let generation = Generation(0);
+    let lanes = Arc::new(LaneTable::new(64, generation).unwrap());
+    let group = Membership { rank: Rank(1), size: 2, generation, lanes };
+    let VerbsDevice { library, config, nics, gpus, .. } = &device;
+    let mut link = VerbsLink::open(library, config, nics, gpus, group).unwrap();
+    link.register(RegionKey(0), memory).unwrap();
+    let entry = link.grant(RegionKey(0), Rank(0), GRANTED).unwrap();
+    (link, entry)
+}
+
+/// Writes with the key by which another group in the peer's process grants the same memory.
+#[test]
+#[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
+fn a_key_is_void_on_the_connections_of_other_groups() {
+    let mut world = World::new(1);
+    let memory = world.memories[1][0].clone();
+    let (_pair, entry) = pair_with(&world.nics[1], &memory);
+    let mut limit = WaitLimit { deadline: clock::now(), give_up: &mut || Ok(()) };
+    world.links[0].import(Rank(1), RegionKey(0), BYTES, &entry, &mut limit).unwrap();
+    world.memories[0][0].fill(0, BYTES as usize, 9);
+    let page = Page {
+        source: RegionKey(0),
+        source_offset: 0,
+        destination: RegionKey(0),
+        destination_offset: GRANTED.start,
+        length: 700,
+    };
+    assert_eq!(world.scatter(&[(1, page)], TrafficClass::Latency, true), [(1, 1, None)]);
+    world.poll(0..2);
+    let lost = &world.sinks[0].lost;
+    assert!(lost.len() == 1 && lost[0].1.contains("remote access error"), "{lost:?}");
+    let (count, [bytes, _]) = &world.arrived()[0];
+    assert_eq!((*count, bytes), (0, &vec![0; BYTES as usize]));
+}
+
+/// 64 pairs in one process share a NIC and an allocation.
+#[test]
+#[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
+fn each_pair_registers_an_allocation_once_under_a_key_of_its_own() {
+    const PAIRS: usize = 64;
+    let nic = TwinNic::new(TwinConfig::default());
+    let memory = Arc::new(Memory::shared(BYTES as usize).unwrap());
+    let pairs: Vec<_> = (0..PAIRS).map(|_| pair_with(&nic, &memory)).collect();
+    let entries: BTreeSet<&Vec<u8>> = pairs.iter().map(|(_, entry)| entry).collect();
+    assert_eq!(nic.statistics().registered, (PAIRS, PAIRS as u64 * BYTES));
+    assert_eq!(entries.len(), PAIRS, "pairs have a key in common");
+    drop(pairs);
+    assert_eq!(nic.statistics().registered, (0, 0));
 }

@@ -11,6 +11,8 @@ pub struct TwinStatistics {
     pub requests: u64,
     /// Contexts, domains, registrations, queues and queue pairs that are not destroyed.
     pub live_objects: usize,
+    /// Live registrations, and the bytes that they cover.
+    pub registered: (usize, u64),
     /// Regions paged on demand, and how many bytes in them were prefetched.
     pub paged: (usize, u64),
     /// Length and highest fill for each completion queue.

@@ -143,8 +143,9 @@ impl TwinNic {
             + network.pairs.values().filter(|it| is_mine(&it.context)).count();
         let queues = network.queues.values().filter(|it| is_mine(&it.context));
         let queues = queues.map(|it| (it.capacity, it.peak)).collect();
-        let regions = network.regions.values().filter(|it| is_mine(&it.context));
-        let paged = regions.filter(|it| it.access & sys::IBV_ACCESS_ON_DEMAND != 0);
+        let regions = || network.regions.values().filter(|it| is_mine(&it.context));
+        let registered = (regions().count(), regions().map(|it| it.length).sum());
+        let paged = regions().filter(|it| it.access & sys::IBV_ACCESS_ON_DEMAND != 0);
         let paged = paged.fold((0, 0), |(count, bytes), it| (count + 1, bytes + it.prefetched));
         let Some(nic) = network.nics.get(&self.0.number) else { return TwinStatistics::default() };
         TwinStatistics {
@@ -152,6 +153,7 @@ impl TwinNic {
             lost_packets: nic.lost_packets,
             requests: nic.requests,
             live_objects,
+            registered,
             paged,
             queues,
         }
