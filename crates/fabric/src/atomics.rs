@@ -4,6 +4,20 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+/// Memory orders for words, which loom models use as well: a weaker one fails a model.
+pub mod orders {
+    use super::Ordering;
+
+    /// Loads.
+    pub const LOAD: Ordering = Ordering::Acquire;
+    /// Stores.
+    pub const STORE: Ordering = Ordering::Release;
+    /// Swaps, additions and bitwise operations.
+    pub const UPDATE: Ordering = Ordering::AcqRel;
+    /// Fences.
+    pub const FENCE: Ordering = Ordering::SeqCst;
+}
+
 /// A 32-bit word with futex operations.
 pub trait Word32: Send + Sync {
     /// A private word, not shared with other processes.
@@ -78,19 +92,19 @@ impl Word32 for AtomicU32 {
     }
 
     fn load(&self) -> u32 {
-        AtomicU32::load(self, Ordering::Acquire)
+        AtomicU32::load(self, orders::LOAD)
     }
 
     fn fetch_add(&self, addend: u32) -> u32 {
-        AtomicU32::fetch_add(self, addend, Ordering::AcqRel)
+        AtomicU32::fetch_add(self, addend, orders::UPDATE)
     }
 
     fn fetch_or(&self, bits: u32) -> u32 {
-        AtomicU32::fetch_or(self, bits, Ordering::AcqRel)
+        AtomicU32::fetch_or(self, bits, orders::UPDATE)
     }
 
     fn fetch_and(&self, bits: u32) -> u32 {
-        AtomicU32::fetch_and(self, bits, Ordering::AcqRel)
+        AtomicU32::fetch_and(self, bits, orders::UPDATE)
     }
 
     fn wait(&self, expected: u32, timeout: Duration) {
@@ -120,28 +134,29 @@ impl Word64 for AtomicU64 {
         AtomicU64::new(value)
     }
 
+    #[inline]
     fn load(&self) -> u64 {
-        AtomicU64::load(self, Ordering::Acquire)
+        AtomicU64::load(self, orders::LOAD)
     }
 
     fn store(&self, value: u64) {
-        AtomicU64::store(self, value, Ordering::Release);
+        AtomicU64::store(self, value, orders::STORE);
     }
 
     fn swap(&self, value: u64) -> u64 {
-        AtomicU64::swap(self, value, Ordering::AcqRel)
+        AtomicU64::swap(self, value, orders::UPDATE)
     }
 
     fn fetch_or(&self, bits: u64) -> u64 {
-        AtomicU64::fetch_or(self, bits, Ordering::AcqRel)
+        AtomicU64::fetch_or(self, bits, orders::UPDATE)
     }
 
     fn replace(&self, expected: u64, value: u64) -> bool {
-        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        let (success, failure) = (orders::UPDATE, orders::LOAD);
         AtomicU64::compare_exchange(self, expected, value, success, failure).is_ok()
     }
 
     fn fence() {
-        std::sync::atomic::fence(Ordering::SeqCst);
+        std::sync::atomic::fence(orders::FENCE);
     }
 }

@@ -1,6 +1,6 @@
 //! Engine lane table: the shared lane words, and the peers to which lanes are issued.
 
-use crate::atomics::CacheLine;
+use crate::atomics::{CacheLine, Word64};
 use crate::error::{Error, Result};
 use crate::lanes::{Lanes, SleepMode, Wake};
 use crate::memory::{Memory, prefetch};
@@ -78,7 +78,7 @@ impl LaneWords {
             let line = base.as_ptr().add((1 + self.leaves + lane / 2) * LINE);
             &*line.cast::<AtomicU64>().add(lane % 2)
         };
-        word.load(Ordering::Acquire)
+        Word64::load(word)
     }
 
     /// Prefetches a lane's cache line.

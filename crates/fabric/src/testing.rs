@@ -1,6 +1,6 @@
 //! Internals for this crate's own tests, such as loom models. Not part of the interface.
 
-pub use crate::atomics::{CacheLine, Word32, Word64};
+pub use crate::atomics::{CacheLine, Word32, Word64, orders};
 pub use crate::inbox::Ring;
 pub use crate::lanes::{Lanes, SleepMode, Wake};
 pub use crate::mailbox::{MailboxArea, MailboxEnd, SLOTS};
