@@ -39,6 +39,29 @@ extern "C" __global__ void puts(Table *table, float *bytes, u32 peer, u64 source
     push(watch, command_drained(0));
 }
 
+#if __CUDA_ARCH__ >= 900
+extern "C" __global__ void bulk_puts(Table *table, void *bytes, u32 peer, u64 length) {
+    extern __shared__ __align__(128) u8 stage[];
+    if (threadIdx.x == 0) {
+        ptx::bulk_store(bytes, stage, 1024);
+        ptx::bulk_commit();
+        ptx::bulk_wait<0>();
+    }
+    __syncthreads();
+    if (warp_of_thread() != 0) return;
+    release_commands();
+    push(watching(table), command_put(peer, 1, 0, 0, 0, 1, 0, length));
+}
+#endif
+
+extern "C" __global__ void receives(Table *table, const float *bytes, float *sum,
+                                    u32 source, u32 rounds) {
+    __shared__ bool arrived;
+    if (threadIdx.x == 0) arrived = wait_rounds(watching(table), source, 1, rounds);
+    __syncthreads();
+    if (arrived) sum[threadIdx.x] = bytes[threadIdx.x];
+}
+
 extern "C" __global__ void waits(Table *table, const float *bytes, float *sum,
                                  u32 source, u32 rounds) {
     const Watch watch = watching(table);
@@ -88,10 +111,40 @@ def test_commands_are_released_by_one_fence(kernels: dict[str, Kernel]) -> None:
     assert puts.code.index(fences(puts, "SYS")[0]) < puts.each("STG.E.128.STRONG.SYS")[0]
 
 
+def test_a_bulk_store_is_complete_before_the_barrier(kernels: dict[str, Kernel]) -> None:
+    """Not only read from shared memory: full completion ends with an L1 invalidation."""
+    if "bulk_puts" not in kernels:
+        pytest.skip("this architecture has no bulk copies")
+    code = kernels["bulk_puts"].code
+    names = [line.split()[0].partition(".")[0] for line in code]
+    waits = names.index("DEPBAR", names.index("UBLKCP"))
+    barrier = names.index("BAR", waits)
+    assert "CCTL.IVALL" in code[waits:barrier]
+    assert "MEMBAR" in names[barrier : names.index("STG", barrier)]
+
+
+def acquires(kernel: Kernel, width: str = "E") -> list[int]:
+    """Positions of loads at system scope, with this part in the name, that acquire."""
+    loads = [
+        at for at, line in enumerate(kernel.code)
+        if {"STRONG", "SYS", width} <= set(line.split()[0].split(".")) and line.startswith("LD")
+    ]  # fmt: skip
+    return [at for at in loads if any("CCTL.IVALL" in line for line in kernel.code[at : at + 6])]
+
+
 def test_waits_acquire_in_one_thread(kernels: dict[str, Kernel]) -> None:
-    waits = kernels["waits"]
-    assert waits.having("LDG", "STRONG", "SYS") or waits.having("LD", "STRONG", "SYS")
-    assert waits.having("CCTL", "IVALL")
+    receives = kernels["receives"]
+    (word,) = acquires(receives)
+    barrier = min(
+        at for at, line in enumerate(receives.code) if at > word and line.startswith("BAR.SYNC")
+    )
+    assert min(at for at in receives.each("LDG.E") if at > word) > barrier
+
+
+def test_pushes_acquire_the_count_of_released_tickets(kernels: dict[str, Kernel]) -> None:
+    pushes = kernels["pushes"]
+    (count,) = acquires(pushes, "64")
+    assert count < pushes.each("STG.E.128.STRONG.SYS")[0]
 
 
 def test_kernels_keep_to_their_registers(kernels: dict[str, Kernel]) -> None:

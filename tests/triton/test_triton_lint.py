@@ -45,6 +45,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "remote_scatter": {"numbers": "template word offset first count", "block": 8},
     "remote_put_held": {"numbers": "source peer word first puts"},
     "remote_receive": {"numbers": "source word rounds"},
+    "remote_consume": {"numbers": "source word rounds", "block": 1024},
     "remote_give_back": {"numbers": "source word rounds"},
     "multiply": {"numbers": "rows columns depth", "tile": 64},
     "finish": {"numbers": "tiles"},
@@ -170,6 +171,11 @@ def test_a_release_without_a_block_barrier_is_found(ring: str) -> None:
     without = planted(ring, r"\bbar\.sync\s+0;", "")
     assert "release-without-barrier" in rules(without)
     assert "acquire-without-barrier" in rules(without)
+
+
+def test_a_wait_without_a_block_barrier_is_found() -> None:
+    changed = planted(compiled("remote_consume"), r"\bbar\.sync\s+0;", "")
+    assert "acquire-without-barrier" in rules(changed)
 
 
 def test_a_store_between_barrier_and_release_is_found(ring: str) -> None:

@@ -270,6 +270,14 @@ def remote_receive(context, outputs, source, word, rounds):
 
 
 @triton.jit
+def remote_consume(context, inbox, outputs, source, word, rounds, block: tl.constexpr):
+    """The elements behind a wait."""
+    index = tl.arange(0, block)
+    fine = wt.remote_wait(context, source, word, rounds)
+    tl.store(outputs + index, tl.load(inbox + index), mask=fine)
+
+
+@triton.jit
 def remote_give_back(context, outputs, source, word, rounds):
     """A release's outcome."""
     tl.store(outputs, wt.remote_release(context, source, word, rounds).to(tl.int32))
