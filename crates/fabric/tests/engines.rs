@@ -1,4 +1,4 @@
-//! Engines over shm and over tcp: counters that are created and released, barriers that are repeated, event
+//! Engines over shm and over tcp: counters that are created and released, barriers that are repeated, drivers, event
 //! loops.
 
 #[path = "engines/barriers.rs"]
@@ -7,6 +7,8 @@ mod barriers;
 mod common;
 #[path = "engines/counters.rs"]
 mod counters;
+#[path = "engines/drivers.rs"]
+mod drivers;
 #[path = "engines/event_loops.rs"]
 mod event_loops;
 #[path = "engines/flushes.rs"]

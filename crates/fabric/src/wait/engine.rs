@@ -24,6 +24,36 @@ impl Engine {
         result
     }
 
+    /// Same as [`Engine::drive`], for a driver that keeps what each event says. If nobody else has polled since the last
+    /// call, the driver gets new events only, and the cost does not grow with counters, peers and rounds.
+    ///
+    /// # Errors
+    /// The driver's errors, and errors from [`Engine::submit`].
+    pub fn drive_onward<D>(
+        &mut self,
+        driver: &mut D,
+        requests: &mut Requests,
+    ) -> Result<(), D::Error>
+    where
+        D: Driver,
+        D::Error: From<Error>,
+    {
+        let namespace = driver.namespace();
+        let has_all = self.last_drive == (namespace, self.polls());
+        let driven = if has_all {
+            let mut events = std::mem::take(self.event_buffer());
+            events.clear();
+            self.poll_for(namespace, clock::now(), &mut events);
+            let polled = driver.poll(clock::now(), &events, requests);
+            *self.event_buffer() = events;
+            polled.and_then(|()| self.submit_all(driver, requests))
+        } else {
+            self.drive(driver, requests)
+        };
+        self.last_drive = (namespace, self.polls());
+        driven
+    }
+
     /// Polls a driver with these events and with those that other polls consumed.
     pub(crate) fn drive_with<D>(
         &mut self,

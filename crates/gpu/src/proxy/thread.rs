@@ -324,7 +324,7 @@ impl Shared {
             let mut works = self.take_commands(&mut reader, driver, &mut requests)?;
             let mut engine = communicator.engine();
             engine.check()?;
-            engine.drive(driver, &mut requests)?;
+            engine.drive_onward(driver, &mut requests)?;
             drop(engine);
             driver.take_words(|update| {
                 words.raise(update);
