@@ -67,7 +67,8 @@ impl Kind {
 
     /// The kind with this number.
     pub fn from_number(number: u8) -> Option<Kind> {
-        Kind::ALL.into_iter().map(|(kind, _)| kind).find(|kind| *kind as u8 == number)
+        let (kind, _) = Kind::ALL.get(usize::from(number).checked_sub(1)?)?;
+        Some(*kind)
     }
 
     /// Name that kernels use.

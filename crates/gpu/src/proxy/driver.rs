@@ -271,23 +271,23 @@ impl ProxyDriver {
     /// Writes a part in the next round, or keeps it until that round has a credit.
     fn add(&mut self, peer: Rank, word: u32, page: Option<Page>, requests: &mut Requests) {
         let end = &mut self.ends[position_of(peer, word, self.counters.len())];
-        self.outstanding.add(&mut end.waiting, page);
-        self.write_waiting(peer, word, requests);
+        if !end.waiting.is_empty() || !end.has_credit(self.rounds) {
+            self.outstanding.add(&mut end.waiting, page);
+            return;
+        }
+        let part = page.map(|_| self.outstanding.start());
+        let counter = self.counters[word as usize];
+        write(self.namespace, end, (peer, counter), (part, page), requests);
     }
 
-    /// Writes parts for which there are credits.
+    /// Writes parts that have waited and have a credit now.
     fn write_waiting(&mut self, peer: Rank, word: u32, requests: &mut Requests) {
         let end = &mut self.ends[position_of(peer, word, self.counters.len())];
         let counter = self.counters[word as usize];
         while end.has_credit(self.rounds)
             && let Some((part, page)) = self.outstanding.take(&mut end.waiting)
         {
-            let tag = match page {
-                Some(_) => u64::from(self.namespace) << Event::NAMESPACE_SHIFT | u64::from(part),
-                None => Requests::NO_EVENT,
-            };
-            requests.write(peer, counter, end.next, page, tag);
-            end.next += 1;
+            write(self.namespace, end, (peer, counter), (page.map(|_| part), page), requests);
         }
     }
 
@@ -326,6 +326,20 @@ impl ProxyDriver {
     }
 }
 
+/// Writes an end's next round. A part in the pool reports its completion.
+#[inline]
+fn write(
+    namespace: u16,
+    end: &mut End,
+    (peer, counter): (Rank, CounterId),
+    (part, page): (Option<PartId>, Option<Page>),
+    requests: &mut Requests,
+) {
+    let event = |part| u64::from(namespace) << Event::NAMESPACE_SHIFT | u64::from(part);
+    requests.write(peer, counter, end.next, page, part.map_or(Requests::NO_EVENT, event));
+    end.next += 1;
+}
+
 impl Driver for ProxyDriver {
     type Error = Error;
 
@@ -338,6 +352,7 @@ impl Driver for ProxyDriver {
     }
 
     fn poll(&mut self, _: Time, events: &[Event], requests: &mut Requests) -> Result<()> {
+        let mut completes = false;
         for event in events {
             match event {
                 Event::Raised { counter, peer, round, count } => {
@@ -354,14 +369,14 @@ impl Driver for ProxyDriver {
                     }
                 }
                 Event::Completed { tag } => {
-                    if tag >> Event::NAMESPACE_SHIFT == u64::from(self.namespace)
-                        && self.outstanding.complete(*tag as PartId)
-                    {
-                        self.raise_drained();
-                    }
+                    completes |= tag >> Event::NAMESPACE_SHIFT == u64::from(self.namespace)
+                        && self.outstanding.complete(*tag as PartId);
                 }
                 Event::Poisoned(poison) => self.poison = Some(poison.clone()),
             }
+        }
+        if completes {
+            self.raise_drained();
         }
         Ok(())
     }

@@ -56,7 +56,7 @@ impl Limits {
     fn admit(&self, fields: &CommandFields) -> Result<Command, Problem> {
         let kind = Kind::from_number(fields.kind)
             .ok_or_else(|| within("kind", fields.kind.into(), 1, Kind::ALL.len() as u64))?;
-        self.check_unused(kind, fields)?;
+        check_unused(kind, fields)?;
         self.check_word(fields.word)?;
         match kind {
             Kind::Put => {
@@ -78,33 +78,6 @@ impl Limits {
             }
             Kind::Drained => Ok(Command::Drained { word: fields.word }),
         }
-    }
-
-    /// Fields that a kind does not use are 0.
-    fn check_unused(&self, kind: Kind, fields: &CommandFields) -> Result<(), Problem> {
-        let (writes, copies) = match kind {
-            Kind::Put | Kind::Scatter => (true, true),
-            Kind::Signal => (true, false),
-            Kind::Release | Kind::Drained => (false, false),
-        };
-        let counts = matches!(kind, Kind::Scatter | Kind::Release);
-        for (used, field, value) in [
-            (false, "reserved", fields.reserved.into()),
-            (writes, "flags", fields.flags.into()),
-            (kind != Kind::Drained, "peer", fields.peer.into()),
-            (kind == Kind::Put, "length", fields.length),
-            (copies, "source window", fields.source_window.into()),
-            (copies, "destination window", fields.destination_window.into()),
-            (copies, "source offset", fields.source_offset),
-            (copies, "destination offset", fields.destination_offset),
-            (counts, "count", fields.count.into()),
-            (kind == Kind::Scatter, "list", fields.list.into()),
-        ] {
-            if !used {
-                check(field, value, 0, 0)?;
-            }
-        }
-        Ok(())
     }
 
     fn scatter(&self, fields: &CommandFields) -> Result<Command, Problem> {
@@ -132,6 +105,7 @@ impl Limits {
     ///
     /// # Errors
     /// [`Problem`] if the length or the bytes are out of range.
+    #[inline]
     pub fn check_member(
         &self,
         fields: &CommandFields,
@@ -168,6 +142,7 @@ impl Limits {
     }
 
     /// Source and destination, with offsets added, if the bytes are inside the windows.
+    #[inline]
     fn places(
         &self,
         fields: &CommandFields,
@@ -194,6 +169,7 @@ impl Limits {
         ))
     }
 
+    #[inline]
     fn place(
         &self,
         [window, offset]: [&'static str; 2],
@@ -216,6 +192,46 @@ impl Limits {
     }
 }
 
+/// Fields that a kind does not use are 0.
+#[inline]
+fn check_unused(kind: Kind, fields: &CommandFields) -> Result<(), Problem> {
+    let unused = kind_fields(kind, fields);
+    let rest =
+        unused.iter().fold(0, |rest, (used, _, value)| rest | if *used { 0 } else { *value });
+    if rest == 0 { Ok(()) } else { Err(first_unused(kind, fields)) }
+}
+
+/// The first of these fields that is not 0.
+#[cold]
+fn first_unused(kind: Kind, fields: &CommandFields) -> Problem {
+    let first = kind_fields(kind, fields).into_iter().find(|(used, _, value)| !used && *value != 0);
+    let (_, field, value) = first.unwrap_or_default();
+    within(field, value, 0, 0)
+}
+
+/// Fields that not all kinds use: whether this kind uses it, name and value.
+#[inline(always)]
+fn kind_fields(kind: Kind, fields: &CommandFields) -> [(bool, &'static str, u64); 10] {
+    let (writes, copies) = match kind {
+        Kind::Put | Kind::Scatter => (true, true),
+        Kind::Signal => (true, false),
+        Kind::Release | Kind::Drained => (false, false),
+    };
+    let counts = matches!(kind, Kind::Scatter | Kind::Release);
+    [
+        (false, "reserved", fields.reserved.into()),
+        (writes, "flags", fields.flags.into()),
+        (kind != Kind::Drained, "peer", fields.peer.into()),
+        (kind == Kind::Put, "length", fields.length),
+        (copies, "source window", fields.source_window.into()),
+        (copies, "destination window", fields.destination_window.into()),
+        (copies, "source offset", fields.source_offset),
+        (copies, "destination offset", fields.destination_offset),
+        (counts, "count", fields.count.into()),
+        (kind == Kind::Scatter, "list", fields.list.into()),
+    ]
+}
+
 fn places_of(fields: &CommandFields) -> (Place, Place) {
     let source = Place { window: fields.source_window, offset: fields.source_offset };
     let destination =
@@ -235,6 +251,7 @@ fn below(field: &'static str, value: u64, end: u64) -> Problem {
     }
 }
 
+#[inline]
 pub(super) fn check(field: &'static str, value: u64, least: u64, most: u64) -> Result<(), Problem> {
     if (least..=most).contains(&value) { Ok(()) } else { Err(within(field, value, least, most)) }
 }

@@ -84,6 +84,22 @@ impl Outstanding {
         self.used == 0 && self.stretches.len() == 1
     }
 
+    /// Adds a part that leaves at once, with a page: it stays until [`Outstanding::complete`].
+    ///
+    /// # Panics
+    /// Without room.
+    #[inline]
+    pub fn start(&mut self) -> PartId {
+        let id = self.free;
+        let newest = self.stretches.len() - 1;
+        let part = &mut self.parts[id as usize];
+        self.free = part.next;
+        *part = Part { next: NONE, stretch: Some(self.first + newest as u64), page: None };
+        self.stretches[newest].parts += 1;
+        self.used += 1;
+        id
+    }
+
     /// Adds a part to those that wait at an end. `page`: none for a signal.
     ///
     /// # Panics

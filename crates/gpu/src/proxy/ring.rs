@@ -90,8 +90,8 @@ impl RingMemory for MappedRing<'_> {
 /// of 1024, in the second use.
 #[inline]
 pub fn place_of(ticket: u64, slots: usize) -> (usize, u32) {
-    let slots = slots as u64;
-    ((ticket & (slots - 1)) as usize, ((ticket / slots) as u32).wrapping_add(1))
+    let use_number = (ticket >> slots.trailing_zeros()) as u32;
+    (ticket as usize & (slots - 1), use_number.wrapping_add(1))
 }
 
 /// Ring memory with a use number that no writer in turn has stored.
