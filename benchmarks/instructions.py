@@ -1,4 +1,4 @@
-"""Instruction counts for writes, arrivals and queries by callgrind, compared with
+"""Instruction counts for writes, arrivals, queries and a proxy's puts by callgrind, compared with
 instructions.json.
 
 Counts cover user space only. Repeated runs with one build differ only by socket read sizes. A count
@@ -29,6 +29,8 @@ CASES = [
     ("null", "scatter"),
     ("later", "scatter"),
     ("later", "group-scatter"),
+    ("later", "proxy-put"),
+    ("later", "proxy-scatter"),
     ("verbs-null", "write"),
     ("verbs-null", "stream"),
     ("verbs-null", "pages"),
@@ -94,6 +96,8 @@ def count(fabric: str, over: str, what: str) -> float:
     if is_query:
         function = f"{what.removesuffix('y').replace('-', '_')}ies"
     module = "dispatch::instructions" if is_query else "instructions"
+    if what.startswith("proxy"):
+        module, function = "proxy", "proxy_turn"
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "callgrind.out"
         valgrind = [

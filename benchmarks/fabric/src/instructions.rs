@@ -12,8 +12,8 @@ use clap::{Args, ValueEnum};
 use std::sync::Arc;
 use std::time::Duration;
 use weft_fabric::{
-    CounterId, Device, Engine, EngineAddress, EngineConfig, Generation, MemberWrite, Page,
-    PeerGroup, PeerWrite, Rank, Region, RemoteRegion, Time, WaitLimit, clock,
+    CounterConfig, CounterId, Device, Engine, EngineAddress, EngineConfig, Generation, MemberWrite,
+    Page, PeerGroup, PeerWrite, Rank, Region, RemoteRegion, Time, WaitLimit, clock,
 };
 
 /// Benchmark options.
@@ -71,6 +71,10 @@ enum Operation {
     Scatter,
     /// The same over a peer group.
     GroupScatter,
+    /// Put by a proxy, 64 in each turn.
+    ProxyPut,
+    /// Put by a proxy's SCATTER to 63 peers; counted per peer.
+    ProxyScatter,
     /// A query at the front end: submission, write, answer, report.
     FrontEndQuery,
     /// A query at the accelerator node: arrival, batch, answer.
@@ -92,6 +96,12 @@ pub fn run(options: &Options) -> Outcome<()> {
         println!("{}", serde_json::json!({ "repeats": repeats }));
         return Ok(());
     }
+    if let Operation::ProxyPut | Operation::ProxyScatter = options.operation {
+        let is_scatter = options.operation == Operation::ProxyScatter;
+        let repeats = crate::proxy::count(SCATTERS, is_scatter)?;
+        println!("{}", serde_json::json!({ "repeats": repeats }));
+        return Ok(());
+    }
     if let Some(path) = options.over.path() {
         on_processes_under(&options.under, 2, || rank(options, path))?;
     } else if options.over == Over::VerbsNull {
@@ -99,7 +109,11 @@ pub fn run(options: &Options) -> Outcome<()> {
     } else {
         let later = options.over == Over::Later;
         match options.operation {
-            Operation::Arrival | Operation::FrontEndQuery | Operation::AcceleratorQuery => {
+            Operation::ProxyPut
+            | Operation::ProxyScatter
+            | Operation::Arrival
+            | Operation::FrontEndQuery
+            | Operation::AcceleratorQuery => {
                 return Err("--operation arrival: expected a path between two processes".into());
             }
             Operation::Pages => return Err("--operation pages: expected --over verbs-null".into()),
@@ -251,19 +265,25 @@ fn arrivals(engine: &mut Engine, counters: &[CounterId]) -> Outcome<()> {
 }
 
 /// Rank 0 in a group whose peers are grants without processes.
-struct SingleRank {
-    engine: Engine,
-    counter: CounterId,
-    source: Region,
-    remotes: Vec<RemoteRegion>,
+pub struct SingleRank {
+    /// Peers and their counters.
+    pub peers: Vec<(Engine, CounterId)>,
+    pub engine: Engine,
+    pub counter: CounterId,
+    pub source: Region,
+    pub remotes: Vec<RemoteRegion>,
 }
 
-fn single_rank(ranks: u32, later: bool) -> Outcome<SingleRank> {
+/// Connects rank 0 with peers over null devices. The counter has a window; in a window of several rounds the peers'
+/// credits arrive.
+pub fn single_rank(ranks: u32, later: bool, window: u32) -> Outcome<SingleRank> {
+    let null = Null { later, raised: (window > 1).then(Arc::default) };
     let deadline = clock::now().after(PATIENCE);
     let mut engines = Vec::new();
     for rank in 0..ranks {
-        let devices: [Arc<dyn Device>; 1] = [Arc::new(Null { later })];
-        let config = EngineConfig { lanes: 256, ..EngineConfig::default() };
+        let devices: [Arc<dyn Device>; 1] = [Arc::new(null.clone())];
+        let lanes = if window > 1 { 4096 } else { 256 };
+        let config = EngineConfig { lanes, ..EngineConfig::default() };
         engines.push(Engine::new(config, Rank(rank), ranks, Generation(0), &devices)?);
     }
     let addresses: Vec<EngineAddress> = engines.iter().map(Engine::address).collect();
@@ -273,20 +293,27 @@ fn single_rank(ranks: u32, later: bool) -> Outcome<SingleRank> {
         let mut limit = WaitLimit { deadline, give_up: &mut || Ok(()) };
         engine.connect(&addresses, &messages, &mut limit)?;
     }
-    let mut peers = engines.into_iter();
-    let mut engine = peers.next().ok_or("no rank 0")?;
-    let (source, counter) = (engine.alloc(4096)?, engine.counter()?);
-    let mut remotes = Vec::new();
-    for mut peer in peers {
-        let (inbox, its_counter) = (peer.alloc(4096)?, peer.counter()?);
+    let others = engines.split_off(1);
+    let mut engine = engines.pop().ok_or("no rank 0")?;
+    let shape = CounterConfig { window, ..CounterConfig::default() };
+    let (source, counter) = (engine.alloc(4096)?, engine.counter_with(shape)?);
+    let (mut remotes, mut peers) = (Vec::new(), Vec::new());
+    for mut peer in others {
+        let (inbox, its_counter) = (peer.alloc(4096)?, peer.counter_with(shape)?);
         let grant = peer.grant(Rank(0), &[(&inbox, 0..4096)], &[its_counter])?;
         remotes.extend(engine.import(peer.rank(), &grant, &[counter], deadline)?);
+        // Peers that return credits import rank 0's lanes as well.
+        if window > 1 {
+            let grant = engine.grant(peer.rank(), &[], &[counter])?;
+            peer.import(Rank(0), &grant, &[its_counter], deadline)?;
+            peers.push((peer, its_counter));
+        }
     }
-    Ok(SingleRank { engine, counter, source, remotes })
+    Ok(SingleRank { peers, engine, counter, source, remotes })
 }
 
 fn null_writes(later: bool, in_flight: usize) -> Outcome<()> {
-    let SingleRank { mut engine, counter, source, remotes } = single_rank(2, later)?;
+    let SingleRank { mut engine, counter, source, remotes, .. } = single_rank(2, later, 1)?;
     let page = page(&source, remotes[0]);
     if later {
         // Warms up the request memory.
@@ -300,7 +327,7 @@ fn null_writes(later: bool, in_flight: usize) -> Outcome<()> {
 }
 
 fn null_scatters(later: bool) -> Outcome<()> {
-    let SingleRank { mut engine, counter, source, remotes } = single_rank(1 + PEERS, later)?;
+    let SingleRank { mut engine, counter, source, remotes, .. } = single_rank(1 + PEERS, later, 1)?;
     let pages: Vec<[Page; 1]> = remotes.iter().map(|&remote| [page(&source, remote)]).collect();
     let writes: Vec<PeerWrite<'_>> = remotes
         .iter()
@@ -311,7 +338,7 @@ fn null_scatters(later: bool) -> Outcome<()> {
 }
 
 fn null_group_scatters(later: bool) -> Outcome<()> {
-    let SingleRank { mut engine, counter, source, remotes } = single_rank(1 + PEERS, later)?;
+    let SingleRank { mut engine, counter, source, remotes, .. } = single_rank(1 + PEERS, later, 1)?;
     let mut group = engine.peer_group(counter, &source, &remotes)?;
     let write = |member| MemberWrite { member, length: LENGTH, ..MemberWrite::default() };
     let writes: Vec<MemberWrite> = (0..PEERS).map(write).collect();

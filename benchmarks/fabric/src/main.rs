@@ -11,6 +11,7 @@
 //! - `dispatch/`: query dispatch between two processes
 //! - `soak.rs`: counted writes with mixed sizes for a given time
 //! - `posting.rs`: verbs posting cost over a null device
+//! - `proxy.rs`: puts by a proxy over a null device
 //! - `page_lists.rs`: page lists between two GPUs
 //! - `instructions.rs`: fixed work for callgrind
 //! - `null.rs`: device that moves no bytes
@@ -29,6 +30,7 @@ mod null;
 mod page_lists;
 mod pairs;
 mod posting;
+mod proxy;
 mod soak;
 mod statistics;
 mod table;
@@ -69,6 +71,8 @@ enum Benchmark {
     Soak(soak::Options),
     /// Posting cost in the provider verbs over a null device
     Posting(posting::Options),
+    /// Puts by a proxy over a null device
+    Proxy(proxy::Options),
     /// Page lists between two GPUs over copy engines, compared with one copy
     PageLists(page_lists::Options),
     /// Fixed operation counts, for callgrind
@@ -138,6 +142,7 @@ fn main() -> std::process::ExitCode {
         Benchmark::Dispatch(options) => dispatch::run(&options),
         Benchmark::Soak(options) => soak::run(&options),
         Benchmark::Posting(options) => posting::run(&options),
+        Benchmark::Proxy(options) => proxy::run(&options),
         Benchmark::PageLists(options) => page_lists::run(&options),
         Benchmark::Instructions(options) => instructions::run(&options),
     };

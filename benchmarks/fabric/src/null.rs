@@ -1,22 +1,28 @@
 //! Null device: links that accept every post and move no bytes.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use weft_fabric::link::{
     Introduction, Membership, PostStatus, Scatter, ScatterStatus, Sink, WorkRequest,
 };
 use weft_fabric::{
-    Device, Link, Memory, ProviderKind, Rank, RegionKey, RouteRule, Time, WaitLimit,
+    Device, LaneTable, Link, Memory, ProviderKind, Rank, RegionKey, RouteRule, Time, WaitLimit,
 };
 
 /// Device that accepts every post and moves no bytes.
+#[derive(Clone, Default)]
 pub struct Null {
     /// True: posts complete at the next poll.
     pub later: bool,
+    /// Rank 0's lanes, which the other ranks' posts raise, so that their credits arrive; shared by all ranks. Without
+    /// it no post raises a lane.
+    pub raised: Option<Arc<OnceLock<Arc<LaneTable>>>>,
 }
 
 struct NullLink {
     later: bool,
+    /// Lanes that posts raise.
+    raised: Option<Arc<LaneTable>>,
     /// Tokens for posts that complete at the next poll.
     posted: Vec<u64>,
 }
@@ -28,8 +34,11 @@ impl Device for Null {
         ProviderKind::Shm
     }
 
-    fn open(&self, _group: Membership) -> weft_fabric::Result<Box<dyn Link>> {
-        Ok(Box::new(NullLink { later: self.later, posted: Vec::with_capacity(QUEUE) }))
+    /// Opens rank 0 first.
+    fn open(&self, group: Membership) -> weft_fabric::Result<Box<dyn Link>> {
+        let table = self.raised.as_ref().map(|table| table.get_or_init(|| group.lanes.clone()));
+        let raised = table.filter(|_| group.rank != Rank(0)).cloned();
+        Ok(Box::new(NullLink { later: self.later, raised, posted: Vec::with_capacity(QUEUE) }))
     }
 }
 
@@ -76,6 +85,9 @@ impl Link for NullLink {
     fn deregister(&mut self, _key: RegionKey) {}
 
     fn post(&mut self, work: &WorkRequest<'_>, _sink: &mut Sink) -> Result<PostStatus, String> {
+        if let Some(table) = &self.raised {
+            return raise(table, work);
+        }
         if !self.later {
             return Ok(PostStatus::Done);
         }
@@ -104,4 +116,12 @@ impl Link for NullLink {
     }
 
     fn fence(&mut self, _peer: Rank, _sink: &mut Sink) {}
+}
+
+/// Raises a part's lane. Not inlined: only ranks that are not measured do it.
+#[cold]
+#[inline(never)]
+fn raise(table: &LaneTable, work: &WorkRequest<'_>) -> Result<PostStatus, String> {
+    table.arrive(work.lane).ok_or("a lane that was not granted")?;
+    Ok(PostStatus::Done)
 }

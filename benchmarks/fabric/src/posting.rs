@@ -75,8 +75,7 @@ pub fn null_rank(peers: u32, polls: u32) -> Outcome<NullRank> {
         let nic = std::slice::from_ref(&nics[rank as usize]);
         let verbs: Arc<dyn Device> = Arc::new(VerbsDevice::over(config.clone(), nic)?);
         // The peers have no connections over verbs with each other.
-        let devices =
-            if rank == 0 { vec![verbs] } else { vec![Arc::new(Null { later: false }), verbs] };
+        let devices = if rank == 0 { vec![verbs] } else { vec![Arc::new(Null::default()), verbs] };
         let config = EngineConfig { lanes: 256, ..EngineConfig::default() };
         engines.push(Engine::new(config, Rank(rank), ranks, Generation(0), &devices)?);
     }
