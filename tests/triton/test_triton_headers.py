@@ -69,7 +69,16 @@ def test_constants_are_equal(library: str) -> None:
         and not name.startswith("CONTEXT")
         and name not in ("CODE_DISAGREEMENT", "PHASE_WAIT", "PHASE_BARRIER")
     }
-    commands = ("_PUT", "_SIGNAL", "_SCATTER", "_RELEASE", "_DRAINED", "_HOLD", "_SLOT_BYTES")
+    commands = (
+        "_READS",
+        "_PUT",
+        "_SIGNAL",
+        "_SCATTER",
+        "_RELEASE",
+        "_DRAINED",
+        "_HOLD",
+        "_SLOT_BYTES",
+    )
     assert headers == own | {name: getattr(remote, name).value for name in commands}
 
 
@@ -135,6 +144,95 @@ def test_pushes_that_wait_for_room_share_one_reader(library: str, elsewhere: boo
             each.result()
     assert table.view(np.uint32)[layout.TABLE_POLLER // 4] == elsewhere
     assert not records.any()
+
+
+class Table:
+    """A table with words in host memory, and its readers, for `wait_rounds`."""
+
+    def __init__(self, library: str, words: int) -> None:
+        self.wait = ctypes.CDLL(library).wait_rounds
+        self.wait.restype = ctypes.c_bool
+        self.wait.argtypes = [ctypes.c_void_p, *[ctypes.c_uint32] * 3]
+        self.table = np.zeros(layout.TABLE_BYTES // 8, np.uint64)
+        self.records, self.abort = np.zeros(16, np.uint64), np.zeros(1, np.uint64)
+        self.words, self.readers = np.zeros(words, np.uint32), np.zeros(words, np.uint64)
+        for at, value in {
+            layout.TABLE_LIMIT_NS: 20_000_000_000,
+            layout.TABLE_RECORD: self.records.ctypes.data,
+            layout.TABLE_ABORT: self.abort.ctypes.data,
+            layout.TABLE_RING: 1,
+            layout.TABLE_WORDS: self.words.ctypes.data,
+            layout.TABLE_READERS: self.readers.ctypes.data,
+        }.items():
+            self.table[at // 8] = value
+        self.table.view(np.uint32)[layout.TABLE_WORDS_EACH // 4] = words // 2
+
+    def waits(self, source: int, word: int, rounds: int) -> bool:
+        """Waits by the headers."""
+        fine: bool = self.wait(self.table.ctypes.data, source, word, rounds % 2**32)
+        return fine
+
+    def waits_in_triton(self, source: int, word: int, rounds: int) -> bool:
+        """Waits in a kernel under the interpreter, in another process with a copy."""
+        state = [self.words.tolist(), self.readers.tolist()]
+        (found,) = run("reader", 1, state=state, source=source, word=word, rounds=rounds)
+        self.words[:], self.readers[:] = found["words"], found["readers"]
+        fine: bool = found["fine"]
+        return fine
+
+
+READS = 1 << 32
+
+
+@pytest.mark.parametrize("first", [0, 2**32 - 30])
+def test_waits_for_one_word_share_one_reader(library: str, first: int) -> None:
+    """Threads that wait for other rounds each, while the word rises one by one."""
+    table, threads, rounds = Table(library, 6), 6, 60
+    table.words[4] = first
+    arrived = [threading.Event() for _ in range(rounds)]
+
+    def waits(number: int) -> None:
+        for round in range(number, rounds, threads):
+            assert table.waits(1, 1, first + round + 1)
+            # Modulo 2^32; a wait that ends early has seen too little.
+            assert (int(table.words[4]) - first - round - 1) % 2**32 < 2**31
+            arrived[round].set()
+
+    with ThreadPoolExecutor(threads) as pool:
+        all = [pool.submit(waits, number) for number in range(threads)]
+        for round in range(rounds):
+            assert not arrived[round].is_set()
+            table.words[4] = (first + round + 1) % 2**32
+            if not arrived[round].wait(30):
+                break
+        for each in all:
+            each.result()
+    assert not table.records.any()
+    # Nobody reads now, and no other word has had a reader.
+    assert table.readers[4] < READS
+    assert not table.readers[[0, 1, 2, 3, 5]].any()
+
+
+@pytest.mark.parametrize("triton", [False, True])
+def test_a_wait_takes_what_another_reader_publishes(library: str, triton: bool) -> None:
+    table = Table(library, 6)
+    waits = table.waits_in_triton if triton else table.waits
+    table.readers[4] = READS | 7
+    # The word itself is never raised.
+    assert waits(1, 1, 7)
+    assert table.readers[4] == READS | 7
+    assert table.words[4] == 0
+
+
+@pytest.mark.parametrize("triton", [False, True])
+def test_a_value_from_a_wait_long_ago_does_not_count(library: str, triton: bool) -> None:
+    """The word has since moved on by more than half its range."""
+    table = Table(library, 6)
+    waits = table.waits_in_triton if triton else table.waits
+    table.table[layout.TABLE_LIMIT_NS // 8] = 50_000_000
+    table.words[4], table.readers[4] = 2**31 + 20, 5
+    assert not waits(1, 1, 2**31 + 30)
+    assert table.readers[4] == 2**31 + 20
 
 
 def test_failed_waits_leave_equal_records(library: str) -> None:

@@ -12,7 +12,7 @@ pub const TABLE_BYTES: u64 = 1024;
 /// Maximum ranks in a table.
 pub const MAX_RANKS: usize = 64;
 /// Layout version; raise it with every layout change.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 layout! {
     /// The table, in memory layout.
@@ -42,6 +42,7 @@ layout! {
         proxy_ranks: u32, "world size of the proxy's group";
         poller: u32, "1 while one of this GPU's waiting pushes reads the count of free tickets for all";
         lengths: u32, "u32 lengths at list";
+        readers: u64, "address of the u64 by which each word's waits elect one reader; 0 if all waits read the words";
     }
 }
 

@@ -7,7 +7,7 @@ both.
 from typing import Final
 
 #: Version of the table's layout.
-LAYOUT_VERSION: Final = 2
+LAYOUT_VERSION: Final = 3
 
 #: Bytes reserved for the table.
 TABLE_BYTES: Final = 1024
@@ -89,6 +89,9 @@ TABLE_POLLER: Final = 648
 
 #: U32 lengths at list.
 TABLE_LENGTHS: Final = 652
+
+#: Address of the u64 by which each word's waits elect one reader.
+TABLE_READERS: Final = 656
 
 #: Event code.
 RECORD_CODE: Final = 0

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from weft.triton import layout
 from weft.triton.clock import POLLS
-from weft.triton.primitives import _at, _check, _reach, _read
+from weft.triton.primitives import _at, _check, _read, _unsigned, reached
 
 __all__ = [
     "remote_drained",
@@ -39,6 +39,7 @@ _WORDS = tl.constexpr(layout.TABLE_WORDS)
 _LIST = tl.constexpr(layout.TABLE_LIST)
 _LENGTHS = tl.constexpr(layout.TABLE_LENGTHS)
 _SLOTS = tl.constexpr(layout.TABLE_SLOTS)
+_READERS = tl.constexpr(layout.TABLE_READERS)
 _WORDS_EACH = tl.constexpr(layout.TABLE_WORDS_EACH)
 _PROXY_RANK = tl.constexpr(layout.TABLE_PROXY_RANK)
 _PROXY_RANKS = tl.constexpr(layout.TABLE_PROXY_RANKS)
@@ -55,6 +56,7 @@ _PUT, _SIGNAL, _SCATTER, _RELEASE, _DRAINED = (
 )
 _HOLD = tl.constexpr(1)
 _SLOT_BYTES = tl.constexpr(64)
+_READS = tl.constexpr(1 << 32)
 
 
 @triton.jit
@@ -204,10 +206,57 @@ def remote_wait(context, source, word, rounds):
     fine &= (source >= 0) & (source < ranks) & (word >= 0) & (word < each)
     if fine:
         position = tl.cast(source, tl.int64) * each + word
-        address = tl.load(_at(table + _WORDS, tl.int64)) + 4 * position
-        fine = _reach(context, _WAIT, _at(address, tl.int32), rounds, source, word)
+        address = _at(tl.load(_at(table + _WORDS, tl.int64)) + 4 * position, tl.int32)
+        readers = tl.load(_at(table + _READERS, tl.int64))
+        reader = _at(readers + 8 * position, tl.int64)
+        fine = _reach(context, address, reader, readers != 0, rounds, source, word)
     tl.debug_barrier()
     return fine
+
+
+@triton.jit
+def _reach(context, address, reader, elects, rounds, source, word):
+    """Waits for a word, as `weft::wait_rounds` does; without the block barrier.
+
+    If it elects, one waiting program for each word reads it, over PCIe, and publishes it for the
+    others.
+    """
+    began = tl.cast(0, tl.int64)
+    polls = 0
+    recent = 0
+    # 1: it reads for all; 2: each wait reads.
+    reads = tl.where(elects, 0, 2)
+    seen = tl.atomic_add(address, 0, sem="acquire", scope="sys")
+    while (began >= 0) & (reached(seen, rounds) == 0):
+        if reads != 0:
+            before = seen
+            seen = tl.atomic_add(address, 0, sem="acquire", scope="sys")
+            if (reads == 1) & (seen != before):
+                _publish(reader, seen, _READS)
+        else:
+            published = tl.atomic_add(reader, 0, sem="acquire", scope="sys")
+            recent = tl.where(published >= _READS, 1, recent)
+            seen = tl.where(recent != 0, published.to(tl.int32), seen)
+            if (published < _READS) & (reached(seen, rounds) == 0):
+                tl.debug_barrier()
+                mine = _READS | _unsigned(seen)
+                found = tl.atomic_cas(reader, published, mine, sem="release", scope="sys")
+                reads = (found == published).to(tl.int32)
+                recent = 1
+        polls += 1
+        if (polls >= POLLS) & (reached(seen, rounds) == 0):
+            began = _check(context, _WAIT, source, word, rounds, seen, began)
+            polls = 0
+    if reads == 1:
+        _publish(reader, seen, 0)
+    return reached(seen, rounds)
+
+
+@triton.jit
+def _publish(reader, seen, state):
+    """Publishes the value of a word that this program has acquired."""
+    tl.debug_barrier()
+    tl.atomic_xchg(reader, _unsigned(seen) | state, sem="release", scope="sys")
 
 
 @triton.jit

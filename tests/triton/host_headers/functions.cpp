@@ -26,13 +26,14 @@ extern const Constant CONSTANTS[] = {
     TABLE(flags_each), TABLE(record), TABLE(abort), TABLE(flags), TABLE(peers),
     TABLE(ring), TABLE(ticket), TABLE(released), TABLE(seen_released), TABLE(list), TABLE(words), TABLE(alive),
     TABLE(slots), TABLE(words_each), TABLE(proxy_rank), TABLE(proxy_ranks),
-    TABLE(poller), TABLE(lengths),
+    TABLE(poller), TABLE(lengths), TABLE(readers),
     RECORD(code), RECORD(rank), RECORD(phase), RECORD(peer), RECORD(channel), RECORD(slot), RECORD(claim),
     RECORD(reserved), RECORD(expected), RECORD(seen), RECORD(more),
     {"LAYOUT_VERSION", weft::TABLE_VERSION}, {"TABLE_BYTES", weft::TABLE_BYTES},
     {"MAX_RANKS", sizeof(weft::Table::peers) / sizeof(u64)},
     {"CODE_TIMEOUT", weft::TIMEOUT}, {"CODE_ABORTED", weft::ABORTED},
     {"PHASE_PROXY_WAIT", weft::PHASE_PROXY_WAIT}, {"PHASE_PROXY_PUSH", weft::PHASE_PROXY_PUSH},
+    {"_READS", weft::WORD_HAS_READER},
     {"_PUT", weft::COMMAND_PUT}, {"_SIGNAL", weft::COMMAND_SIGNAL}, {"_SCATTER", weft::COMMAND_SCATTER}, {"_RELEASE", weft::COMMAND_RELEASE},
     {"_DRAINED", weft::COMMAND_DRAINED}, {"_HOLD", weft::COMMAND_HOLD}, {"_SLOT_BYTES", sizeof(weft::CommandSlot)},
     {nullptr, 0},
@@ -47,6 +48,8 @@ void signal_word(u32 *word, u32 epoch) { weft::signal(word, epoch); }
 bool wait_at_least(weft::Table *table, const u32 *word, u32 epoch, u32 peer, u32 slot, u32 phase) { return weft::wait_at_least(watch(table, phase), word, epoch, peer, slot); }
 
 bool wait_for_room(weft::Table *table, u64 ticket) { return weft::wait_for_room(watch(table, weft::PHASE_PROXY_PUSH), ticket); }
+
+bool wait_rounds(weft::Table *table, u32 source, u32 word, u32 rounds) { return weft::wait_rounds(watch(table, 0), source, word, rounds); }
 
 bool barrier(weft::Table *table, u32 *const *words, u32 epoch, u32 phase) { return weft::barrier(watch(table, phase), ALONE, words, table->ranks, epoch); }
 

@@ -157,6 +157,38 @@ def _waited(
     return bool(outputs)
 
 
+def reader(state: list[list[int]], source: int, word: int, rounds: int) -> dict[str, Any]:
+    """A kernel's wait for a word in host memory, with this state of the words and their readers."""
+    words, readers = np.array(state[0], np.uint32), np.array(state[1], np.uint64)
+    table = np.zeros(layout.TABLE_BYTES, np.uint8)
+    record, abort = np.zeros(128, np.uint8), np.zeros(1, np.uint32)
+    for at, value in {
+        layout.TABLE_LIMIT_NS: 50_000_000,
+        layout.TABLE_RECORD: record.ctypes.data,
+        layout.TABLE_ABORT: abort.ctypes.data,
+        layout.TABLE_RING: 1,
+        layout.TABLE_WORDS: words.ctypes.data,
+        layout.TABLE_READERS: readers.ctypes.data,
+    }.items():
+        table[at : at + 8].view(np.uint64)[0] = value
+    for at, value in {
+        layout.TABLE_WORDS_EACH: len(words) // 2,
+        layout.TABLE_PROXY_RANKS: 2,
+    }.items():
+        table[at : at + 4].view(np.uint32)[0] = value
+    state64 = np.zeros(layout.CONTEXT_BYTES // 8, np.uint64)
+    state64[layout.CONTEXT_TABLE // 8] = table.ctypes.data
+    context, outputs = torch.from_numpy(state64.view(np.int64)), torch.zeros(1, dtype=torch.int32)
+    wanted = (rounds + 2**31) % 2**32 - 2**31
+    kernels.remote_receive[(1,)](context, outputs, source, word, wanted)
+    return {
+        "fine": bool(outputs[0]),
+        "words": words.tolist(),
+        "readers": readers.tolist(),
+        "record": record.tolist(),
+    }
+
+
 def comparisons(library: str, pairs: list[list[int]]) -> dict[str, list[list[int]]]:
     """`reached` for each pair, by both."""
     headers = _library(library)

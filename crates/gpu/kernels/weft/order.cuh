@@ -6,7 +6,9 @@
 // follows; then all threads in the team read.
 //
 // A proxy's command is such a flag, but in four quarters: the lanes that store them fence once before (release_commands
-// in proxy.cuh). A word that a proxy raises is acquired as a flag is.
+// in proxy.cuh). A word that a proxy raises is acquired as a flag is. Of several blocks that wait for one word in host
+// memory one acquires it and publishes it in GPU memory with release at GPU scope; the others acquire that, which is as
+// good: causality order is transitive.
 #pragma once
 #include "weft/ptx.cuh"
 

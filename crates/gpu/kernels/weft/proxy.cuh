@@ -2,8 +2,8 @@
 //
 // Memory order. All threads store the source; a bulk store's issuer waits for full completion; a block barrier follows;
 // then one warp calls release_commands once, and pushes its commands, which are relaxed. The host acquires each quarter
-// before it reads the command. At the destination one thread acquires the word; a block barrier follows, and
-// fence_global_for_bulk before bulk loads.
+// before it reads the command. At the destination one thread acquires the word, or what another block's thread has
+// acquired and published; a block barrier follows, and fence_global_for_bulk before bulk loads.
 #pragma once
 #include "weft/command.cuh"
 #include "weft/team.cuh"
@@ -127,11 +127,47 @@ WEFT_DEVICE const u32 *proxy_word(const Watch &watch, u32 source, u32 word) {
     return reinterpret_cast<const u32 *>(watch.table->words) + source * watch.table->words_each + word;
 }
 
+// Set beside the value that a word's reader has seen, in one u64 for each word, while the reader is in its wait.
+constexpr u64 WORD_HAS_READER = 1ull << 32;
+
+// Waits until a word in host memory has reached `rounds`, as wait_at_least does, with one reader for each word: reads of
+// hundreds of threads over PCIe hold up the copies for which they wait. The others read what it publishes at `reader`, in
+// GPU memory. Acquire, only in this thread: the reader acquires the word and publishes it with release, at GPU scope.
+//
+// Each wait reads the word itself once. A value without a reader may be from a wait long ago, from which the word may
+// have moved on by more than half its range, so it counts only if it was published during this wait.
+WEFT_DEVICE bool wait_with_reader(const Watch &watch, const u32 *word, u64 *reader, u32 rounds, u32 source, u32 index) {
+    u32 seen = ptx::load_acquire_sys(word);
+    bool reads = false, recent = false;
+    PollBudget budget;
+    while (!reached(seen, rounds) && budget.more(watch, source, index, rounds, seen)) {
+        if (reads) {
+            const u32 next = ptx::load_acquire_sys(word);
+            if (next != seen) ptx::store_release_gpu(reader, WORD_HAS_READER | next);
+            seen = next;
+            continue;
+        }
+        const u64 published = ptx::load_acquire_gpu(reader);
+        recent |= published >= WORD_HAS_READER;
+        if (recent) seen = static_cast<u32>(published);
+        if (published >= WORD_HAS_READER || reached(seen, rounds)) continue;
+        reads = ptx::compare_swap_release_gpu(reader, published, WORD_HAS_READER | seen) == published;
+        recent = true;
+    }
+    if (reads) ptx::store_release_gpu(reader, seen);
+    return reached(seen, rounds);
+}
+
 // Waits until `rounds` rounds from `source` have arrived, modulo 2^32; false on timeout, and without a proxy. Acquire,
 // only in this thread.
 WEFT_DEVICE bool wait_rounds(const Watch &watch, u32 source, u32 word, u32 rounds) {
-    if (watch.table->ring == 0) return false;
-    return wait_at_least(proxy_watch(watch, PHASE_PROXY_WAIT), proxy_word(watch, source, word), rounds, source, word);
+    const Table *table = watch.table;
+    if (table->ring == 0) return false;
+    const u32 *address = proxy_word(watch, source, word);
+    const Watch own = proxy_watch(watch, PHASE_PROXY_WAIT);
+    if (table->readers == 0) return wait_at_least(own, address, rounds, source, word);
+    u64 *reader = reinterpret_cast<u64 *>(table->readers) + (address - reinterpret_cast<const u32 *>(table->words));
+    return wait_with_reader(own, address, reader, rounds, source, word);
 }
 
 } // namespace weft

@@ -41,6 +41,9 @@ WEFT_DEVICE void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "me
 WEFT_DEVICE void add_release_sys(u32 *p, u32 v) { asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 
 WEFT_DEVICE u64 load_relaxed_gpu(const u64 *p) { u64 v; asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
+WEFT_DEVICE u64 load_acquire_gpu(const u64 *p) { u64 v; asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
+WEFT_DEVICE void store_release_gpu(u64 *p, u64 v) { asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+WEFT_DEVICE u64 compare_swap_release_gpu(u64 *p, u64 expected, u64 v) { u64 seen; asm volatile("atom.release.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(seen) : "l"(p), "l"(expected), "l"(v) : "memory"); return seen; }
 WEFT_DEVICE void max_relaxed_gpu(u64 *p, u64 v) { asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 
 // Two 8-byte words, each atomic by itself, with no order between them.

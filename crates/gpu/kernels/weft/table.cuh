@@ -30,6 +30,7 @@ struct Table {
     u32 proxy_ranks; // world size of the proxy's group
     u32 poller; // 1 while one of this GPU's waiting pushes reads the count of free tickets for all
     u32 lengths; // u32 lengths at list
+    u64 readers; // address of the u64 by which each word's waits elect one reader; 0 if all waits read the words
 };
 
 // Failure record, read by the host.
@@ -46,9 +47,9 @@ struct Record {
     u64 seen; // observed value
     u64 more[2]; // 0
 };
-static_assert(sizeof(Table) == 656 && sizeof(Record) == 64, "as declared in Rust");
+static_assert(sizeof(Table) == 664 && sizeof(Record) == 64, "as declared in Rust");
 
-constexpr u32 TABLE_VERSION = 2;
+constexpr u32 TABLE_VERSION = 3;
 constexpr u64 TABLE_BYTES = 1024;
 
 } // namespace weft

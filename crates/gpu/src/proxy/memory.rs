@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::table::Table;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use weft_cuda::{Context, PinnedMemory};
+use weft_cuda::{Context, DeviceMemory, PinnedMemory, Stream, set_bytes_async};
 
 /// Cache line; a slot has one.
 #[repr(C, align(64))]
@@ -36,12 +36,46 @@ pub(super) struct ProxySizes {
 /// Memory of one proxy. It outlives all kernels that have its addresses.
 pub(super) struct ProxyMemory {
     home: Home,
+    /// By word: a u64 in the GPU's memory, by which waits elect a reader.
+    readers: Readers,
     sizes: ProxySizes,
 }
 
 enum Home {
     Pinned(PinnedMemory),
     Host(Box<[Line]>),
+}
+
+enum Readers {
+    Device(DeviceMemory),
+    Host(Box<[AtomicU64]>),
+}
+
+impl Readers {
+    fn alloc(context: Option<&Arc<Context>>, words: usize) -> Result<Readers> {
+        Ok(match context {
+            Some(context) => Readers::Device(zeroed(context, words * size_of::<AtomicU64>())?),
+            None => Readers::Host((0..words).map(|_| AtomicU64::new(0)).collect()),
+        })
+    }
+
+    fn address(&self) -> u64 {
+        match self {
+            Readers::Device(memory) => memory.address(),
+            Readers::Host(words) => words.as_ptr().expose_provenance() as u64,
+        }
+    }
+}
+
+/// Zeroed device memory.
+fn zeroed(context: &Arc<Context>, bytes: usize) -> Result<DeviceMemory> {
+    let memory = DeviceMemory::alloc(context, bytes)?;
+    let stream = Stream::create(context)?;
+    let bound = context.enter()?;
+    set_bytes_async(memory.address(), 0, bytes, stream.stream())?;
+    drop(bound);
+    stream.synchronize()?;
+    Ok(memory)
 }
 
 impl ProxySizes {
@@ -62,7 +96,7 @@ impl ProxyMemory {
             Some(context) => Home::Pinned(PinnedMemory::alloc(context, lines * size_of::<Line>())?),
             None => Home::Host((0..lines).map(|_| Line::default()).collect()),
         };
-        Ok(ProxyMemory { home, sizes })
+        Ok(ProxyMemory { home, readers: Readers::alloc(context, sizes.words)?, sizes })
     }
 
     fn lines(&self) -> &Lines {
@@ -121,6 +155,7 @@ impl ProxyMemory {
             list: line(words + self.sizes.word_lines()),
             slots: self.sizes.slots as u32,
             lengths: self.sizes.lengths as u32,
+            readers: self.readers.address(),
             ..Table::default()
         }
     }

@@ -40,6 +40,9 @@ WEFT_DEVICE u32 load_relaxed_sys(const u32 *p) { return __atomic_load_n(p, __ATO
 WEFT_DEVICE void store_release_sys(u32 *p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 WEFT_DEVICE void store_relaxed_sys(u32 *p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 WEFT_DEVICE u64 load_relaxed_gpu(const u64 *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+WEFT_DEVICE u64 load_acquire_gpu(const u64 *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+WEFT_DEVICE void store_release_gpu(u64 *p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+WEFT_DEVICE u64 compare_swap_release_gpu(u64 *p, u64 expected, u64 v) { __atomic_compare_exchange_n(p, &expected, v, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED); return expected; }
 WEFT_DEVICE void max_relaxed_gpu(u64 *p, u64 v) { for (u64 seen = load_relaxed_gpu(p); seen < v && !__atomic_compare_exchange_n(p, &seen, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED);) {} }
 WEFT_DEVICE void store_relaxed_sys_pair(void *p, u64 a, u64 b) { u64 *to = static_cast<u64 *>(p); __atomic_store_n(to, a, __ATOMIC_RELAXED), __atomic_store_n(to + 1, b, __ATOMIC_RELAXED); }
 WEFT_DEVICE void fence_acq_rel_sys() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
