@@ -482,6 +482,7 @@ class DeviceProxy:
         slots: int,
         idle: str,
         core: int | None,
+        words_home: str,
     ) -> DeviceProxy:
         """Start the thread.
 

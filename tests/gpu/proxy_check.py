@@ -8,6 +8,8 @@ host memory in place of GPUs; these latencies say nothing. Exit status 1 if a ch
 
 - drained: a kernel pushes DRAINED and waits for its word: GPU, ring, thread, word, GPU
 - signal, put: half of a round trip between two kernels, without bytes and with some
+- crowd: half of a round trip between two kernels until the last of `--crowd` programs, all of which
+  wait for it, has seen it
 - storm: puts by many warps of a kernel in CUDA C++, which stores each quarter of a command at once
 """
 
@@ -28,7 +30,7 @@ import torch
 
 import weft
 import weft.triton as wt
-from tests.gpu.proxy_kernels import answer, drain, echo, wait_for
+from tests.gpu.proxy_kernels import answer, crowd, drain, echo, wait_for
 
 HEADERS = Path(__file__).parents[2] / "crates" / "gpu" / "kernels"
 #: Bytes for each put of the storm.
@@ -68,6 +70,7 @@ class Check:
             torch.cuda.set_device(communicator.rank % torch.cuda.device_count())
             torch.cuda.set_stream(torch.cuda.Stream())
         self.place = "cpu" if arguments.twin else "cuda"
+        self.home: dict[str, Any] = {"words_home": arguments.words_home}
         self.rounds = arguments.rounds or (20 if arguments.twin else 2000)
 
     def meet(self) -> None:
@@ -82,7 +85,7 @@ class Check:
     def latencies(self) -> dict[str, Any]:
         """By what is measured: percentiles of one way, in nanoseconds."""
         found: dict[str, Any] = {}
-        options: dict[str, Any] = {"words": 2, "device": self.device, "timeout": 60.0}
+        options: dict[str, Any] = {"words": 2, "device": self.device, "timeout": 60.0, **self.home}
         sizes = [0, 8, 4096, 65536, 1 << 19]
         with wt.Proxy(self.communicator, [1 << 20, 1 << 20], **options) as proxy:
             stamps = self.zeros(self.rounds, torch.int64)
@@ -106,12 +109,33 @@ class Check:
         """Wrong values by round, in puts of 4 KiB."""
         block = 1024
         options: dict[str, Any] = {"words": 4, "device": self.device, "timeout": 60.0, "slots": 8}
+        options |= self.home
         with wt.Proxy(self.communicator, [block * 4] * 2, **options) as proxy:
             wrong = self.zeros(self.rounds)
             outbox, inbox = (window.view(torch.int32) for window in proxy.windows)
             echo[(1,)](proxy.context, outbox, inbox, wrong, self.rounds, block)
             self.meet()
             return [int((wrong < 0).sum()), int(wrong.clamp(min=0).sum())]
+
+    def crowd(self) -> dict[str, Any]:
+        """By length: percentiles until the last of many waiting programs has seen a round."""
+        found: dict[str, Any] = {"programs": self.arguments.crowd}
+        options: dict[str, Any] = {"words": 2, "device": self.device, "timeout": 60.0, **self.home}
+        rounds = max(self.rounds // 10, 2)
+        with wt.Proxy(self.communicator, [1 << 20, 1 << 20], **options) as proxy:
+            first = 0
+            for length in [0, 8, 65536]:
+                # Once to compile and to warm up.
+                for _ in range(2):
+                    begins, ends = (self.zeros(rounds, torch.int64) for _ in range(2))
+                    grid = (self.arguments.crowd,)
+                    crowd[grid](proxy.context, begins, ends, first, rounds, length)
+                    self.meet()
+                    first += rounds
+                if self.communicator.rank == 0:
+                    name = f"put {length}" if length else "signal"
+                    found[name] = percentiles(ends - begins, 2)
+        return found
 
     def storm(self) -> dict[str, Any]:
         """Puts by many warps at once, in both directions."""
@@ -120,7 +144,7 @@ class Check:
         storm = torch.cuda._compile_kernel(
             STORM, "storm", cuda_include_dirs=[str(HEADERS)], nvcc_options=["-std=c++17"]
         )
-        options: dict[str, Any] = {"words": words, "device": "cuda", "timeout": 60.0}
+        options: dict[str, Any] = {"words": words, "device": "cuda", "timeout": 60.0, **self.home}
         with wt.Proxy(self.communicator, [cells * CELL] * 2, **options) as proxy:
             outbox, inbox = proxy.windows
             outbox.copy_(content(self.communicator.rank, cells))
@@ -172,7 +196,11 @@ def main() -> int:
     parser.add_argument("--over", choices=["shm", "tcp", "copy"], default="shm")
     parser.add_argument("--storm", type=int, default=200, help="puts by each of 256 warps")
     parser.add_argument("--rounds", type=int, help="2000, and 20 with --twin")
+    parser.add_argument("--words-home", choices=["pinned", "gpu"], default="pinned")
+    parser.add_argument("--crowd", type=int, help="programs that wait; 264, and 8 with --twin")
     arguments = parser.parse_args()
+    if arguments.crowd is None:
+        arguments.crowd = 8 if arguments.twin else 264
     if "WEFT_RANK" not in os.environ:
         command = [sys.executable, "-m", "weft", "run", "-n", "2", "--no-prefix", "--"]
         module = [sys.executable, "-m", "tests.gpu.proxy_check"]
@@ -182,6 +210,8 @@ def main() -> int:
     with weft.init(providers=[arguments.over]) as communicator:
         check = Check(arguments, communicator)
         mine: dict[str, Any] = {"echo": check.echoes(), "latency_ns": check.latencies()}
+        if arguments.crowd:
+            mine["crowd"] = check.crowd()
         if not arguments.twin and arguments.storm:
             mine["storm"] = check.storm()
         found = [json.loads(each) for each in communicator.all_gather(json.dumps(mine).encode())]
@@ -191,6 +221,8 @@ def main() -> int:
         result = {
             "check": "proxy",
             "over": arguments.over,
+            "words_home": arguments.words_home,
+            "crowd_ns": found[0].get("crowd"),
             "ok": ok,
             "rounds": check.rounds,
             "echo": [each["echo"] for each in found],

@@ -27,13 +27,35 @@ def answer(context, stamps, first, rounds, length):
         begin = tl.cast(now(), tl.int64)
         if rank == 1:
             wt.remote_wait(context, peer, 1, first + number + 1)
-        if length == 0:
-            wt.remote_signal(context, peer, 1)
-        else:
-            wt.remote_put_signal(context, peer, 1, 0, 0, 1, 0, length)
+        send(context, peer, length)
         if rank == 0:
             wt.remote_wait(context, peer, 1, first + number + 1)
         tl.store(stamps + number, tl.cast(now(), tl.int64) - begin)
+
+
+@triton.jit
+def crowd(context, begins, ends, first, rounds, length):
+    """Round trips between two kernels, all of whose programs wait for each of them."""
+    rank = wt.remote_rank(context)
+    peer = 1 - rank
+    leads = tl.program_id(0) == 0
+    for number in range(rounds):
+        if leads & (rank == 0):
+            tl.store(begins + number, tl.cast(now(), tl.int64))
+            send(context, peer, length)
+        wt.remote_wait(context, peer, 1, first + number + 1)
+        # The last program's time.
+        tl.atomic_max(ends + number, tl.cast(now(), tl.int64), sem="relaxed", scope="gpu")
+        if leads & (rank == 1):
+            send(context, peer, length)
+
+
+@triton.jit
+def send(context, peer, length):
+    if length == 0:
+        wt.remote_signal(context, peer, 1)
+    else:
+        wt.remote_put_signal(context, peer, 1, 0, 0, 1, 0, length)
 
 
 @triton.jit

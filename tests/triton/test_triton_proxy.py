@@ -36,6 +36,10 @@ def test_a_ring_over_two_hosts_carries_each_round() -> None:
     assert {result["hosts"] for result in results} == {2}
 
 
+def test_words_in_the_gpus_memory_count_each_round() -> None:
+    check_ring(run("rings", 2, "mixed", rounds=ROUNDS, words_home="gpu"))
+
+
 def check_ring(results: list[dict[str, Any]]) -> None:
     for rank, result in enumerate(results):
         before = (rank - 1) % len(results)
@@ -86,6 +90,7 @@ def check_failures(results: list[dict[str, Any]]) -> None:
             "windows": "0 windows: expected 1 to 65536",
             "idle": "idle='off': expected",
             "core": "core 9999 for the proxy's thread",
+            "words_home": "words_home='disk': expected",
         }.items():
             assert found[name][0] == "ConfigurationError", found[name]
             assert text in found[name][2]

@@ -180,8 +180,9 @@ fn a_list_is_read_before_its_ticket_is_released() {
 struct Raised(StdArc<Vec<AtomicU32>>);
 
 impl WordMemory for Raised {
-    fn set(&self, position: usize, value: u32, order: Ordering) {
+    fn set(&self, position: usize, value: u32, order: Ordering) -> weft_gpu::Result<()> {
         self.0[position].store(value, order);
+        Ok(())
     }
 }
 
@@ -196,7 +197,9 @@ fn a_raised_word_shows_the_bytes_of_its_rounds() {
             for round in 0..2usize {
                 // SAFETY: loom fails the model if another access is concurrent.
                 landed[round].with_mut(|to| unsafe { *to = round as u8 + 1 });
-                words.raise(WordUpdate { source: Rank(1), index: 1, value: round as u32 + 1 });
+                words
+                    .raise(WordUpdate { source: Rank(1), index: 1, value: round as u32 + 1 })
+                    .unwrap();
             }
         });
         let mut read = 0;

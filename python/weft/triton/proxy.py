@@ -88,6 +88,10 @@ class Proxy:
             as much to the next put; "spin": it always polls. Where ranks share cores, it naps after
             64 polls with both. By default WEFT_PROXY_IDLE, or "nap".
         core: the thread's core, another for each rank; by default WEFT_PROXY_CORE, or any.
+        words_home: memory for the words. "pinned": on the host, where the thread raises a word by a
+            store; of the programs that wait for one word, one reads it over PCIe for all. "gpu": on
+            the GPU, where the thread raises it by a write on a CUDA stream. That is a call of CUDA
+            for each word, which waits where other threads keep the context locked.
         setup_timeout: seconds to wait for all ranks.
 
     Attributes:
@@ -119,6 +123,7 @@ class Proxy:
         timeout: float = 10.0,
         idle: Literal["nap", "spin"] | None = None,
         core: int | None = None,
+        words_home: Literal["pinned", "gpu"] = "pinned",
         setup_timeout: float = 60.0,
     ) -> None:
         expect(communicator, Communicator, "communicator")
@@ -136,6 +141,8 @@ class Proxy:
         if max_put_bytes is not None:
             max_put_bytes = expect_range(max_put_bytes, "max_put_bytes", 1, 1 << 40)
         chosen_idle, chosen_core = _idle(idle), _core(core)
+        if expect_text(words_home, "words_home") not in ("pinned", "gpu"):
+            raise ConfigurationError(f'words_home={shown(words_home)}: expected "pinned" or "gpu"')
         limit, until = seconds(timeout), time.monotonic() + seconds(setup_timeout)
         name, place = place_of(device)
         if not 1 <= len(windows) <= 1 << 16:
@@ -176,6 +183,7 @@ class Proxy:
                 slots=slots,
                 idle=chosen_idle,
                 core=chosen_core,
+                words_home=words_home,
             )
             made.callback(self._native.stop)
             self._group.barrier(timeout=left())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -20,14 +20,21 @@ from tests.workers.triton.calls import Place
 PROGRAMS = 3
 
 
-def rings(rounds: int, slots: int = 4, device: str = "twin", graph: bool = False) -> dict[str, Any]:
+def rings(
+    rounds: int,
+    slots: int = 4,
+    device: str = "twin",
+    graph: bool = False,
+    words_home: Literal["pinned", "gpu"] = "pinned",
+) -> dict[str, Any]:
     """Each round's arrivals, with fewer slots than commands in a round."""
     with weft.init() as communicator:
         place = Place(communicator, device)
         length = 1024 if place.on_gpu else 16
         sizes = [PROGRAMS * length * 4] * 2
+        options: dict[str, Any] = {"device": device, "slots": slots, "words_home": words_home}
         with weft.triton.Proxy(
-            communicator, sizes, words=2 * PROGRAMS, device=device, slots=slots, timeout=60.0
+            communicator, sizes, words=2 * PROGRAMS, timeout=60.0, **options
         ) as proxy:
             outbox, inbox = (window.view(torch.int32) for window in proxy.windows)
             outputs, epochs = place.zeros(PROGRAMS * length), place.zeros(PROGRAMS)
@@ -225,6 +232,7 @@ def failures(device: str = "twin") -> dict[str, Any]:
             return weft.triton.Proxy(communicator, options.pop("windows"), **options)
 
         wrong = {"words": 0, "slots": 100, "hold": [2], "windows": [], "idle": "off", "core": 9999}
+        wrong["words_home"] = "disk"
         for name, value in wrong.items():
             found[name] = device_native.named(lambda: proxy(**{name: value}))  # noqa: B023
         differs = {"words": 3 + place.rank}

@@ -1,14 +1,17 @@
 //! Memory that kernels and the proxy's thread share: ring, counts, words and lengths.
 //!
-//! For a GPU it is pinned host memory, for the twin ordinary memory. It is made of 64-byte lines: the count of released
+//! For a GPU it is pinned host memory, for the twin ordinary memory. Words may have a home of their own. It is made of 64-byte lines: the count of released
 //! tickets, the count of the thread's turns, the slots, the words, and the lengths for SCATTER.
 
 use super::ring::{MappedRing, SLOT_WORDS};
+use super::words::WordMemory;
 use crate::error::Result;
 use crate::table::Table;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
-use weft_cuda::{Context, DeviceMemory, PinnedMemory, Stream, set_bytes_async};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use weft_cuda::{
+    Context, DeviceMemory, OwnedStream, PinnedMemory, Stream, set_bytes_async, stream_write_value32,
+};
 
 /// Cache line; a slot has one.
 #[repr(C, align(64))]
@@ -33,17 +36,72 @@ pub(super) struct ProxySizes {
     pub lengths: usize,
 }
 
+/// Home of the words that kernels wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WordHome {
+    /// Pinned host memory: the thread raises a word by a store, and one waiting block for each word reads it over PCIe.
+    #[default]
+    Pinned,
+    /// The GPU's memory: the thread raises a word by a write on a CUDA stream, and every wait reads it there.
+    Gpu,
+}
+
 /// Memory of one proxy. It outlives all kernels that have its addresses.
 pub(super) struct ProxyMemory {
     home: Home,
-    /// By word: a u64 in the GPU's memory, by which waits elect a reader.
-    readers: Readers,
+    words: WordStore,
     sizes: ProxySizes,
 }
 
 enum Home {
     Pinned(PinnedMemory),
     Host(Box<[Line]>),
+}
+
+enum WordStore {
+    /// Between the slots and the lengths, with a u64 for each word in the GPU's memory, by which waits elect a reader.
+    Pinned(Readers),
+    /// In the GPU's memory, with a stream of the highest priority.
+    Gpu(DeviceMemory, OwnedStream),
+    /// The twin's.
+    Twin(Box<[AtomicU32]>),
+}
+
+impl WordStore {
+    fn alloc(context: Option<&Arc<Context>>, home: WordHome, words: usize) -> Result<WordStore> {
+        Ok(match (home, context) {
+            (WordHome::Pinned, context) => WordStore::Pinned(Readers::alloc(context, words)?),
+            (WordHome::Gpu, Some(context)) => {
+                let memory = zeroed(context, words * size_of::<AtomicU32>())?;
+                WordStore::Gpu(memory, Stream::create_first(context)?)
+            }
+            (WordHome::Gpu, None) => {
+                WordStore::Twin((0..words).map(|_| AtomicU32::new(0)).collect())
+            }
+        })
+    }
+}
+
+/// Words, as the thread writes them.
+pub(super) enum WordWriter<'a> {
+    /// By stores.
+    Host(&'a [AtomicU32]),
+    /// By writes on a stream, to words from an address on.
+    Stream(Stream, u64),
+}
+
+impl WordMemory for WordWriter<'_> {
+    /// A write on a stream is behind a fence, whatever the order: bytes in the GPU's memory, and bytes that this thread
+    /// has seen arrive, are visible before it.
+    fn set(&self, position: usize, value: u32, order: Ordering) -> Result<()> {
+        match self {
+            WordWriter::Host(words) => words.set(position, value, order),
+            WordWriter::Stream(stream, first) => {
+                let address = first + (position * size_of::<u32>()) as u64;
+                Ok(stream_write_value32(*stream, address, value)?)
+            }
+        }
+    }
 }
 
 enum Readers {
@@ -90,13 +148,17 @@ impl ProxySizes {
 
 impl ProxyMemory {
     /// Zeroed memory: pinned with a context, ordinary without.
-    pub fn alloc(context: Option<&Arc<Context>>, sizes: ProxySizes) -> Result<ProxyMemory> {
+    pub fn alloc(
+        context: Option<&Arc<Context>>,
+        sizes: ProxySizes,
+        words: WordHome,
+    ) -> Result<ProxyMemory> {
         let lines = sizes.lines();
         let home = match context {
             Some(context) => Home::Pinned(PinnedMemory::alloc(context, lines * size_of::<Line>())?),
             None => Home::Host((0..lines).map(|_| Line::default()).collect()),
         };
-        Ok(ProxyMemory { home, readers: Readers::alloc(context, sizes.words)?, sizes })
+        Ok(ProxyMemory { home, words: WordStore::alloc(context, words, sizes.words)?, sizes })
     }
 
     fn lines(&self) -> &Lines {
@@ -129,8 +191,23 @@ impl ProxyMemory {
     }
 
     /// Words, by source and index.
-    pub fn words(&self) -> &[AtomicU32] {
-        &self.lines()[SLOTS + self.sizes.slots..].as_flattened()[..self.sizes.words]
+    pub fn words(&self) -> WordWriter<'_> {
+        match &self.words {
+            WordStore::Pinned(_) => {
+                let lines = &self.lines()[SLOTS + self.sizes.slots..];
+                WordWriter::Host(&lines.as_flattened()[..self.sizes.words])
+            }
+            WordStore::Gpu(memory, stream) => WordWriter::Stream(stream.stream(), memory.address()),
+            WordStore::Twin(words) => WordWriter::Host(words),
+        }
+    }
+
+    /// Makes the context current on the thread that writes words, if that takes calls of CUDA.
+    pub fn bind_writer(&self) -> Result<()> {
+        match &self.words {
+            WordStore::Gpu(memory, _) => Ok(memory.context().bind()?),
+            WordStore::Pinned(_) | WordStore::Twin(_) => Ok(()),
+        }
     }
 
     /// Lengths.
@@ -147,15 +224,20 @@ impl ProxyMemory {
         };
         let line = |line: usize| base + (line * size_of::<Line>()) as u64;
         let words = SLOTS + self.sizes.slots;
+        let (at, readers) = match &self.words {
+            WordStore::Pinned(readers) => (line(words), readers.address()),
+            WordStore::Gpu(memory, _) => (memory.address(), 0),
+            WordStore::Twin(words) => (words.as_ptr().expose_provenance() as u64, 0),
+        };
         Table {
             ring: line(SLOTS),
             released: line(RELEASED),
             alive: line(ALIVE),
-            words: line(words),
+            words: at,
             list: line(words + self.sizes.word_lines()),
             slots: self.sizes.slots as u32,
             lengths: self.sizes.lengths as u32,
-            readers: self.readers.address(),
+            readers,
             ..Table::default()
         }
     }
@@ -169,10 +251,11 @@ mod tests {
     #[test]
     fn areas_do_not_overlap_and_lie_where_kernels_look() {
         let sizes = ProxySizes { slots: 4, words: 17, lengths: 3 };
-        let memory = ProxyMemory::alloc(None, sizes).unwrap();
+        let memory = ProxyMemory::alloc(None, sizes, WordHome::Pinned).unwrap();
         let fields = memory.fields();
         memory.ring().slots.as_flattened().iter().for_each(|word| word.store(1, Ordering::Relaxed));
-        memory.words().iter().for_each(|word| word.store(2, Ordering::Relaxed));
+        let words = memory.words();
+        (0..sizes.words).for_each(|at| words.set(at, 2, Ordering::Relaxed).unwrap());
         memory.lengths().iter().for_each(|word| word.store(3, Ordering::Relaxed));
         memory.ring().released.store(4, Ordering::Relaxed);
         memory.alive().store(5, Ordering::Relaxed);
@@ -188,5 +271,26 @@ mod tests {
         assert_eq!(fields.lengths, 3);
         assert_eq!(memory.ring().slots.len(), 4);
         assert!(fields.ring.is_multiple_of(64));
+        assert_ne!(fields.readers, 0);
+    }
+
+    #[test]
+    fn words_in_the_gpus_memory_have_no_readers() {
+        let sizes = ProxySizes { slots: 4, words: 17, lengths: 3 };
+        let memory = ProxyMemory::alloc(None, sizes, WordHome::Gpu).unwrap();
+        let fields = memory.fields();
+        memory.words().set(16, 9, Ordering::Release).unwrap();
+        let word = std::ptr::with_exposed_provenance::<u32>(fields.words as usize);
+        // SAFETY: within the memory above, which nothing else accesses now.
+        assert_eq!(unsafe { word.add(16).read() }, 9);
+        assert_eq!(fields.readers, 0);
+        assert_eq!(fields.list, fields.ring + (4 + 2) * 64);
+    }
+
+    #[test]
+    fn a_write_that_cuda_refuses_is_an_error() {
+        let words = WordWriter::Stream(Stream(0), 0);
+        // Without a driver, or without a context.
+        assert!(words.set(0, 1, Ordering::Release).is_err());
     }
 }

@@ -40,6 +40,7 @@ pub use command::{
 };
 pub use driver::{ProxyConfig, ProxyDriver, Window, WordConfig};
 pub use limits::{Limits, MAX_WORDS, Template, TemplateMember};
+pub use memory::WordHome;
 pub use ring::{MappedRing, RingError, RingMemory, RingReader, RingWriter, SLOT_WORDS, place_of};
 pub use rounds::MAX_ROUNDS;
 pub use thread::{Idle, MAX_SLOTS, Proxy, ProxyGroup, ProxyOptions};

@@ -5,7 +5,7 @@
 use super::backlog::Backlog;
 use super::command::{CommandError, CommandFields};
 use super::driver::{ProxyConfig, ProxyDriver};
-use super::memory::{ProxyMemory, ProxySizes};
+use super::memory::{ProxyMemory, ProxySizes, WordHome};
 use super::ring::{MappedRing, RingError, RingReader};
 use super::words::Words;
 use crate::domain::Domain;
@@ -61,11 +61,13 @@ pub struct ProxyOptions {
     pub idle: Idle,
     /// Core for the thread; `None`: where the system runs it.
     pub core: Option<u32>,
+    /// Home of the words.
+    pub words: WordHome,
 }
 
 impl Default for ProxyOptions {
     fn default() -> ProxyOptions {
-        ProxyOptions { slots: 1024, idle: Idle::Nap, core: None }
+        ProxyOptions { slots: 1024, idle: Idle::Nap, core: None, words: WordHome::Pinned }
     }
 }
 
@@ -138,7 +140,7 @@ impl Proxy {
         config: ProxyConfig,
         options: ProxyOptions,
     ) -> Result<Proxy> {
-        let ProxyOptions { slots, idle, core } = options;
+        let ProxyOptions { slots, idle, core, words } = options;
         if !slots.is_power_of_two() || !(2..=MAX_SLOTS).contains(&slots) {
             let (what, value, most) =
                 ("command slots, a power of two", slots.into(), MAX_SLOTS.into());
@@ -157,7 +159,7 @@ impl Proxy {
         };
         communicator.engine().use_copy_engines_only();
         let driver = ProxyDriver::new(&mut communicator.engine(), config)?;
-        let memory = ProxyMemory::alloc(domain.context(), sizes)?;
+        let memory = ProxyMemory::alloc(domain.context(), sizes, words)?;
         let fields = Table {
             words_each: each as u32,
             proxy_rank: rank.0,
@@ -319,6 +321,7 @@ impl Shared {
         let mut requests = driver.requests();
         let mut reader = RingReader::new(self.memory.ring());
         let words = Words::new(self.memory.words(), words_each);
+        self.memory.bind_writer()?;
         while !self.stopping.load(Ordering::Acquire) {
             let turn = self.memory.alive().fetch_add(1, Ordering::Relaxed);
             let mut works = self.take_commands(&mut reader, driver, &mut requests)?;
@@ -326,10 +329,12 @@ impl Shared {
             engine.check()?;
             engine.drive_onward(driver, &mut requests)?;
             drop(engine);
+            let mut raised = Ok(());
             driver.take_words(|update| {
-                words.raise(update);
+                raised = std::mem::replace(&mut raised, Ok(())).and_then(|()| words.raise(update));
                 works = true;
             });
+            raised?;
             self.is_idle.store(driver.is_idle(), Ordering::Release);
             self.taken.store(reader.taken(), Ordering::Release);
             let has_napped = pace.pause(works);

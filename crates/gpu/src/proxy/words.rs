@@ -7,6 +7,7 @@
 //! before it reports the round. The word follows with release; a kernel acquires it in one thread (`ld.acquire.sys`),
 //! and a block barrier follows before other threads load.
 
+use crate::error::Result;
 use std::sync::atomic::{AtomicU32, Ordering};
 use weft_control::Rank;
 
@@ -24,13 +25,17 @@ pub struct WordUpdate {
 /// Word memory: a trait, so that a loom model checks the code that runs.
 pub trait WordMemory {
     /// Stores a word.
-    fn set(&self, position: usize, value: u32, order: Ordering);
+    ///
+    /// # Errors
+    /// CUDA's.
+    fn set(&self, position: usize, value: u32, order: Ordering) -> Result<()>;
 }
 
 impl WordMemory for &[AtomicU32] {
     #[inline]
-    fn set(&self, position: usize, value: u32, order: Ordering) {
+    fn set(&self, position: usize, value: u32, order: Ordering) -> Result<()> {
         self[position].store(value, order);
+        Ok(())
     }
 }
 
@@ -59,10 +64,13 @@ impl<M: WordMemory> Words<M> {
     }
 
     /// Raises a word.
+    ///
+    /// # Errors
+    /// CUDA's.
     #[inline]
-    pub fn raise(&self, update: WordUpdate) {
+    pub fn raise(&self, update: WordUpdate) -> Result<()> {
         let position = self.position(update.source, update.index);
-        self.memory.set(position, update.value, Ordering::Release);
+        self.memory.set(position, update.value, Ordering::Release)
     }
 }
 
@@ -74,10 +82,10 @@ mod tests {
     fn words_are_grouped_by_source() {
         let memory: Vec<AtomicU32> = (0..12).map(|_| AtomicU32::new(0)).collect();
         let words = Words::new(memory.as_slice(), 4);
-        words.raise(WordUpdate { source: Rank(2), index: 3, value: 7 });
-        words.raise(WordUpdate { source: Rank(0), index: 0, value: u32::MAX });
-        words.raise(WordUpdate { source: Rank(0), index: 0, value: 0 });
-        words.raise(WordUpdate { source: Rank(1), index: 1, value: 5 });
+        words.raise(WordUpdate { source: Rank(2), index: 3, value: 7 }).unwrap();
+        words.raise(WordUpdate { source: Rank(0), index: 0, value: u32::MAX }).unwrap();
+        words.raise(WordUpdate { source: Rank(0), index: 0, value: 0 }).unwrap();
+        words.raise(WordUpdate { source: Rank(1), index: 1, value: 5 }).unwrap();
         let seen: Vec<u32> = memory.iter().map(|word| word.load(Ordering::Acquire)).collect();
         assert_eq!(seen, [0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 7]);
     }

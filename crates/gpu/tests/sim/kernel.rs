@@ -308,7 +308,7 @@ impl<'a> Program<'a> {
     fn raise_words(&mut self) -> Result<(), Wrong> {
         let each = self.counters.len();
         let words = Words::new(self.memory.words.as_slice(), each);
-        self.driver.take_words(|update| words.raise(update));
+        self.driver.take_words(|update| words.raise(update).unwrap());
         for source in (0..self.scenario.ranks).map(Rank) {
             for word in 0..each as u32 {
                 let position = words.position(source, word);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use weft_fabric::{Communicator as Fabric, CounterId, Rank, RegionKey, RemoteRegion};
 use weft_gpu::proxy::{
     Idle, Proxy, ProxyConfig, ProxyGroup, ProxyOptions, Template, TemplateMember, Window,
-    WordConfig,
+    WordConfig, WordHome,
 };
 
 /// A running proxy, until it is stopped.
@@ -80,7 +80,7 @@ impl DeviceProxy {
     /// Starts this rank's proxy in a separate group, for kernels on the domain that has `memory`. Poison in `outer` ends
     /// kernel waits as well.
     #[new]
-    #[pyo3(signature = (group, memory, outer, *, counters, hold, rounds, windows, templates, list_lengths, max_put_bytes, max_outstanding, slots, idle, core))]
+    #[pyo3(signature = (group, memory, outer, *, counters, hold, rounds, windows, templates, list_lengths, max_put_bytes, max_outstanding, slots, idle, core, words_home))]
     #[allow(clippy::too_many_arguments)]
     fn start(
         py: Python<'_>,
@@ -98,9 +98,12 @@ impl DeviceProxy {
         slots: u32,
         idle: &str,
         core: Option<u32>,
+        words_home: &str,
     ) -> PyResult<DeviceProxy> {
         fork::check(py)?;
         let idle = choose(py, "idle", idle, &[("nap", Idle::Nap), ("spin", Idle::Spin)])?;
+        let homes = [("pinned", WordHome::Pinned), ("gpu", WordHome::Gpu)];
+        let home = choose(py, "words_home", words_home, &homes)?;
         let words = counters.into_iter().zip(hold);
         let config = ProxyConfig {
             words: words
@@ -122,7 +125,7 @@ impl DeviceProxy {
             Ok(())
         })?;
         let (group, domain) = (Arc::new(Group(fabric)), memory.domain().clone());
-        let options = ProxyOptions { slots, idle, core };
+        let options = ProxyOptions { slots, idle, core, words: home };
         let proxy = py.detach(|| Proxy::start(domain, group, config, options)).map_err(of_gpu)?;
         Ok(DeviceProxy { proxy: Some(ProcessOwned::new(proxy)) })
     }
