@@ -21,7 +21,7 @@ from weft import (
 from weft._native import BuildInfo, build_info
 from weft.base import logging as _logging  # noqa: F401
 from weft.errors import WeftError
-from weft.gpu.lazy import symmetric_empty, symmetric_peer, symmetric_register
+from weft.gpu.lazy import symmetric_empty, symmetric_peer, symmetric_region, symmetric_register
 from weft.group.communicator import Communicator, init
 from weft.group.counter import Counter
 from weft.group.pair import Listener, connect, connect_async, listen
@@ -56,6 +56,7 @@ __all__ = [
     "moe",
     "symmetric_empty",
     "symmetric_peer",
+    "symmetric_region",
     "symmetric_register",
 ]
 

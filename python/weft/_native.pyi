@@ -63,6 +63,10 @@ class Region:
     def writable(self) -> bool:
         """True if the memory may be written to."""
 
+    @property
+    def is_released(self) -> bool:
+        """True once it was released."""
+
     def __len__(self) -> int: ...
     def address(self) -> int:
         """Address of the first byte, on the CPU or the device."""
@@ -447,6 +451,9 @@ class SymmetricMemory:
     @property
     def place(self) -> tuple[int, int]:
         """Segment and offset, the same on every rank."""
+
+    def region(self, communicator: Communicator) -> Region:
+        """Region of the block's segment, a new one on each call."""
 
     @property
     def table(self) -> int:

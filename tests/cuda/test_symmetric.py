@@ -21,6 +21,15 @@ def test_ranks_write_to_each_others_tensors(count: int) -> None:
         assert words == {"version": 2, "rank": rank, "ranks": count, "dead": 0}
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp", "copy"])
+def test_a_counted_write_arrives_in_symmetric_memory(transport: str) -> None:
+    for rank, result in enumerate(ranks.run("cuda.symmetric.written", 2, transport)):
+        sent = [100 * (1 - rank) + value for value in range(8, 32)]
+        assert result.pop("arrived") == sent + [0] * 8
+        assert "weft.symmetric_empty" in result.pop("refused")
+        assert result == {"one region": True, "addressed": True, "segments": 1, "again": True}
+
+
 def test_memory_is_used_again_once_all_ranks_have_dropped_it() -> None:
     results = ranks.run("cuda.symmetric.reuse", 3)
     places = {key: [result[key] for result in results] for key in ("at", "apart", "still", "again")}

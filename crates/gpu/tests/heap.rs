@@ -4,10 +4,15 @@
 mod ranks;
 
 use ranks::{PATIENCE, on_processes, on_threads, process_gather, process_rank};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use weft_control::{Cause, Control, Error as ControlError, Operation, Poison, local_world};
-use weft_fabric::{Communicator, CommunicatorConfig, Error as FabricError, Rank, Time, clock};
+use weft_fabric::{
+    Communicator, CommunicatorConfig, Error as FabricError, IdleLimits, Page, Rank, Reader,
+    RegistrationCache, Time, clock,
+};
+use weft_gpu::domain::{Domain, Registrations};
 use weft_gpu::heap::HeapBuilder;
 use weft_gpu::{Error, Heap, MemoryLocation};
 
@@ -219,6 +224,64 @@ fn on_communicators<T: Send>(
         let threads: Vec<_> = world.into_iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
+}
+
+/// Each rank writes from its first block into the other's second.
+#[test]
+fn a_write_by_a_peer_arrives_in_a_block_and_a_segment_is_one_memory() {
+    const BYTES: u64 = 4096;
+    on_communicators(
+        2,
+        |_| (),
+        |communicator| {
+            let (location, list) = (MemoryLocation::Twin, Registrations::default());
+            let domain = Domain::create(&communicator, location, list, soon()).unwrap();
+            let block = || domain.allocate(&communicator, BYTES, 1, soon()).unwrap();
+            let (first, second) = (block(), block());
+            assert_eq!(first.segment(), second.segment());
+            let memory = first.memory().unwrap();
+            assert!(Arc::ptr_eq(&memory, &second.memory().unwrap()));
+            assert_eq!(memory.reader(), Reader::All);
+            assert_eq!(memory.address() + second.offset(), second.own());
+
+            let cache = RegistrationCache::new(IdleLimits::default());
+            let registered = [&first, &second]
+                .map(|block| cache.get(&block.memory().unwrap(), |_| Ok(())).unwrap());
+            assert_eq!((cache.statistics().misses, cache.statistics().live), (1, 1));
+            drop(registered);
+
+            let peer = Rank(1 - communicator.rank().0);
+            let region = communicator.engine().register(memory).unwrap();
+            let counter = communicator.engine().counter().unwrap();
+            let range = second.offset()..second.offset() + BYTES;
+            let remotes = communicator.share(&[(&region, range)], &[counter], soon()).unwrap();
+            let sent = 70 + communicator.rank().0 as u8;
+            let here = first.host_view(communicator.rank().0).unwrap();
+            here.fill(first.offset() as usize, BYTES as usize, sent);
+            let page = Page {
+                source: region.key(),
+                source_offset: first.offset(),
+                destination: remotes[peer.index()][0].key,
+                destination_offset: second.offset(),
+                length: BYTES,
+            };
+            let round = communicator.engine().next_round(counter, peer).unwrap();
+            communicator.engine().write(peer, counter, round, &[page]).unwrap();
+            let mut never = || false;
+            let mut waiter = communicator.wait_options(soon(), &mut never);
+            communicator.wait(counter, &[(peer, 1)], &mut waiter).unwrap();
+            let mut arrived = [0; BYTES as usize];
+            here.read(second.offset() as usize, &mut arrived);
+            assert_eq!(arrived, [70 + peer.0 as u8; BYTES as usize]);
+            communicator.barrier(&mut waiter).unwrap();
+
+            // The region keeps the segment mapped, also without blocks and the domain.
+            drop((first, second, domain));
+            let mut kept = [0; 1];
+            region.memory().copy_out((page.destination_offset + BYTES - 1) as usize, &mut kept);
+            assert_eq!(kept, [70 + peer.0 as u8]);
+        },
+    );
 }
 
 #[test]

@@ -53,6 +53,12 @@ impl Region {
         self.writable
     }
 
+    /// True once it was released.
+    #[getter]
+    fn is_released(&self) -> bool {
+        self.released.load(Ordering::Relaxed)
+    }
+
     fn __len__(&self) -> usize {
         self.length
     }

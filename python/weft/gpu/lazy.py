@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
     from weft.gpu.registered import Registered
     from weft.group.communicator import Communicator
+    from weft.group.region import Region
 
-__all__ = ["symmetric_empty", "symmetric_peer", "symmetric_register"]
+__all__ = ["symmetric_empty", "symmetric_peer", "symmetric_region", "symmetric_register"]
 
 
 def symmetric_empty(
@@ -69,6 +70,40 @@ def symmetric_peer(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     from weft.gpu import symmetric
 
     return symmetric.peer(tensor, rank)
+
+
+def symmetric_region(
+    tensor: torch.Tensor, *, communicator: Communicator | None = None
+) -> tuple[Region, int]:
+    """Region of the symmetric memory around a tensor, and the tensor's offset in it.
+
+    Only this rank calls it; `Communicator.share` or `Region.descriptor` then grants the region. It
+    is this rank's part of a segment, 2 MiB or more, in which other symmetric tensors may lie. All
+    tensors in a segment get the same region, so that NICs register it once, until it is released.
+    Peers may write to it over every provider that reaches the memory, also over shm and copy; and
+    a peer with the grant may write to all of it. For example, to write `tensor` to the tensor at
+    the same place on rank 1::
+
+        region, offset = weft.symmetric_region(tensor)
+        remote = communicator.share([region], [counter])[1][0]
+        page = weft.Page(region, offset, remote, offset, tensor.nbytes)
+        communicator.write(1, counter, [page])
+
+    Other GPUs may read what has arrived (`reader="all"` in `Communicator.register`). The region
+    keeps the memory mapped, but not reserved: keep the tensor while peers may write to it.
+
+    Args:
+        tensor: from `symmetric_empty`, or a view on such a tensor.
+        communicator: any communicator that this rank is in, such as one that spans hosts; by
+            default the only open one.
+
+    Raises:
+        ConfigurationError: if none is given, and not exactly one communicator is open.
+        RegionError: if the tensor's memory is not symmetric, or no provider reaches it.
+    """
+    from weft.gpu import symmetric
+
+    return symmetric.region(tensor, communicator=communicator)
 
 
 def symmetric_register(

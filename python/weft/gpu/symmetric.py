@@ -15,6 +15,7 @@ from weft.gpu.device import place_of
 from weft.gpu.memory import memory_at
 from weft.group.communicator import Communicator
 from weft.group.group import OPEN
+from weft.group.region import Region
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +28,7 @@ __all__ = [
     "only_open",
     "owner",
     "peer",
+    "region",
     "shown",
     "size_of",
     "table",
@@ -75,6 +77,11 @@ class Owner:
 
 #: By this rank's address. An entry goes with the last tensor.
 _OWNERS: Final[weakref.WeakValueDictionary[int, Owner]] = weakref.WeakValueDictionary()
+
+#: Regions of segments, by communicator and address.
+_REGIONS: Final[weakref.WeakKeyDictionary[Communicator, dict[int, Region]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def empty(
@@ -137,6 +144,21 @@ def peer(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     elements = tensor.untyped_storage().nbytes() // tensor.itemsize
     whole = _show(its, its.addresses[rank], elements, tensor.dtype)
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def region(tensor: torch.Tensor, *, communicator: Communicator | None = None) -> tuple[Region, int]:
+    """See `weft.symmetric_region`."""
+    its = owner(tensor)
+    group = only_open() if communicator is None else communicator
+    own, (_, offset) = its.addresses[its.rank], its.native.place
+    known = _REGIONS.setdefault(group, {})
+    found = known.get(own - offset)
+    # A released region does not keep the segment, whose address may be another's since.
+    if found is None or found._group is not group._native or found._native.is_released:
+        name = f"cuda:{its.device.index or 0}" if its.device.type == "cuda" else None
+        found = Region(its.native.region(group._native), group._native, name)
+        known[own - offset] = found
+    return found, offset + tensor.data_ptr() - own
 
 
 def owner(tensor: torch.Tensor) -> Owner:

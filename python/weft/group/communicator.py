@@ -123,7 +123,8 @@ class Communicator(Group):
                 over tcp; over shm only memory from `alloc` can be one. A GPU tensor is a source,
                 toward peers reached over copy (WEFT_PROVIDERS); a destination there comes from
                 `alloc(device=...)`. It may be both over tcp with WEFT_STAGED=1, and where NICs can
-                register it, over verbs and ofi (docs/verbs.md, docs/efa.md).
+                register it, over verbs and ofi (docs/verbs.md, docs/efa.md). For symmetric tensors
+                see `weft.symmetric_region`.
             reader: who reads what peers write into a GPU tensor, once a counter was raised: "all",
                 or "owner" for only work on its own GPU, such as kernels. "owner" saves flushes
                 over verbs and ofi on platforms that order NIC writes for that GPU; other GPUs and

@@ -47,6 +47,37 @@ def _bytes(address: int, length: int) -> bytes:
     return ctypes.string_at(address, length)
 
 
+def written() -> dict[str, Any]:
+    """A counted write from one symmetric tensor into the peer's other one, through one region."""
+    with weft.init() as communicator, communicator.counter() as counter:
+        peer = 1 - communicator.rank
+        sources = weft.symmetric_empty((4, 8), torch.int32, device="twin")
+        inbox = weft.symmetric_empty((4, 8), torch.int32, device="twin")
+        sources.copy_(torch.arange(32).view(4, 8) + 100 * communicator.rank)
+        region, start = weft.symmetric_region(sources[1:])
+        same, offset = weft.symmetric_region(inbox, communicator=communicator)
+        remote = communicator.share([region], [counter])[peer][0]
+        page = weft.Page(region, start, remote, offset, sources[1:].nbytes)
+        communicator.write(peer, counter, [page]).wait()
+        counter.wait({peer: [page.length]})
+        counter.credit(peer)
+        communicator.barrier()
+        result = {
+            "one region": region is same,
+            "arrived": inbox.view(-1).tolist(),
+            "addressed": region.address + offset == inbox.data_ptr(),
+            "segments": len(region) / (2 << 20),
+        }
+        region.release()
+        again, _ = weft.symmetric_region(inbox)
+        result["again"] = again is not region and len(again) == len(region)
+        try:
+            weft.symmetric_region(torch.zeros(4))
+        except weft.errors.RegionError as error:
+            result["refused"] = str(error)
+        return result
+
+
 def reuse() -> dict[str, Any]:
     """Block offsets before and after ranks drop them, one late."""
     with weft.init() as communicator:

@@ -6,6 +6,7 @@ use crate::heap::{Heap, HostView};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use weft_control::Rank;
+use weft_fabric::Memory;
 
 /// Segment granularity: the GPU page size.
 pub const SEGMENT_BYTES: u64 = 2 << 20;
@@ -59,6 +60,25 @@ impl Block {
     /// Address of this rank's own part.
     pub fn own(&self) -> u64 {
         self.heap.own() + self.allocation.offset
+    }
+
+    /// This rank's part of the segment as memory for a region, in which the block starts at [`Block::offset`]. All
+    /// blocks in a segment return the same memory, so that NICs register it once. It keeps the segment mapped, but not
+    /// the block: hold the block while peers may write to it.
+    ///
+    /// ```no_run
+    /// # fn example(block: weft_gpu::domain::Block, communicator: weft_fabric::Communicator)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// let region = communicator.engine().register(block.memory()?)?;
+    /// let range = block.offset()..block.offset() + block.bytes();
+    /// communicator.engine().grant(weft_fabric::Rank(1), &[(&region, range)], &[])?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// CUDA's, if the driver cannot export the segment.
+    pub fn memory(&self) -> Result<Arc<Memory>> {
+        self.heap.memory()
     }
 
     /// CPU view of a rank's segment, in which the block starts at [`Block::offset`]; `None` on a GPU.

@@ -12,6 +12,7 @@ use weft_cuda::{
     Context, Device, DeviceMemory, IpcHandle, PeerMemory, Stream, VirtualMemory, driver,
     set_bytes_async,
 };
+use weft_fabric::{Memory, MemoryKind as MemoryOn, Reader};
 
 /// A part, allocated by this process or mapped by it.
 pub(super) enum HeapPart {
@@ -22,7 +23,7 @@ pub(super) enum HeapPart {
     /// A peer's memory, opened by handle.
     Peer(PeerMemory),
     /// CPU memory, own or a peer's.
-    Twin(weft_fabric::Memory),
+    Twin(Arc<Memory>),
     /// User memory in this process.
     User(SharedUserMemory),
     /// A peer user's file, on the CPU.
@@ -34,7 +35,7 @@ impl HeapPart {
     pub fn allocate(location: &MemoryLocation, bytes: u64) -> Result<HeapPart> {
         let length = length(bytes)?;
         let MemoryLocation::Cuda { device, memory } = location else {
-            return Ok(HeapPart::Twin(weft_fabric::Memory::shared(length)?));
+            return Ok(HeapPart::Twin(Arc::new(Memory::shared(length)?)));
         };
         let context = Context::primary(*device)?;
         let part = match memory {
@@ -64,8 +65,8 @@ impl HeapPart {
                 let mapped = MappedFile::new(peer, &descriptor()?, offset, offer.bytes)?;
                 return Ok(HeapPart::PeerFile(mapped));
             }
-            let memory = weft_fabric::Memory::map(descriptor()?, length(offer.bytes)?)?;
-            return Ok(HeapPart::Twin(memory));
+            let memory = Memory::map(descriptor()?, length(offer.bytes)?)?;
+            return Ok(HeapPart::Twin(Arc::new(memory)));
         };
         let context = Context::primary(*device)?;
         if *memory == MemoryKind::Ipc {
@@ -133,6 +134,25 @@ impl HeapPart {
             HeapPart::Twin(memory) => memory.len(),
         };
         length as u64
+    }
+
+    /// This rank's own part as memory for regions, kept alive by it. Peers load from the part as well, so that writes
+    /// into it are for all readers. A part that is shared by descriptor may be mapped by other processes.
+    pub fn region_memory(self: &Arc<HeapPart>, location: &MemoryLocation) -> Result<Arc<Memory>> {
+        if let HeapPart::Twin(memory) = &**self {
+            return Ok(memory.clone());
+        }
+        let address = NonNull::new(self.address() as *mut u8).unwrap_or(NonNull::dangling());
+        let (bytes, owner) = (length(self.len())?, Box::new(self.clone()));
+        let MemoryLocation::Cuda { device, .. } = location else {
+            // SAFETY: the part keeps its bytes mapped at this address while `owner` lives.
+            let memory = unsafe { Memory::user_buffer(address, bytes, MemoryOn::Host, owner) };
+            return Ok(Arc::new(memory));
+        };
+        let (ordinal, descriptor) = (device.ordinal(), self.descriptor()?);
+        // SAFETY: as above, on this rank's GPU.
+        let memory = unsafe { Memory::on_device(address, bytes, ordinal, descriptor, owner) };
+        Ok(Arc::new(memory.read_by(Reader::All)))
     }
 
     /// CPU address of a twin part.

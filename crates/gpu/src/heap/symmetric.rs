@@ -4,7 +4,8 @@ use super::host_view::HostView;
 use super::location::MemoryLocation;
 use super::part::{self, HeapPart};
 use crate::error::{Error, Result};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use weft_fabric::Memory;
 
 /// All ranks' parts, as mapped here.
 pub struct Heap {
@@ -18,6 +19,8 @@ pub struct Heap {
     pub(super) leaks: bool,
     /// Digest over all ranks' offers; see [`Heap::identity`].
     pub(super) identity: u64,
+    /// Made by the first [`Heap::memory`].
+    memory: Mutex<Option<Arc<Memory>>>,
 }
 
 impl Heap {
@@ -49,7 +52,8 @@ impl Heap {
         identity: u64,
     ) -> Heap {
         let addresses = parts.iter().map(|part| part.address()).collect();
-        Heap { rank, bytes, location, parts, addresses, leaks, identity }
+        let memory = Mutex::default();
+        Heap { rank, bytes, location, parts, addresses, leaks, identity, memory }
     }
 
     /// This rank.
@@ -94,6 +98,20 @@ impl Heap {
     /// Address of this rank's own part.
     pub fn own(&self) -> u64 {
         self.address(self.rank)
+    }
+
+    /// This rank's own part as memory for a region, the same on each call, with all its bytes. It keeps the part mapped.
+    /// What peers write into it is for all readers, since they also load from it.
+    ///
+    /// # Errors
+    /// CUDA's, if the driver cannot export the part.
+    pub(crate) fn memory(&self) -> Result<Arc<Memory>> {
+        let mut known = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(memory) = &*known {
+            return Ok(memory.clone());
+        }
+        let memory = self.parts[self.rank as usize].region_memory(&self.location)?;
+        Ok(known.insert(memory).clone())
     }
 
     /// CPU view of a rank's part; `None` for a part on a GPU or an unknown rank.

@@ -4,6 +4,7 @@ use super::options::{memory_kind, memory_location};
 use crate::communicator::Communicator;
 use crate::errors::Error;
 use crate::fork::ProcessOwned;
+use crate::region::Region;
 use crate::shared::{deadline, duration};
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -79,6 +80,16 @@ impl SymmetricMemory {
     #[getter]
     fn place(&self) -> (u32, u64) {
         (self.block.segment(), self.block.offset())
+    }
+
+    /// Region of the block's segment on a communicator, whose memory is the same for all blocks in the segment.
+    fn region(&self, py: Python<'_>, communicator: &Communicator) -> PyResult<Region> {
+        let shared = &communicator.shared;
+        let region = shared.with(py, |fabric| {
+            let memory = self.block.memory().map_err(weft_moe::Error::from)?;
+            Ok(fabric.engine().register(memory)?)
+        })?;
+        Ok(Region::new(&region, true, shared))
     }
 
     /// The domain table's address.
