@@ -46,6 +46,8 @@ pub(crate) struct PairDeviceConfig {
     pub adoption: Adoption,
     /// Local control connection address, also used for ofi's endpoints.
     pub local: IpAddr,
+    /// Memory and copy engines for the copy provider.
+    pub devices: CopyBackend,
     /// Libfabric provider and NICs that the ofi provider uses.
     pub ofi: OfiChoice,
     /// NICs that the verbs provider uses.
@@ -59,7 +61,7 @@ impl PairDeviceConfig {
             host_id: self.host_id.clone(),
             bind: self.local,
             advertise: None,
-            devices: CopyBackend::default(),
+            devices: self.devices,
             staged: None,
             hostile: None,
             ofi: Some(self.ofi.clone()),
@@ -112,7 +114,7 @@ static PROVIDERS: [Provider; 6] = [
         how: "copy engines driven by the host; lists of pages by kernels",
         is_default: false,
         names: &["copy", "copy-twin"],
-        open_pair: None,
+        open_pair: Some(|config| open(ProviderKind::Copy, &config.shared())),
         open: |config| {
             let (host_id, devices) = (config.host_id.clone(), config.devices);
             Ok(Arc::new(CopyDevice::new(CopyConfig { host_id, devices })?))
@@ -243,7 +245,7 @@ pub(crate) fn check_variables(ofi: &Option<OfiChoice>, verbs: &Option<VerbsChoic
 }
 
 /// Checks that this machine has a provider's libraries, without opening a device. Only verbs and ofi need
-/// any.
+/// any, and copy for GPUs: see [`CopyBackend::check`].
 ///
 /// # Errors
 /// [`Error::Provider`] if it cannot be used here.

@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weft_control::Secret;
 use weft_control::pair::{PairSettings, descriptor_error};
 use weft_fabric::pair::{Listener as Fabric, PairConfig, connect as connect_pair};
-use weft_fabric::{Communicator as Pair, ProviderKind};
+use weft_fabric::providers::CopyBackend;
+use weft_fabric::{Communicator as Pair, ProviderKind, registry};
 
 /// A port that pairs connect to.
 #[pyclass(frozen, module = "weft._native")]
@@ -298,16 +299,20 @@ fn config(
     }));
     let mut config = PairConfig::new(settings);
     if let Some(names) = providers {
-        config.providers = names.iter().map(|name| provider(py, name)).collect::<PyResult<_>>()?;
+        let named = names.iter().map(|name| provider(py, name));
+        let named: Vec<(ProviderKind, CopyBackend)> = named.collect::<PyResult<_>>()?;
+        let of_copy = named.iter().find(|(kind, _)| *kind == ProviderKind::Copy);
+        config.devices = of_copy.map_or_else(CopyBackend::default, |(_, devices)| *devices);
+        config.providers = named.into_iter().map(|(kind, _)| kind).collect();
     }
     Ok((config, raised))
 }
 
-fn provider(py: Python<'_>, name: &str) -> PyResult<ProviderKind> {
-    let known = weft_fabric::registry::of_pairs();
-    known.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+fn provider(py: Python<'_>, name: &str) -> PyResult<(ProviderKind, CopyBackend)> {
+    let is_of_pairs = |kind: &ProviderKind| registry::of_pairs().contains(kind);
+    registry::named(name).filter(|(kind, _)| is_of_pairs(kind)).ok_or_else(|| {
         let message = format!(
-            "provider {name:?} of a pair: expected shm, verbs, ofi or tcp; choose from these"
+            "provider {name:?} of a pair: expected copy, shm, verbs, ofi or tcp; choose from these"
         );
         raise(py, "ConfigurationError", &message)
     })

@@ -62,7 +62,7 @@ impl End {
     pub fn providers_named(name: &str) -> Result<Vec<ProviderKind>> {
         registry::of_pairs()
             .into_iter()
-            .find(|kind| kind.name() == name)
+            .find(|kind| *kind != ProviderKind::Copy && kind.name() == name)
             .map(|kind| vec![kind])
             .ok_or_else(|| Error::Invalid {
                 what: "provider",

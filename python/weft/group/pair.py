@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Listener", "connect", "connect_async", "listen"]
 
-Provider = Literal["shm", "verbs", "ofi", "tcp"]
+Provider = Literal["copy", "copy-twin", "shm", "verbs", "ofi", "tcp"]
 
 
 class Listener:
@@ -136,16 +136,17 @@ def listen(
         secret: shared by both ends; by default WEFT_SECRET or WEFT_SECRET_FILE. Needed unless the
             address is loopback on this host, where without a secret only processes that run as this
             user or as root can connect.
-        providers: shm, verbs, ofi and tcp are allowed: shm within a host, then verbs where both
-            ends have RDMA NICs, then ofi where libfabric reaches the peer, then tcp. By default
-            WEFT_PROVIDERS, where copy stands for shm; else shm and tcp.
+        providers: copy, shm, verbs, ofi and tcp are allowed: copy within a host where both ends
+            have it, for GPU memory ("copy-twin" has CPU memory in place of GPUs, for tests), then
+            shm, then verbs where both ends have RDMA NICs, then ofi where libfabric reaches the
+            peer, then tcp. By default WEFT_PROVIDERS, else shm and tcp.
 
     Raises:
         SecretError: the address can be reached from other hosts, and there is no secret.
         ListenError: the address is not on this host, or the port is in use.
         ConfigurationError: the address or a provider cannot be understood.
         ProviderError: verbs or ofi lacks a library or a NIC, or is the only provider while
-            payloads use TLS.
+            payloads use TLS; copy lacks a CUDA driver.
     """
     expect_text(address, "address")
     return Listener(_native.listen(address, secret=_secret(secret), providers=_names(providers)))
@@ -269,9 +270,8 @@ def _ip_address(source: str | None) -> str | None:
 
 
 def _names(providers: Sequence[Provider] | None) -> list[str] | None:
-    """The given providers, else WEFT_PROVIDERS, where copy stands for shm, else None."""
+    """The given providers, else WEFT_PROVIDERS, else None."""
     check_variables()
     if providers is not None:
         return expect_names(providers, "providers")
-    names = ["shm" if name.startswith("copy") else name for name in named_providers() or ()]
-    return list(dict.fromkeys(names)) or None
+    return list(named_providers() or ()) or None

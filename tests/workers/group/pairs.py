@@ -1,10 +1,12 @@
 """Pair ends: eight-byte messages, with their doubles as replies."""
 
 import asyncio
+import ctypes
 import sys
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 import weft
 from weft import Communicator
@@ -16,8 +18,10 @@ class End:
     def __init__(self, pair: Communicator) -> None:
         self.pair = pair
         self.peer = 1 - pair.rank
-        self.inbox = pair.alloc(8)
-        self.outbox = pair.alloc(8)
+        # Over copy on twins of GPUs, whose memory is the CPU's.
+        device = "cuda:3" if pair.route(self.peer).provider == "copy" else None
+        self.inbox = pair.alloc(8, device=device)
+        self.outbox = pair.alloc(8, device=device)
         self.arrived = pair.counter()
         (self.theirs,) = pair.share([self.inbox], [self.arrived])[self.peer]
         self.round = 0
@@ -25,7 +29,7 @@ class End:
     def send(self, number: int) -> None:
         """One message, in the next round."""
         self.arrived.wait_for_credit(self.peer, self.round)
-        self.outbox.bytes.view(np.int64)[0] = number
+        _number(self.outbox)[0] = number
         page = weft.Page(self.outbox, 0, self.theirs, 0, 8)
         self.pair.write(self.peer, self.arrived, self.round, [page]).wait()
         self.round += 1
@@ -37,7 +41,7 @@ class End:
 
     def take(self) -> int:
         """The received message."""
-        number = int(self.inbox.bytes.view(np.int64)[0])
+        number = int(_number(self.inbox)[0])
         self.arrived.credit(self.peer)
         return number
 
@@ -72,7 +76,12 @@ class End:
         return right
 
 
-def ask(address: str, transport: Literal["shm", "tcp"], messages: int) -> None:
+def _number(region: weft.Region) -> NDArray[np.int64]:
+    """The number in a region, also on a twin's device."""
+    return np.ctypeslib.as_array((ctypes.c_int64 * 1).from_address(region.address))
+
+
+def ask(address: str, transport: Literal["copy-twin", "shm", "tcp"], messages: int) -> None:
     """Connect, send numbers, and wait until standard input ends."""
     with weft.connect(address, providers=[transport]) as pair:
         end = End(pair)

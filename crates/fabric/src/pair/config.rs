@@ -2,7 +2,7 @@
 
 use crate::communicator::Progress;
 use crate::engine::EngineConfig;
-use crate::providers::OfiChoice;
+use crate::providers::{CopyBackend, OfiChoice};
 use crate::registry;
 use crate::types::ProviderKind;
 use std::time::Duration;
@@ -13,8 +13,10 @@ use weft_control::pair::PairSettings;
 pub struct PairConfig {
     /// Address, secret and host.
     pub settings: PairSettings,
-    /// Providers, among shm, verbs, ofi and tcp.
+    /// Providers, among copy, shm, verbs, ofi and tcp.
     pub providers: Vec<ProviderKind>,
+    /// Memory and copy engines, if copy is among the providers.
+    pub devices: CopyBackend,
     /// Libfabric provider and NICs, if ofi is among the providers; `None`: [`OfiChoice::from_env`].
     pub ofi: Option<OfiChoice>,
     /// Limits for each pair's engine.
@@ -32,6 +34,7 @@ impl PairConfig {
         PairConfig {
             settings,
             providers: registry::pair_defaults(),
+            devices: CopyBackend::default(),
             ofi: None,
             engine: EngineConfig::for_pair(),
             progress: Progress::default(),

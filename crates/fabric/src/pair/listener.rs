@@ -13,7 +13,7 @@ use super::pending_pair::{
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::providers::NicAddress;
-use crate::types::Time;
+use crate::types::{ProviderKind, Time};
 use crate::unproven::UnprovenConnections;
 use crate::{clock, registry};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
@@ -79,14 +79,17 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::Control`]: no address, no address on this host, a port in use; an address off loopback
-    /// without a secret. [`Error::Provider`] for verbs or ofi without library or NIC, and for only these
-    /// with payload TLS; [`Error::Control`] for payload TLS without a certificate.
+    /// without a secret. [`Error::Provider`] for verbs or ofi without library or NIC, for copy without GPUs,
+    /// and for only verbs and ofi with payload TLS; [`Error::Control`] for payload TLS without a certificate.
     pub fn bind(config: PairConfig) -> Result<Listener> {
         let (host, port) = config.settings.endpoint()?;
         config.settings.check_listener_tls()?;
         registry::check_variables(&config.ofi, &None)?;
         for provider in providers_of(&config)? {
-            registry::check(provider, &config.ofi, &None)?;
+            match provider {
+                ProviderKind::Copy => config.devices.check()?,
+                _ => registry::check(provider, &config.ofi, &None)?,
+            }
         }
         let listener = nonblocking_listener(&host, port)?;
         let address = listener
@@ -408,6 +411,7 @@ mod tests {
     use super::super::config::PairConfig;
     use super::super::connect;
     use super::*;
+    use crate::providers::CopyBackend;
     use crate::types::ProviderKind;
     use crate::unproven::HELLO_TIME;
     use std::cell::Cell;
@@ -433,6 +437,11 @@ mod tests {
             let text = |result: Result<()>| result.map_err(|error| error.to_string());
             assert_eq!(text(bound), text(expected));
         }
+        let mut config = local();
+        config.providers = vec![ProviderKind::Copy];
+        assert_eq!(Listener::bind(config.clone()).is_ok(), config.devices.check().is_ok());
+        config.devices = CopyBackend::Twin { seed: 0 };
+        assert!(Listener::bind(config).is_ok());
     }
 
     /// Configuration over shm at a free port.

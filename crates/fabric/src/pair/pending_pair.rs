@@ -173,8 +173,14 @@ impl PendingPair {
             verbs = VerbsChoice { address: nic, ..VerbsChoice::from_env()? };
         }
         let (adopted, ofi) = (adoption.clone(), registry::ofi_choice(&config.ofi)?);
-        let device_config =
-            PairDeviceConfig { host_id: host_id.clone(), adoption: adopted, local, ofi, verbs };
+        let device_config = PairDeviceConfig {
+            host_id: host_id.clone(),
+            adoption: adopted,
+            local,
+            devices: config.devices,
+            ofi,
+            verbs,
+        };
         let open = |kind: &ProviderKind| registry::open_pair(*kind, &device_config);
         let has_payload_tls = config.settings.tls.is_of_payloads();
         let devices = providers.iter().map(open).collect::<Result<Vec<_>>>()?;

@@ -3,11 +3,12 @@
 use weft_fabric::providers::OfiChoice;
 use weft_fabric::{ProviderKind, registry};
 
-/// Providers that pairs can use here; ofi needs libfabric.
+/// Providers that pairs can use here for host memory; ofi needs libfabric.
 pub fn providers() -> Vec<ProviderKind> {
     let usable = |kind: &ProviderKind| {
         let checked = registry::check(*kind, &Some(OfiChoice::default()), &None);
         checked.inspect_err(|why| println!("skipped over {}: {why}", kind.name())).is_ok()
     };
-    registry::of_pairs().into_iter().filter(usable).collect()
+    let of_hosts = registry::of_pairs().into_iter().filter(|kind| *kind != ProviderKind::Copy);
+    of_hosts.filter(usable).collect()
 }

@@ -20,7 +20,8 @@ fn messages_are_echoed_over_every_provider() {
         assert_eq!(route.provider, provider);
         // Over verbs, only with one NIC.
         if provider != ProviderKind::Verbs {
-            assert_eq!(route.ordered, provider != ProviderKind::Ofi);
+            let is_unordered = [ProviderKind::Copy, ProviderKind::Ofi].contains(&provider);
+            assert_eq!(route.ordered, !is_unordered);
         }
         std::thread::scope(|scope| {
             scope.spawn(|| one.echo(100).unwrap());
@@ -53,6 +54,26 @@ fn the_better_provider_is_used_where_both_ends_have_two() {
     let accepted = accept(&listener);
     drop(dialer.join().unwrap());
     assert_eq!(accepted.engine().route(Rank(1)).unwrap().provider, ProviderKind::Tcp);
+}
+
+/// Copy is preferred to shm, and an end without it is reached over shm.
+#[test]
+fn copy_is_used_where_both_ends_have_it() {
+    use ProviderKind::{Copy, Shm};
+    let mut here = config("127.0.0.1:0", Copy);
+    here.providers = vec![Shm, Copy];
+    let listener = weft_fabric::pair::Listener::bind(here).unwrap();
+    for (offered, expected) in [(vec![Shm, Copy], Copy), (vec![Copy], Copy), (vec![Shm], Shm)] {
+        let mut there = config(&listener.address().to_string(), Shm);
+        there.providers = offered;
+        let dialer = std::thread::spawn(move || connect(&there, by(PATIENCE)).unwrap());
+        let (one, other) = ends((accept(&listener), dialer.join().unwrap()));
+        assert_eq!(one.communicator.engine().route(Rank(1)).unwrap().provider, expected);
+        std::thread::scope(|scope| {
+            scope.spawn(|| one.echo(10).unwrap());
+            other.ask(10).unwrap();
+        });
+    }
 }
 
 #[test]

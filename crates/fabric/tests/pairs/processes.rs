@@ -8,6 +8,8 @@ use weft_fabric::{Cause, Error, ProviderKind};
 
 const ADDRESS: &str = "WEFT_TEST_PAIR_ADDRESS";
 const PROVIDER: &str = "WEFT_TEST_PAIR_PROVIDER";
+/// Copy is over a twin.
+const WITHIN_A_HOST: [ProviderKind; 3] = [ProviderKind::Copy, ProviderKind::Shm, ProviderKind::Tcp];
 /// Milliseconds.
 const SILENCE: &str = "WEFT_TEST_PAIR_SILENCE";
 
@@ -18,7 +20,7 @@ fn echoing_process() {
     let (Ok(address), Ok(provider)) = (std::env::var(ADDRESS), std::env::var(PROVIDER)) else {
         return;
     };
-    let provider = if provider == "shm" { ProviderKind::Shm } else { ProviderKind::Tcp };
+    let provider = weft_fabric::registry::named(&provider).unwrap().0;
     let mut config = config(&address, provider);
     if let Ok(silence) = std::env::var(SILENCE) {
         config.settings.silence_timeout = Duration::from_millis(silence.parse().unwrap());
@@ -50,7 +52,7 @@ fn signal(child: &Child, signal: libc::c_int) {
 #[test]
 fn a_stopped_process_is_silent_and_one_that_makes_no_call_is_not() {
     const SHORT: Duration = Duration::from_millis(1500);
-    for provider in [ProviderKind::Shm, ProviderKind::Tcp] {
+    for provider in WITHIN_A_HOST {
         let mut config = config("127.0.0.1:0", provider);
         config.settings.silence_timeout = SHORT;
         let listener = Listener::bind(config).unwrap();
@@ -80,7 +82,7 @@ fn a_stopped_process_is_silent_and_one_that_makes_no_call_is_not() {
 
 #[test]
 fn a_process_that_was_stopped_does_not_take_its_stop_for_the_silence_of_its_peer() {
-    for provider in [ProviderKind::Shm, ProviderKind::Tcp] {
+    for provider in WITHIN_A_HOST {
         let listener = listen(provider);
         let mut child = command(&listener.address().to_string(), provider);
         // This end waits longer, and sends heartbeats at the rate that the other end's timeout needs.
@@ -101,7 +103,7 @@ fn a_process_that_was_stopped_does_not_take_its_stop_for_the_silence_of_its_peer
 
 #[test]
 fn half_of_a_hundred_pairs_are_killed_and_the_other_half_goes_on() {
-    for provider in [ProviderKind::Shm, ProviderKind::Tcp] {
+    for provider in WITHIN_A_HOST {
         let listener = listen(provider);
         let address = listener.address().to_string();
         let mut children: Vec<Child> = (0..100).map(|_| start(&address, provider)).collect();
@@ -135,7 +137,7 @@ fn half_of_a_hundred_pairs_are_killed_and_the_other_half_goes_on() {
 
 #[test]
 fn diallers_killed_at_any_time_of_the_handshake_leave_the_listener_in_order() {
-    for provider in [ProviderKind::Shm, ProviderKind::Tcp] {
+    for provider in WITHIN_A_HOST {
         let listener = listen(provider);
         let address = listener.address().to_string();
         for delay in 0..20 {

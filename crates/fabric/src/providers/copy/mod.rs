@@ -96,6 +96,14 @@ pub enum CopyBackend {
 }
 
 impl CopyBackend {
+    /// Checks that this machine has such devices.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if there is no driver for them.
+    pub fn check(self) -> Result<()> {
+        self.open().map(drop).map_err(provider_error)
+    }
+
     /// Opens the copy engines.
     ///
     /// # Errors
