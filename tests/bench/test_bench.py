@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 from weft.bench.moe_worker import error_share, expert_output
 from weft.bench.moe_workload import Router, Workload
 from weft.bench.sizes import parse_sizes
+from weft.bench.transfer_memory import HostMemory
+from weft.bench.transfer_worker import Places, Shape
 from weft.cli import main
 
 
@@ -116,9 +118,72 @@ def test_every_byte_of_every_transfer_arrives(provider: str) -> None:
     assert all(size["parts"] >= 1 and size["memcpy_gb_per_s"] > 0 for size in found["sizes"])
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("device", "provider", "route", "staged"),
+    [
+        ("cpu", "shm", "shm", None),
+        ("twin", None, "copy", False),
+        ("twin", "copy", "copy", False),
+        ("twin", "shm", "shm", True),
+        ("twin", "tcp", "tcp", True),
+    ],
+)
+def test_every_page_of_every_list_arrives_in_its_place(
+    tmp_path: Path, device: str, provider: str | None, route: str, staged: bool | None
+) -> None:
+    record = tmp_path / "lists.jsonl"
+    over = [] if provider is None else ["--provider", provider]
+    found = bench(
+        *("transfer", *over, "--device", device, "--pages", "40", "--page-bytes", "3,1001,4K"),
+        *("--rounds", "5", "--record", str(record)),
+    )
+    memory = (None, None) if device == "cpu" else (device, staged)
+    assert (found["route"], found.get("device"), found.get("staged")) == (route, *memory)
+    sizes = found["sizes"]
+    lists = [(size["pages"], size["page_bytes"], size["bytes"]) for size in sizes]
+    assert lists == [(40, 3, 120), (40, 1001, 40040), (40, 4096, 163840)]
+    assert all((size["wrong"], size["rounds"]) == (0, 5) for size in sizes)
+    assert all(0 < size["one_way_p50_us"] <= size["one_way_p99_us"] for size in sizes)
+    assert {"commit", "machine", "weft"} < found["origin"].keys()
+    assert json.loads(record.read_text(encoding="utf-8")) == found
+
+
+@pytest.mark.timeout(120)
+def test_contiguous_writes_take_memory_of_a_device() -> None:
+    sizes = "8,1001,3M"
+    found = bench("transfer", "--device", "twin", "--sizes", sizes, "--rounds", "3")
+    assert (found["route"], found["device"]) == ("copy", "twin")
+    assert [size["bytes"] for size in found["sizes"]] == [8, 1001, 3 << 20]
+    assert all(size["wrong"] == 0 and "pages" not in size for size in found["sizes"])
+
+
+def test_a_page_in_another_place_is_wrong() -> None:
+    memory, places = HostMemory(), Places.of(Shape(3, 4), rank=0)
+    values = np.arange(12, dtype=np.uint8).reshape(4, 3) + 1
+    pages, expected = np.zeros((2, 8, 3), np.uint8)
+    assert (places.pool, len({*places.destination.tolist()})) == (8, 4)
+    assert places.source.tolist() != places.destination.tolist()
+    memory.put(pages, places.destination, values)
+    expected[places.destination] = values
+    assert memory.is_equal(pages, expected)
+    memory.put(pages, places.destination[[1, 0, 2, 3]], values)
+    assert not memory.is_equal(pages, expected)
+    memory.put(pages, places.destination, values)
+    between = next(place for place in range(8) if place not in places.destination)
+    pages[between, 0] = 1
+    assert not memory.is_equal(pages, expected)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["transfer", "--page-bytes", "4K"], "--page-bytes needs --pages"),
+        (["transfer", "--pages", "2", "--sizes", "8"], "--sizes is of contiguous writes"),
+        (["transfer", "--pages", "65536", "--page-bytes", "1M"], "expected at most 1G bytes"),
+        (["transfer", "--pages", "65537"], "expected at most 65536"),
+        (["transfer", "--pages", "2", "--page-bytes", "0"], "--page-bytes: '0': expected a size"),
+        (["transfer", "--device", "rocm"], "invalid choice: 'rocm'"),
         (["moe", "--top-k", "9", "--experts", "8"], "cannot name 9 different experts of 8"),
         (["moe", "--dtype", "int8"], "dtype int8 is not supported: float32"),
         (["moe", "--tokens", "0"], "expected at least 1"),

@@ -101,8 +101,14 @@ def under_launcher() -> bool:
     return any(text(name) for name in RANK_VARIABLES)
 
 
-def run_group(module: str, ranks: int, directory: Path, provider: str | None) -> list[Any]:
-    """Run `python -m module directory` as local ranks; results by rank.
+def run_group(
+    module: str,
+    ranks: int,
+    directory: Path,
+    provider: str | None,
+    variables: dict[str, str] | None = None,
+) -> list[Any]:
+    """Run `python -m module directory` as local ranks with more variables; results by rank.
 
     A signal that ends the ranks also reaches this process, once they have ended.
 
@@ -110,6 +116,7 @@ def run_group(module: str, ranks: int, directory: Path, provider: str | None) ->
         GroupError: if a rank failed, or this machine cannot have as many.
     """
     environment = ENVIRONMENT | ({} if provider is None else {"WEFT_PROVIDERS": provider})
+    environment |= variables or {}
     command = [sys.executable, "-m", module, os.fspath(directory)]
     outcome = launch_ranks(command, ranks, environment, launch.GRACE_SECONDS)
     if outcome.first_failure is not None:

@@ -85,27 +85,54 @@ def add_moe_parser(subparsers: Subparsers) -> None:
 
 def add_transfer_parser(subparsers: Subparsers) -> None:
     """Declare `weft bench transfer`."""
-    from weft.bench.sizes import DEFAULT_SIZES
+    from weft.bench.sizes import DEFAULT_PAGE_SIZES, DEFAULT_SIZES, MOST_PAGES
+    from weft.bench.transfer import DEVICES
+    from weft.cli.arguments import up_to
 
     parser = subparsers.add_parser(
         "transfer",
         help="counted writes between two ranks",
         description="Write round trips between two local ranks through the Python API, with"
-        " every byte checked, beside numpy's copy of as many bytes.",
+        " every byte checked, beside a local copy of as many bytes in the same memory.",
     )
     parser.add_argument(
         "--sizes",
-        default=DEFAULT_SIZES,
         metavar="SIZE,...",
-        help="sizes in bytes; 4K and 4KiB are 4096, 4kB is 4000 (default %(default)s)",
+        help=f"sizes in bytes; 4K and 4KiB are 4096, 4kB is 4000 (default {DEFAULT_SIZES})",
     )
     parser.add_argument(
-        "--provider", choices=PROVIDERS, help="provider (default: the best available)"
+        "--pages",
+        type=up_to(MOST_PAGES),
+        metavar="N",
+        help="pages per write, at scattered places in the source and the destination (default:"
+        " writes of one contiguous range)",
+    )
+    parser.add_argument(
+        "--page-bytes",
+        metavar="SIZE,...",
+        help=f"page sizes, in place of --sizes (default {DEFAULT_PAGE_SIZES})",
+    )
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="cpu",
+        help="memory of sources and destinations; cuda: one GPU for each rank, or both on one;"
+        " twin: CPU memory in place of GPUs (default %(default)s)",
+    )
+    parser.add_argument(
+        "--provider",
+        choices=PROVIDERS,
+        help="provider (default: the best available; with a device copy); over shm and tcp device"
+        " memory goes through slots in host memory (WEFT_STAGED)",
     )
     parser.add_argument(
         "--rounds", type=positive, metavar="N", help="round trips per size (default: by size)"
     )
-    add_output(parser, "transfer.jsonl")
+    add_output(
+        parser,
+        "transfer.jsonl",
+        "; transfer_pages.jsonl with --pages, gpu_ before it with a device",
+    )
     parser.set_defaults(run=run_transfer, usage_error=parser.error)
 
 
@@ -172,16 +199,16 @@ def run_transfer(arguments: argparse.Namespace) -> int:
     """Measure; 1 if a transfer was wrong."""
     from weft.bench import transfer
     from weft.bench.group import GroupError, check_provider
-    from weft.bench.sizes import parse_sizes
 
-    try:
-        sizes = parse_sizes(arguments.sizes)
-    except ValueError as error:
-        arguments.usage_error(f"--sizes: {error}")
+    sizes, pages, device = transfer_sizes(arguments), arguments.pages or 0, arguments.device
+    workload = transfer.Workload(sizes, pages, device, arguments.rounds)
+    provider = transfer.provider_on(device, arguments.provider)
+    named = ("gpu_" if device != "cpu" else "") + ("transfer_pages" if pages else "transfer")
+    arguments.record_name = f"{named}.jsonl"
     check_record(arguments)
     try:
-        check_provider(arguments.provider)
-        found = transfer.measure(sizes, arguments.provider, arguments.rounds, not arguments.json)
+        check_provider(provider)
+        found = transfer.measure(workload, provider, not arguments.json)
     except GroupError as error:
         print(f"weft bench transfer: {error}", file=sys.stderr)
         return error.status
@@ -191,6 +218,25 @@ def run_transfer(arguments: argparse.Namespace) -> int:
     storing = Storing("weft bench transfer")
     finish(arguments, found, show_transfer, storing)
     return storing.status(1 if any(size["wrong"] for size in found["sizes"]) else 0)
+
+
+def transfer_sizes(arguments: argparse.Namespace) -> list[int]:
+    """Bytes per page, or per write without `--pages`."""
+    from weft.bench.sizes import DEFAULT_PAGE_SIZES, DEFAULT_SIZES, parse_sizes
+
+    if arguments.page_bytes is not None and arguments.pages is None:
+        arguments.usage_error("--page-bytes needs --pages")
+    if arguments.sizes is not None and arguments.pages is not None:
+        arguments.usage_error("--sizes is of contiguous writes: pass --page-bytes with --pages")
+    if arguments.pages is None:
+        option, text = "--sizes", arguments.sizes or DEFAULT_SIZES
+    else:
+        option, text = "--page-bytes", arguments.page_bytes or DEFAULT_PAGE_SIZES
+    try:
+        return parse_sizes(text, arguments.pages or 1)
+    except ValueError as error:
+        arguments.usage_error(f"{option}: {error}")
+        raise
 
 
 def record_files(arguments: argparse.Namespace) -> list[OutputFile]:
@@ -269,21 +315,28 @@ def show_moe(found: dict[str, Any]) -> None:
         print(f"\nTrace (open it at https://ui.perfetto.dev)  {found['trace']}")
 
 
+#: Column headers that differ from the record's names.
+TRANSFER_HEADERS: Final = {
+    "page_bytes": "page bytes",
+    "one_way_p50_us": "p50 µs",
+    "one_way_p99_us": "p99 µs",
+    "gb_per_s": "GB/s",
+    "memcpy_p50_us": "memcpy p50 µs",
+    "memcpy_gb_per_s": "memcpy GB/s",
+}
+
+
 def show_transfer(found: dict[str, Any]) -> None:
     """Print a result as text."""
     from weft.bench.group import named_routes
 
     over = named_routes([found["route"]], found["provider_details"])
-    print(f"Two ranks over {over}, through the Python API; one way is half a round trip\n")
-    headers = (
-        "bytes",
-        "parts",
-        "rounds",
-        "p50 µs",
-        "p99 µs",
-        "GB/s",
-        "memcpy p50 µs",
-        "memcpy GB/s",
-        "wrong",
+    memory = f", memory on {found['device']}" if "device" in found else ""
+    staged = " through slots in host memory" if found.get("staged") else ""
+    print(
+        f"Two ranks over {over}{memory}{staged}, through the Python API; one way is half a round"
+        " trip\n"
     )
-    print(format_table(headers, [list(size.values()) for size in found["sizes"]]))
+    sizes = found["sizes"]
+    headers = [TRANSFER_HEADERS.get(name, name) for name in sizes[0]]
+    print(format_table(headers, [list(size.values()) for size in sizes]))
