@@ -47,13 +47,17 @@ def _bytes(address: int, length: int) -> bytes:
     return ctypes.string_at(address, length)
 
 
-def written() -> dict[str, Any]:
+def written(device: str = "twin") -> dict[str, Any]:
     """A counted write from one symmetric tensor into the peer's other one, through one region."""
     with weft.init() as communicator, communicator.counter() as counter:
         peer = 1 - communicator.rank
-        sources = weft.symmetric_empty((4, 8), torch.int32, device="twin")
-        inbox = weft.symmetric_empty((4, 8), torch.int32, device="twin")
+        if device == "cuda":
+            torch.cuda.set_device(communicator.rank % torch.cuda.device_count())
+        sources = weft.symmetric_empty((4, 8), torch.int32, device=device)
+        inbox = weft.symmetric_empty((4, 8), torch.int32, device=device)
         sources.copy_(torch.arange(32).view(4, 8) + 100 * communicator.rank)
+        if device == "cuda":
+            torch.cuda.synchronize()
         region, start = weft.symmetric_region(sources[1:])
         same, offset = weft.symmetric_region(inbox, communicator=communicator)
         remote = communicator.share([region], [counter])[peer][0]
