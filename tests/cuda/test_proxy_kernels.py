@@ -134,12 +134,16 @@ def acquires(kernel: Kernel, width: str = "E") -> list[int]:
 
 
 def test_waits_acquire_in_one_thread(kernels: dict[str, Kernel]) -> None:
+    """Each read of the word, by the reader or beside it, acquires before the block's barrier."""
     receives = kernels["receives"]
-    (word,) = acquires(receives)
-    barrier = min(
-        at for at, line in enumerate(receives.code) if at > word and line.startswith("BAR.SYNC")
-    )
-    assert min(at for at in receives.each("LDG.E") if at > word) > barrier
+    barrier = next(at for at, line in enumerate(receives.code) if line.startswith("BAR.SYNC"))
+    loads = [at for at, line in enumerate(receives.code) if line.startswith("LD")]
+    words = [at for at in receives.each("LDG.E.STRONG.SYS") if at < barrier]
+    assert words
+    for word in words:
+        end = min(at for at in [*loads, barrier] if at > word)
+        assert any("CCTL.IVALL" in line for line in receives.code[word:end])
+    assert max(receives.each("LDG.E")) > barrier
 
 
 def test_pushes_acquire_the_count_of_released_tickets(kernels: dict[str, Kernel]) -> None:
