@@ -16,12 +16,7 @@ impl Engine {
         D: Driver,
         D::Error: From<Error>,
     {
-        let mut events = std::mem::take(self.event_buffer());
-        events.clear();
-        self.poll_for(driver.namespace(), clock::now(), &mut events);
-        let result = self.drive_with(driver, requests, &events);
-        *self.event_buffer() = events;
-        result
+        self.drive_once(driver, requests, false)
     }
 
     /// Same as [`Engine::drive`], for a driver that keeps what each event says. If nobody else has polled since the last
@@ -40,18 +35,33 @@ impl Engine {
     {
         let namespace = driver.namespace();
         let has_all = self.last_drive == (namespace, self.polls());
-        let driven = if has_all {
-            let mut events = std::mem::take(self.event_buffer());
-            events.clear();
-            self.poll_for(namespace, clock::now(), &mut events);
-            let polled = driver.poll(clock::now(), &events, requests);
-            *self.event_buffer() = events;
-            polled.and_then(|()| self.submit_all(driver, requests))
-        } else {
-            self.drive(driver, requests)
-        };
+        let driven = self.drive_once(driver, requests, has_all);
         self.last_drive = (namespace, self.polls());
         driven
+    }
+
+    /// Polls a driver with new events; unless it has all earlier ones, also with those that other polls consumed.
+    fn drive_once<D>(
+        &mut self,
+        driver: &mut D,
+        requests: &mut Requests,
+        has_earlier: bool,
+    ) -> Result<(), D::Error>
+    where
+        D: Driver,
+        D::Error: From<Error>,
+    {
+        let mut events = std::mem::take(self.event_buffer());
+        events.clear();
+        self.poll_for(driver.namespace(), clock::now(), &mut events);
+        let result = if has_earlier {
+            let polled = driver.poll(clock::now(), &events, requests);
+            polled.and_then(|()| self.submit_all(driver, requests))
+        } else {
+            self.drive_with(driver, requests, &events)
+        };
+        *self.event_buffer() = events;
+        result
     }
 
     /// Polls a driver with these events and with those that other polls consumed.
