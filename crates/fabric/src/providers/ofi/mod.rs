@@ -16,12 +16,14 @@
 //! - `signals.rs`: the program's signal actions, restored after libfabric loads
 //! - `info.rs`, `offers.rs`: libfabric offers, and a report on them
 //! - `rail.rs`: one NIC in one group: endpoint, completion queue, writes in flight
+//! - `signal_buffer.rs`, `efa_options.rs`: target and source of signals; EFA's endpoint options
 //! - `slots.rs`: scratch memory for each operation in flight, and how it is used
 //! - `link/`, `peer.rs`, `post_limits.rs`, `region.rs`: one group's use of the device
 //! - `wire.rs`: addresses, introductions, grants as bytes
 
 mod config;
 mod device;
+mod efa_options;
 mod info;
 mod library;
 mod link;
@@ -31,6 +33,7 @@ mod peer;
 mod post_limits;
 mod rail;
 mod region;
+mod signal_buffer;
 mod signals;
 mod slots;
 mod sys;

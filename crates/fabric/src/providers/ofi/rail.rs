@@ -2,10 +2,11 @@
 
 use super::super::gpu_memory::FlushedGpus;
 use super::super::granted_regions::RemoteMemory;
-use super::objects::{CompletionQueue, Domain, Endpoint, MemoryRegistration, Result};
+use super::efa_options;
+use super::objects::{CompletionQueue, Domain, Endpoint, Result};
+use super::signal_buffer::SignalBuffer;
 use super::slots::{SlotUse, Slots};
 use super::sys;
-use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::fd::RawFd;
@@ -64,14 +65,6 @@ pub struct Rail {
     failures: u64,
 }
 
-/// Small buffer granted to all peers and never written: signal target.
-struct SignalBuffer {
-    remote: MemoryRegistration,
-    /// Source registration, where the provider demands one.
-    local: Option<MemoryRegistration>,
-    bytes: Box<UnsafeCell<[u64; 8]>>,
-}
-
 /// Buffer for one completion read.
 struct CompletionBatch([sys::CqEntry; BATCH]);
 
@@ -115,10 +108,10 @@ impl Rail {
         // The peers, and the endpoint itself.
         let endpoint = Endpoint::open(domain, &queue, sizes.peers + 1)?;
         if is_efa {
-            prefer_bounded_queues(&endpoint, consumes_receives);
+            efa_options::prefer_bounded_queues(&endpoint, consumes_receives);
         }
         if is_efa && domain.info().reaches_devices() {
-            leave_gpus_to_the_nic(&endpoint);
+            efa_options::leave_gpus_to_the_nic(&endpoint);
         }
         endpoint.enable()?;
         let signal_buffer = SignalBuffer::new(domain, key)?;
@@ -188,9 +181,7 @@ impl Rail {
 
     /// Target for the peers' signals.
     pub fn signal_target(&self) -> RemoteMemory {
-        let base = self.domain.info().uses_addresses();
-        let base = if base { self.signal_buffer.bytes.get().addr() as u64 } else { 0 };
-        RemoteMemory { base, key: self.signal_buffer.remote.key() }
+        self.signal_buffer.target(self.domain.info().uses_addresses())
     }
 
     /// True if one more part may be in flight.
@@ -285,7 +276,7 @@ impl Rail {
         (address, target): (sys::Address, RemoteMemory),
         immediate: u64,
     ) -> Result<bool, i32> {
-        let source = libc::iovec { iov_base: self.signal_buffer.bytes.get().cast(), iov_len: 0 };
+        let source = self.signal_buffer.source();
         let destination = sys::RmaRange { addr: target.base, len: 0, key: target.key };
         // SAFETY: the signal buffer lives as long as the endpoint.
         unsafe { self.inject(address, &source, &destination, immediate) }
@@ -311,8 +302,7 @@ impl Rail {
         flags: u64,
         slot_use: SlotUse,
     ) -> Result<bool, i32> {
-        let source = self.signal_buffer.bytes.get().cast();
-        let sources = [libc::iovec { iov_base: source, iov_len: 0 }];
+        let sources = [self.signal_buffer.source()];
         let mut descriptors = [self.signal_buffer.descriptor()];
         let destinations = [sys::RmaRange { addr: target.base, len: 0, key: target.key }];
         let mut message = RmaWrite {
@@ -523,57 +513,6 @@ fn is_taken(result: isize) -> Result<bool, i32> {
     }
     let is_full = result == -sys::FI_EAGAIN || result == -(sys::FI_ENOMEM as isize);
     if is_full { Ok(false) } else { Err(-result as i32) }
-}
-
-impl SignalBuffer {
-    fn new(domain: &Arc<Domain>, key: u64) -> Result<SignalBuffer> {
-        let bytes = Box::new(UnsafeCell::new([0; 8]));
-        let (address, length) = (bytes.get().addr() as u64, size_of::<[u64; 8]>());
-        // SAFETY: the box does not move, and is dropped after the registrations.
-        let (remote, local) = unsafe {
-            let remote = domain.register(address, length, None, sys::FI_REMOTE_WRITE, key)?;
-            let is_local = domain.info().registers_sources();
-            let local = is_local.then(|| {
-                domain.register(address, length, None, sys::FI_WRITE, key.wrapping_add(1))
-            });
-            (remote, local.transpose()?)
-        };
-        Ok(SignalBuffer { remote, local, bytes })
-    }
-
-    fn descriptor(&self) -> *mut c_void {
-        self.local.as_ref().map_or(std::ptr::null_mut(), MemoryRegistration::descriptor)
-    }
-}
-
-/// Sets EFA endpoint options: arrivals consume receives, which bounds how many there are, and writes to a
-/// receiver that is not ready are retried. Libraries without an option keep the default.
-fn prefer_bounded_queues(endpoint: &Endpoint, consumes_receives: bool) {
-    if consumes_receives {
-        let unsolicited = false;
-        if let Err(why) = endpoint.set(sys::FI_OPT_EFA_USE_UNSOLICITED_WRITE_RECV, &unsolicited) {
-            log::debug!("unsolicited receives of RDMA writes stay enabled: {why}");
-        }
-    }
-    /// Unlimited retries.
-    const INFINITE_RETRIES: usize = 7;
-    if let Err(why) = endpoint.set(sys::FI_OPT_EFA_RNR_RETRY, &INFINITE_RETRIES) {
-        log::debug!("retries of receivers that are not ready keep the default: {why}");
-    }
-}
-
-/// Forbids EFA what a link that may reach GPU memory must not have: CUDA calls, which a thread that polls
-/// would make and which may wait for a kernel that waits for that thread, and libfabric's shared memory
-/// within a host, by which payload would reach a GPU on another way than the flush covers. Libraries
-/// without an option keep the default.
-fn leave_gpus_to_the_nic(endpoint: &Endpoint) {
-    let permitted = false;
-    if let Err(why) = endpoint.set(sys::FI_OPT_CUDA_API_PERMITTED, &permitted) {
-        log::warn!("libfabric may call CUDA while Weft polls: {why}");
-    }
-    if let Err(why) = endpoint.set(sys::FI_OPT_SHARED_MEMORY_PERMITTED, &permitted) {
-        log::warn!("libfabric may use shared memory within this host: {why}");
-    }
 }
 
 #[cfg(test)]
