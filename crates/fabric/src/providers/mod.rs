@@ -11,6 +11,8 @@ mod granted_regions;
 pub mod hostile;
 pub mod ofi;
 mod presence;
+#[cfg(test)]
+mod scatter_posts;
 pub mod shm;
 pub mod sim;
 pub mod staged;

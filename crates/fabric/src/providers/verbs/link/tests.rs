@@ -6,11 +6,10 @@ use super::super::{TwinConfig, TwinNic};
 use super::VerbsLink;
 use crate::clock;
 use crate::lane_table::LaneTable;
-use crate::link::{
-    Introduction, Link, Membership, Scatter, ScatterPart, ScatterStatus, Sink, WorkRequest,
-};
+use crate::link::{Introduction, Link, Membership, Scatter, ScatterPart, Sink, WorkRequest};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
+use crate::providers::scatter_posts::{self, Outcome};
 use crate::types::{Generation, Lane, LaneId, Page, RegionKey, TrafficClass};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -142,7 +141,7 @@ impl World {
         parts: &[(u32, Page)],
         class: TrafficClass,
         is_one_call: bool,
-    ) -> Vec<(usize, u32, Option<String>)> {
+    ) -> Vec<Outcome> {
         self.scatters += 1;
         let part = |&(peer, page): &(u32, Page)| {
             let lane = self.raised[peer as usize];
@@ -152,23 +151,7 @@ impl World {
         let token = self.scatters << 24;
         let scatter = Scatter { token, class, parts: &parts };
         let (link, sink) = (&mut self.links[0], &mut self.sinks[0]);
-        let one_by_one = |link: &mut VerbsLink, sink: &mut Sink, parts: &[ScatterPart]| {
-            let mut posted = ScatterStatus::default();
-            for part in parts {
-                if !posted.add(link.post(&scatter.work(part), sink)) {
-                    break;
-                }
-            }
-            posted
-        };
-        let first = match is_one_call {
-            true => link.post_scatter(&scatter, sink),
-            false => one_by_one(link, sink, &parts),
-        };
-        let rest = parts.get(first.taken + 1..).unwrap_or(&[]).chunks(1);
-        let mut outcomes = vec![first];
-        outcomes.extend(rest.map(|part| one_by_one(link, sink, part)));
-        outcomes.into_iter().map(|it| (it.taken, it.in_flight, it.failed)).collect()
+        scatter_posts::post(link, sink, &scatter, is_one_call)
     }
 
     fn poll(&mut self, ranks: std::ops::Range<usize>) {
@@ -363,19 +346,24 @@ fn a_region_granted_before_it_is_a_source_is_registered_once() {
     assert_eq!(registered(&world, 1), (1, BYTES));
 }
 
+/// A page from the first region to the start of what the peer grants.
+fn granted_page() -> Page {
+    Page {
+        source: RegionKey(0),
+        source_offset: 8,
+        destination: RegionKey(1),
+        destination_offset: GRANTED.start,
+        length: 700,
+    }
+}
+
 #[test]
 #[cfg_attr(miri, ignore = "twins of NICs use descriptors that miri lacks")]
 fn a_granted_region_is_also_a_source() {
     let mut world = World::new(1);
     world.links[0].grant(RegionKey(0), Rank(1), GRANTED).unwrap();
     assert_eq!(registered(&world, 0), (2, 2 * BYTES));
-    let page = Page {
-        source: RegionKey(0),
-        source_offset: 8,
-        destination: RegionKey(1),
-        destination_offset: GRANTED.start,
-        length: 700,
-    };
+    let page = granted_page();
     world.memories[0][0].fill(8, 700, 9);
     assert_eq!(world.scatter(&[(1, page)], TrafficClass::Latency, true), [(1, 1, None)]);
     world.poll(0..2);
@@ -389,13 +377,7 @@ fn a_granted_region_is_also_a_source() {
 fn a_grant_leaves_the_source_registrations_that_parts_in_flight_name() {
     let mut world = World::new(1);
     world.nics[0].pause(true);
-    let page = Page {
-        source: RegionKey(0),
-        source_offset: 8,
-        destination: RegionKey(1),
-        destination_offset: GRANTED.start,
-        length: 700,
-    };
+    let page = granted_page();
     assert_eq!(world.scatter(&[(1, page)], TrafficClass::Latency, true), [(1, 1, None)]);
     world.links[0].grant(RegionKey(0), Rank(1), GRANTED).unwrap();
     assert_eq!(registered(&world, 0), (3, 3 * BYTES));

@@ -15,6 +15,7 @@ use crate::lane_table::LaneTable;
 use crate::link::{Link, Membership, Sink};
 use crate::memory::Memory;
 use crate::providers::gpu_memory::Gpus;
+use crate::providers::scatter_posts::{self, Outcome};
 use crate::registration::IdleLimits;
 use crate::types::{Generation, Lane};
 use proptest::prelude::*;
@@ -189,7 +190,7 @@ impl Rig {
         parts: &[(u32, Page)],
         class: TrafficClass,
         is_one_call: bool,
-    ) -> Vec<(usize, u32, Option<String>)> {
+    ) -> Vec<Outcome> {
         self.scatters += 1;
         let part = |&(peer, page): &(u32, Page)| {
             let lane = *self.lanes.get(peer as usize - 1).unwrap_or(&self.lanes[0]);
@@ -198,23 +199,7 @@ impl Rig {
         let parts: Vec<ScatterPart> = parts.iter().map(part).collect();
         let scatter = Scatter { token: self.scatters << 24, class, parts: &parts };
         let Rig { link, sink, .. } = self;
-        let one_by_one = |link: &mut OfiLink, sink: &mut Sink, parts: &[ScatterPart]| {
-            let mut posted = ScatterStatus::default();
-            for part in parts {
-                if !posted.add(link.post(&scatter.work(part), sink)) {
-                    break;
-                }
-            }
-            posted
-        };
-        let first = match is_one_call {
-            true => link.post_scatter(&scatter, sink),
-            false => one_by_one(link, sink, &parts),
-        };
-        let rest = parts.get(first.taken + 1..).unwrap_or(&[]).chunks(1);
-        let mut outcomes = vec![first];
-        outcomes.extend(rest.map(|part| one_by_one(link, sink, part)));
-        outcomes.into_iter().map(|it| (it.taken, it.in_flight, it.failed)).collect()
+        scatter_posts::post(link, sink, &scatter, is_one_call)
     }
 
     /// Runs a step; returns post outcomes, messages, and all events.
