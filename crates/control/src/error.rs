@@ -299,7 +299,7 @@ pub enum Error {
         waited: Duration,
     },
     /// Poisoned group.
-    #[error("the group is poisoned: {0}")]
+    #[error("{0}")]
     Poisoned(Poison),
     /// Departed rank that is still needed.
     #[error("{rank} has left the group and is still needed by {operation}")]
