@@ -41,6 +41,8 @@ pub struct NullProxy {
     engine: Engine,
     driver: ProxyDriver,
     requests: Requests,
+    /// [`Engine::drive_onward`]'s.
+    last_poll: u64,
     reader: RingReader<MappedRing<'static>>,
     writer: RingWriter<MappedRing<'static>>,
     lengths: Vec<AtomicU32>,
@@ -73,6 +75,7 @@ impl NullProxy {
             MappedRing { slots: slots.leak(), released: Box::leak(Box::new(AtomicU64::new(0))) };
         Ok(NullProxy {
             requests: driver.requests(),
+            last_poll: 0,
             reader: RingReader::new(ring),
             writer: RingWriter::new(ring),
             lengths: (0..peers).map(|_| AtomicU32::new(LENGTH as u32)).collect(),
@@ -104,7 +107,7 @@ impl NullProxy {
     /// One turn of the thread with all commands in the ring, and one that completes them.
     #[inline(always)]
     pub fn turn(&mut self) -> Outcome<()> {
-        let NullProxy { engine, driver, requests, reader, lengths, .. } = self;
+        let NullProxy { engine, driver, requests, last_poll, reader, lengths, .. } = self;
         for _ in 0..EACH_TURN {
             let taken =
                 reader.take(|ticket, fields| driver.accept(ticket, fields, lengths, requests));
@@ -113,8 +116,8 @@ impl NullProxy {
                 None => break,
             }
         }
-        engine.drive_onward(driver, requests)?;
-        engine.drive_onward(driver, requests)?;
+        engine.drive_onward(driver, requests, last_poll)?;
+        engine.drive_onward(driver, requests, last_poll)?;
         if driver.is_idle() { Ok(()) } else { Err("a put did not complete".into()) }
     }
 

@@ -83,8 +83,6 @@ pub struct Engine {
     /// Count of events that may end a wait.
     pub(super) epoch: u64,
     pub(super) polls: u64,
-    /// Namespace and polls after the last [`Engine::drive_onward`].
-    pub(crate) last_drive: (u16, u64),
     pub(super) sink: Sink,
     pub(super) pending_losses: Vec<PendingLoss>,
     pub(super) watches: Watches,
@@ -176,7 +174,6 @@ impl Engine {
             lacks_doorbell: false,
             epoch: 0,
             polls: 0,
-            last_drive: (0, 0),
             sink: Sink::default(),
             pending_losses: Vec::new(),
             watches: Watches::default(),

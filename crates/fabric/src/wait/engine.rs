@@ -19,25 +19,26 @@ impl Engine {
         self.drive_once(driver, requests, false)
     }
 
-    /// Same as [`Engine::drive`], for a driver that keeps what each event says. If nobody else has polled since the last
-    /// call, the driver gets new events only, and the cost does not grow with counters, peers and rounds.
+    /// Same as [`Engine::drive`], for a driver that keeps what each event says. If nobody else has polled since its last
+    /// poll, the driver gets new events only, and the cost does not grow with counters, peers and rounds.
+    ///
+    /// `last_poll` belongs to the driver and this engine: 0 at first, [`Engine::polls`] after each poll.
     ///
     /// # Errors
-    /// The driver's errors, and errors from [`Engine::submit`].
+    /// The driver's errors, and errors from [`Engine::submit`]. The next poll then repeats all events.
     pub fn drive_onward<D>(
         &mut self,
         driver: &mut D,
         requests: &mut Requests,
+        last_poll: &mut u64,
     ) -> Result<(), D::Error>
     where
         D: Driver,
         D::Error: From<Error>,
     {
-        let namespace = driver.namespace();
-        let has_all = self.last_drive == (namespace, self.polls());
-        let driven = self.drive_once(driver, requests, has_all);
-        self.last_drive = (namespace, self.polls());
-        driven
+        self.drive_once(driver, requests, *last_poll == self.polls())?;
+        *last_poll = self.polls();
+        Ok(())
     }
 
     /// Polls a driver with new events; unless it has all earlier ones, also with those that other polls consumed.

@@ -4,7 +4,7 @@ use crate::common::PATIENCE;
 use crate::{KINDS, peer_of, shared, two};
 use std::collections::BTreeMap;
 use weft_fabric::{
-    CounterId, Driver, EngineConfig, Error, Event, Rank, Requests, Result, Time, clock,
+    CounterId, Driver, Engine, EngineConfig, Error, Event, Rank, Requests, Result, Time, clock,
 };
 
 /// Driver that keeps the last count from each peer, and how many events it had.
@@ -13,6 +13,24 @@ struct Keeper {
     counters: [CounterId; 1],
     counts: BTreeMap<Rank, u64>,
     events: usize,
+    last_poll: u64,
+    /// Fails the next poll.
+    fails: bool,
+}
+
+impl Keeper {
+    fn new(engine: &mut Engine, counter: CounterId) -> Keeper {
+        let namespace = engine.namespace();
+        let (counts, events) = (BTreeMap::new(), 0);
+        Keeper { namespace, counters: [counter], counts, events, last_poll: 0, fails: false }
+    }
+
+    fn drive(&mut self, engine: &mut Engine) -> Result<()> {
+        let mut last_poll = self.last_poll;
+        let result = engine.drive_onward(self, &mut Requests::default(), &mut last_poll);
+        self.last_poll = last_poll;
+        result
+    }
 }
 
 impl Driver for Keeper {
@@ -27,6 +45,9 @@ impl Driver for Keeper {
     }
 
     fn poll(&mut self, _: Time, events: &[Event], _: &mut Requests) -> Result<()> {
+        if std::mem::take(&mut self.fails) {
+            return Err(Error::Interrupted);
+        }
         for event in events {
             self.events += 1;
             if let Event::Raised { peer, count, counter, .. } = event
@@ -46,12 +67,7 @@ fn events_that_other_polls_took_are_not_lost() {
         two(kind, &EngineConfig::default(), |mut engine, gather| {
             let peer = peer_of(&engine);
             let counters = [shared(&mut engine, gather), shared(&mut engine, gather)];
-            let mut drivers = counters.map(|counter| Keeper {
-                namespace: engine.namespace(),
-                counters: [counter],
-                counts: BTreeMap::new(),
-                events: 0,
-            });
+            let mut drivers = counters.map(|counter| Keeper::new(&mut engine, counter));
             let mut requests = Requests::default();
             for round in 1..=60u64 {
                 for counter in counters {
@@ -67,7 +83,7 @@ fn events_that_other_polls_took_are_not_lost() {
                         1 => engine.drive(&mut drivers[0], &mut requests).unwrap(),
                         turn => {
                             let driver = &mut drivers[turn as usize % 2];
-                            engine.drive_onward(driver, &mut requests).unwrap();
+                            driver.drive(&mut engine).unwrap();
                         }
                     }
                     turn += 1;
@@ -83,22 +99,23 @@ fn a_driver_that_nobody_else_polls_gets_no_event_twice() {
     two(KINDS[0], &EngineConfig::default(), |mut engine, gather| {
         let peer = peer_of(&engine);
         let counter = shared(&mut engine, gather);
-        let namespace = engine.namespace();
-        let (counts, events) = (BTreeMap::new(), 0);
-        let mut driver = Keeper { namespace, counters: [counter], counts, events };
-        let mut requests = Requests::default();
-        engine.drive_onward(&mut driver, &mut requests).unwrap();
+        let mut driver = Keeper::new(&mut engine, counter);
+        driver.drive(&mut engine).unwrap();
         gather(Vec::new());
         engine.signal(peer, counter, 0).unwrap();
         engine.flush();
         gather(Vec::new());
         for _ in 0..9 {
-            engine.drive_onward(&mut driver, &mut requests).unwrap();
+            driver.drive(&mut engine).unwrap();
         }
         assert_eq!((driver.counts[&peer], driver.events), (1, 1));
         engine.progress();
-        engine.drive_onward(&mut driver, &mut requests).unwrap();
+        driver.drive(&mut engine).unwrap();
         assert_eq!(driver.events, 2);
+        driver.fails = true;
+        driver.drive(&mut engine).unwrap_err();
+        driver.drive(&mut engine).unwrap();
+        assert_eq!(driver.events, 3, "events are repeated after a poll that failed");
         gather(Vec::new());
     });
 }

@@ -318,7 +318,7 @@ impl Shared {
     /// Serves kernels until it is stopped.
     fn serve(&self, driver: &mut ProxyDriver, words_each: usize, mut pace: Pace) -> Result<()> {
         let communicator = self.group.communicator();
-        let mut requests = driver.requests();
+        let (mut requests, mut last_poll) = (driver.requests(), 0);
         let mut reader = RingReader::new(self.memory.ring());
         let words = Words::new(self.memory.words(), words_each);
         self.memory.bind_writer()?;
@@ -327,7 +327,7 @@ impl Shared {
             let mut works = self.take_commands(&mut reader, driver, &mut requests)?;
             let mut engine = communicator.engine();
             engine.check()?;
-            engine.drive_onward(driver, &mut requests)?;
+            engine.drive_onward(driver, &mut requests, &mut last_poll)?;
             drop(engine);
             let mut raised = Ok(());
             driver.take_words(|update| {
