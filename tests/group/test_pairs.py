@@ -340,6 +340,8 @@ def test_what_cannot_be_formed_is_refused_by_name() -> None:
         weft.connect("192.0.2.1:1")
     with pytest.raises(ConfigurationError, match="copy, shm, verbs, ofi or tcp"):
         weft.listen(providers=["sim"])  # type: ignore[list-item]
+    with pytest.raises(ConfigurationError, match="copy and copy-twin"):
+        weft.listen(providers=["copy", "copy-twin"])
     with pytest.raises(ConfigurationError, match="no port"):
         weft.connect("127.0.0.1")
     with pytest.raises(ConfigurationError, match="expected an IP address of this host"):

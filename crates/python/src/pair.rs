@@ -301,7 +301,12 @@ fn config(
     if let Some(names) = providers {
         let named = names.iter().map(|name| provider(py, name));
         let named: Vec<(ProviderKind, CopyBackend)> = named.collect::<PyResult<_>>()?;
-        let of_copy = named.iter().find(|(kind, _)| *kind == ProviderKind::Copy);
+        let mut of_copy = named.iter().filter(|(kind, _)| *kind == ProviderKind::Copy);
+        let (of_copy, second) = (of_copy.next(), of_copy.next());
+        if second.is_some() {
+            let message = "providers name copy and copy-twin: a pair has one of them";
+            return Err(raise(py, "ConfigurationError", message));
+        }
         config.devices = of_copy.map_or_else(CopyBackend::default, |(_, devices)| *devices);
         config.providers = named.into_iter().map(|(kind, _)| kind).collect();
     }
