@@ -158,7 +158,18 @@ def test_a_words_reader_publishes_with_release_on_its_gpu(kernels: dict[str, Ker
     assert len(waits.each("STG.E.64.STRONG.GPU")) == 2
     # One more precedes the exchange that elects the reader.
     assert len(fences(waits, "GPU")) == 3
-    assert waits.having("LDG", "64", "STRONG", "GPU")
+
+
+def test_programs_beside_a_words_reader_acquire_what_it_publishes(
+    kernels: dict[str, Kernel],
+) -> None:
+    code = kernels["receives"].code
+    loads = [at for at, line in enumerate(code) if line.startswith("LD")]
+    published = kernels["receives"].each("LDG.E.64.STRONG.GPU")
+    assert published
+    for load in published:
+        end = min(at for at in [*loads, len(code)] if at > load)
+        assert any("CCTL.IVALL" in line for line in code[load:end])
 
 
 def test_kernels_keep_to_their_registers(kernels: dict[str, Kernel]) -> None:
