@@ -18,7 +18,7 @@ def test_ranks_write_to_each_others_tensors(count: int) -> None:
         expected[1][2] = 10.0 + (rank - 1) % count
         assert zeroed
         assert own == expected
-        assert words == {"version": 2, "rank": rank, "ranks": count, "dead": 0}
+        assert words == {"version": 3, "rank": rank, "ranks": count, "dead": 0}
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "copy"])
