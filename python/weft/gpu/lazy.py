@@ -81,7 +81,8 @@ def symmetric_region(
     is this rank's part of a segment, 2 MiB or more, in which other symmetric tensors may lie. All
     tensors in a segment get the same region, so that NICs register it once, until it is released.
     Peers may write to it over every provider that reaches the memory, also over shm and copy; and
-    a peer with the grant may write to all of it. For example, to write `tensor` to the tensor at
+    a peer with the grant may write to all of it. `Region.release` ends this for all of these
+    tensors. For example, to write `tensor` to the tensor at
     the same place on rank 1::
 
         region, offset = weft.symmetric_region(tensor)

@@ -91,7 +91,8 @@ class Proxy:
         words_home: memory for the words. "pinned": on the host, where the thread raises a word by a
             store; of the programs that wait for one word, one reads it over PCIe for all. "gpu": on
             the GPU, where the thread raises it by a write on a CUDA stream. That is a call of CUDA
-            for each word, which waits where other threads keep the context locked.
+            for each word, which waits where other threads keep the context locked. Bursts of
+            many puts did not end with it on a GPU (docs/triton.md).
         setup_timeout: seconds to wait for all ranks.
 
     Attributes:
