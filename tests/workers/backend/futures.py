@@ -197,13 +197,15 @@ def ended(backend: str) -> dict[str, Any]:
         except Exception as error:
             errors.append(str(error).splitlines()[0])
 
-    future = summed(1.0, waiting)
     if rank == 0:
-        # The peer never calls the second one.
-        future = future.then(wait)
+        # The peer never calls the second one. It calls the first one behind the barrier: a
+        # callback for a future that has ended would run, and wait, in this thread.
+        future = summed(1.0, waiting).then(wait)
+        distributed.barrier()
         assert reached.wait(PATIENCE)
     else:
-        future.wait()
+        distributed.barrier()
+        summed(1.0, waiting).wait()
     distributed.barrier()
     within(lambda: distributed.destroy_process_group(waiting) or True)
     if rank == 0:
