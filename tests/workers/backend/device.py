@@ -17,7 +17,9 @@ from torch.distributed import ReduceOp
 
 from tests.workers.backend.forked import message
 from tests.workers.backend.process_group import TIMEOUT, start
+from weft import WeftError
 from weft.gpu.errors import ON_DEVICES
+from weft.group.group import OPEN, Group
 from weft.torch import Options, abort, all_reduce_, device
 
 if TYPE_CHECKING:
@@ -286,6 +288,15 @@ def is_in(thread: threading.Thread, module: str) -> bool:
     return False
 
 
+def has_failed(group: Group) -> bool:
+    """True if the group has ended by an error."""
+    try:
+        group.check()
+    except WeftError:
+        return True
+    return False
+
+
 def late() -> list[str]:
     """Errors on both ranks after rank 1 came too late to an operation."""
     rank, _ = begin()
@@ -295,6 +306,9 @@ def late() -> list[str]:
     expired = Path(os.environ["TEST_RESULTS"], "expired")
     if rank == 1:
         wait_for(expired)
+        # The other rank's data are here: before this rank hears of the error, a call would succeed.
+        while not any(has_failed(each) for each in list(OPEN)):
+            time.sleep(0.01)
     errors = [message(lambda: distributed.all_reduce(torch.ones(2), group=group)) for _ in range(2)]
     expired.touch()
     errors.append(message(lambda: distributed.barrier(group=group)))
