@@ -297,6 +297,12 @@ def has_failed(group: Group) -> bool:
     return False
 
 
+def wait_for_failure() -> None:
+    """Wait until this rank has heard that a group failed; before, a call may succeed."""
+    while not any(has_failed(each) for each in list(OPEN)):
+        time.sleep(0.01)
+
+
 def late() -> list[str]:
     """Errors on both ranks after rank 1 came too late to an operation."""
     rank, _ = begin()
@@ -306,9 +312,7 @@ def late() -> list[str]:
     expired = Path(os.environ["TEST_RESULTS"], "expired")
     if rank == 1:
         wait_for(expired)
-        # The other rank's data are here: before this rank hears of the error, a call would succeed.
-        while not any(has_failed(each) for each in list(OPEN)):
-            time.sleep(0.01)
+        wait_for_failure()
     errors = [message(lambda: distributed.all_reduce(torch.ones(2), group=group)) for _ in range(2)]
     expired.touch()
     errors.append(message(lambda: distributed.barrier(group=group)))
@@ -363,6 +367,7 @@ def ended(how: str) -> dict[str, Any]:
         has_ended.touch()
     else:
         wait_for(has_ended)
+        wait_for_failure()
         found["error"] = message(lambda: distributed.all_reduce(torch.ones(4), group=group))
     found["kept"] = [done.wait(), done.is_completed(), done.get_future().value()[0].sum().item()]
     distributed.destroy_process_group()
