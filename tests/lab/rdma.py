@@ -7,10 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import ROOT
+
+if TYPE_CHECKING:
+    from lab.rdma.guests import Outcome
 
 needs_guests = [
     pytest.mark.skipif(
@@ -31,6 +35,18 @@ def binary(test: str) -> str:
     messages = map(json.loads, done.stdout.splitlines())
     found = [each["executable"] for each in messages if each.get("executable")]
     return str(found[-1])
+
+
+def count(command: list[str]) -> int:
+    """Number of tests that a test binary's command selects."""
+    done = subprocess.run([*command, "--list"], stdout=subprocess.PIPE, check=True, text=True)
+    return sum(line.endswith(": test") for line in done.stdout.splitlines())
+
+
+def passed_all(outcome: Outcome, command: list[str]) -> bool:
+    """Whether every test that the binary's command selects passed, and there are some."""
+    selected = count(command)
+    return selected > 0 and f" {selected} passed; 0 failed; 0 ignored" in outcome.stdout
 
 
 def ranks(test: str, name: str, size: int) -> list[str]:
