@@ -5,7 +5,9 @@
 Two ranks, on two GPUs if available, else on one. Rank 0 prints one JSON line: `ok`, the checks,
 and the median bandwidth by memory kind and size. `--twin` runs the same with host memory in
 place of GPUs; these bandwidths are not comparable. `--over tcp` takes that provider, with GPU
-memory through slots in host memory. Exit status 1 if a byte was wrong.
+memory through slots in host memory; `--over ofi` needs a libfabric provider with FI_HMEM, for
+example `WEFT_OFI_PROVIDER=shm` with a libfabric that was built with CUDA. Exit status 1 if a byte
+was wrong.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 SLOT = 1 << 20
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
+#: Providers that take GPU memory through slots in host memory.
+STAGED = ["shm", "tcp"]
 PATHS = ["device to device", "host to device", "device to host"]
 
 
@@ -252,7 +256,7 @@ def bandwidth(side: Side, sizes: list[int]) -> list[dict[str, Any]]:
 def rank(arguments: argparse.Namespace) -> bool:
     """Main function on one rank."""
     provider = arguments.over or ("copy-twin" if arguments.twin else "copy")
-    if arguments.over:
+    if arguments.over in STAGED:
         os.environ["WEFT_STAGED"] = "twin" if arguments.twin else "1"
     with weft.init(providers=[provider]) as communicator:
         number = communicator.rank
@@ -286,7 +290,7 @@ def rank(arguments: argparse.Namespace) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--twin", action="store_true", help="host memory in place of GPUs")
-    parser.add_argument("--over", choices=["shm", "tcp"], help="another provider than copy")
+    parser.add_argument("--over", choices=[*STAGED, "ofi"], help="another provider than copy")
     parser.add_argument("--rounds", type=int, default=100, help="of random pages")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes to time")
     arguments = parser.parse_args()
