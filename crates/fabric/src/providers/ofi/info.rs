@@ -214,9 +214,14 @@ impl Info {
         self.memory_mode(sys::FI_MR_VIRT_ADDR)
     }
 
-    /// True if sources must be registered.
+    /// True if sources in host memory must be registered.
     pub fn registers_sources(&self) -> bool {
         self.memory_mode(sys::FI_MR_LOCAL)
+    }
+
+    /// True if sources in CUDA device memory must be registered.
+    pub fn registers_device_sources(&self) -> bool {
+        self.memory_mode(sys::FI_MR_LOCAL) || self.reaches_devices()
     }
 
     /// True if CUDA device memory can be registered.

@@ -86,7 +86,10 @@ impl RegisteredRegion {
         refuse: impl FnOnce(String) -> Error,
     ) -> Result<RegisteredRegion> {
         let cuda = GpuTarget::of(memory).filter(|_| !gpus.are_simulated()).map(|gpu| gpu.device);
-        let registered = domains.iter().filter(|domain| domain.info().registers_sources());
+        let registered = domains.iter().filter(|domain| match cuda {
+            Some(_) => domain.info().registers_device_sources(),
+            None => domain.info().registers_sources(),
+        });
         let sources = sources(memory, registered, cuda, (cache, keys), refuse)?;
         let (address, length) = (memory.address(), memory.len() as u64);
         Ok(RegisteredRegion {
@@ -189,13 +192,32 @@ fn register(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{OfiConfig, info, library};
+    use super::super::{OfiConfig, OfiProvider, info, library};
     use super::*;
     use crate::registration::IdleLimits;
     use std::collections::BTreeSet;
 
     /// Groups, such as a process's pairs.
     const GROUPS: u64 = 64;
+
+    /// Without a descriptor, a provider takes a GPU's address for one in host memory.
+    #[test]
+    #[cfg_attr(miri, ignore = "miri loads no library")]
+    fn an_offer_with_device_memory_registers_it_as_a_source() {
+        if let Err(why) = library() {
+            return println!("skipped: {why}");
+        }
+        let mut reached = 0;
+        for name in ["shm", "tcp;ofi_rxm"] {
+            let provider = OfiProvider::new(name);
+            let offers = info::offers(&provider, OfiConfig::default().bind, sys::FI_HMEM).unwrap();
+            for offer in offers.iter().filter(|offer| offer.reaches_devices()) {
+                assert!(offer.registers_device_sources(), "{name}");
+                reached += u32::from(!offer.registers_sources());
+            }
+        }
+        assert!(reached > 0, "shm reaches devices, and needs no registration for host memory");
+    }
 
     #[test]
     #[cfg_attr(miri, ignore = "miri loads no library")]
