@@ -54,6 +54,9 @@ class Host:
         memory = (ctypes.c_uint8 * len(region)).from_address(region.address)
         return np.ctypeslib.as_array(memory)
 
+    def inbox(self, communicator: weft.Communicator, length: int) -> weft.Region:
+        return communicator.alloc(length, device=self.device)
+
     def store(self, region: weft.Region, values: Bytes) -> None:
         """Write bytes to a region's start, synchronously."""
         self._array(region)[: len(values)] = values
@@ -73,6 +76,14 @@ class Cuda:
         self.device = f"cuda:{number}"
         torch.cuda.set_device(number)
         self.name = torch.cuda.get_device_name(number)
+
+    def inbox(self, communicator: weft.Communicator, length: int) -> weft.Region:
+        """Zeros, over ofi in torch's memory."""
+        if communicator.routes()[1 - communicator.rank] != "ofi":
+            return communicator.alloc(length, device=self.device)
+        tensor = self.torch.zeros(length, dtype=self.torch.uint8, device=self.device)
+        self.torch.cuda.synchronize()
+        return communicator.register(tensor)
 
     def tensor(self, region: weft.Region) -> Any:
         """A region's bytes."""
@@ -106,7 +117,7 @@ class Side:
         }
         self.inboxes = {
             "host": communicator.alloc(length),
-            "device": communicator.alloc(length, device=side.device),
+            "device": side.inbox(communicator, length),
         }
         self.counter = communicator.counter()
         granted = communicator.share(list(self.inboxes.values()), [self.counter])[self.peer]

@@ -3,8 +3,9 @@
     python -m tests.gpu.proxy_check
 
 Rank 0 prints one JSON line: `ok`, the checks, and latencies in nanoseconds. GPU memory
-goes through slots in host memory, over `--over`. `--twin` runs it under Triton's interpreter, with
-host memory in place of GPUs; these latencies say nothing. Exit status 1 if a check fails.
+goes through slots in host memory, over `--over`; over ofi libfabric reaches it. `--twin` runs it
+under Triton's interpreter, with host memory in place of GPUs; these latencies say nothing. Exit
+status 1 if a check fails.
 
 - drained: a kernel pushes DRAINED and waits for its word: GPU, ring, thread, word, GPU
 - signal, put: half of a round trip between two kernels, without bytes and with some
@@ -193,7 +194,7 @@ def percentiles(stamps: torch.Tensor, ways: int) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--twin", action="store_true", help="host memory in place of GPUs")
-    parser.add_argument("--over", choices=["shm", "tcp", "copy"], default="shm")
+    parser.add_argument("--over", choices=["shm", "tcp", "ofi", "copy"], default="shm")
     parser.add_argument("--storm", type=int, default=200, help="puts by each of 256 warps")
     parser.add_argument("--rounds", type=int, help="2000, and 20 with --twin")
     parser.add_argument("--words-home", choices=["pinned", "gpu"], default="pinned")
@@ -205,7 +206,7 @@ def main() -> int:
         command = [sys.executable, "-m", "weft", "run", "-n", "2", "--no-prefix", "--"]
         module = [sys.executable, "-m", "tests.gpu.proxy_check"]
         return subprocess.call([*command, *module, *sys.argv[1:]])
-    if not arguments.twin and arguments.over != "copy":
+    if not arguments.twin and arguments.over in ("shm", "tcp"):
         os.environ["WEFT_STAGED"] = "1"
     with weft.init(providers=[arguments.over]) as communicator:
         check = Check(arguments, communicator)

@@ -80,8 +80,9 @@ class Communicator(Group):
         Args:
             length: in bytes.
             device: the memory's owner: "cuda" (the current device), "cuda:1" or a torch.device;
-                `None` for the CPU. Peers write to it over copy (WEFT_PROVIDERS), or over any
-                provider with WEFT_STAGED=1 on all ranks.
+                `None` for the CPU. Peers write to it over copy (WEFT_PROVIDERS), over NICs that
+                reach GPUs (verbs, ofi with FI_HMEM), or over any provider with WEFT_STAGED=1 on all
+                ranks.
             numa_node: NUMA node for all pages in CPU memory, strictly (`MPOL_BIND`); `None` leaves
                 it to the kernel. `weft topo` shows which node is next to which GPU and NIC.
             huge_pages: place CPU memory in 2 MiB huge pages that the system has reserved (for

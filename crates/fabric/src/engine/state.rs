@@ -308,11 +308,12 @@ impl Engine {
         self.register(Memory::shared(length)?)
     }
 
-    /// Allocates zeroed memory on the device with this ordinal, which can be granted to peers over the
-    /// copy provider.
+    /// Allocates zeroed memory on the device with this ordinal, which can be granted to peers: over copy,
+    /// through slots in host memory ([`crate::providers::StagedDevice`]), or over NICs that reach GPUs.
     ///
     /// # Errors
-    /// [`Error::NoDevices`] without that provider; [`Error::Provider`] if the device has no such memory.
+    /// [`Error::NoDevices`] without such a provider; [`Error::Provider`] if the device has no such memory,
+    /// [`Error::Unusable`] if a NIC cannot register it.
     pub fn alloc_device(&mut self, device: u32, length: usize) -> Result<Region> {
         let memory = self.links.iter_mut().find_map(|link| link.allocate(device, length));
         self.register(memory.unwrap_or(Err(Error::NoDevices { device }))?)

@@ -4,6 +4,7 @@
 //! need not order. Where the GPU's driver reports no order, it is asked to wait for the payload (a flush)
 //! after completions were read and before lanes rise. One flush covers all arrivals in a batch.
 
+use super::copy::cuda::zeroed;
 use crate::memory::{DmaBuf, Memory, MemoryKind, Reader};
 use std::fmt::Display;
 use std::path::Path;
@@ -11,6 +12,9 @@ use weft_cuda::{Context, RdmaWrites, Relaxed, RelaxedCapture};
 
 /// GPUs in this process, as far as NICs access them. Errors are reasons with remedies.
 pub trait Gpus: Send + Sync {
+    /// Zeroed memory on the GPU with this ordinal; `None` without GPUs.
+    fn allocate(&self, device: u32, length: usize) -> Option<Result<Memory, String>>;
+
     /// Dma-buf for GPU memory.
     fn export(&self, memory: &Memory) -> Result<DmaBuf, String>;
 
@@ -38,6 +42,15 @@ pub struct CudaGpus;
 const PEER_MEMORY: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 
 impl Gpus for CudaGpus {
+    fn allocate(&self, device: u32, length: usize) -> Option<Result<Memory, String>> {
+        let driver = weft_cuda::driver().ok()?;
+        let context = || {
+            let relaxed = RelaxedCapture::new()?;
+            Ok((Context::primary(driver.device(device)?)?, relaxed))
+        };
+        Some(context().map_err(why).and_then(|(context, _relaxed)| zeroed(&context, length)))
+    }
+
     fn export(&self, memory: &Memory) -> Result<DmaBuf, String> {
         let exported = memory.dma_buf().map_err(|error| error.to_string())?;
         exported.ok_or_else(|| "memory of the host has no dma-buf".into())

@@ -168,6 +168,10 @@ impl TwinGpus {
 }
 
 impl Gpus for TwinGpus {
+    fn allocate(&self, device: u32, length: usize) -> Option<Result<Memory, String>> {
+        Some(TwinGpus::allocate(self, device, length).map_err(|error| error.to_string()))
+    }
+
     /// A file that holds the address and length of whole pages in place of the bytes.
     fn export(&self, memory: &Memory) -> Result<DmaBuf, String> {
         if is_set(&self.controls.refuses_export) {

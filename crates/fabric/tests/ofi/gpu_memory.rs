@@ -23,6 +23,10 @@ struct Watched {
 }
 
 impl Gpus for Watched {
+    fn allocate(&self, device: u32, length: usize) -> Option<Result<Memory, String>> {
+        Gpus::allocate(&self.gpus, device, length)
+    }
+
     fn export(&self, memory: &Memory) -> Result<DmaBuf, String> {
         self.gpus.export(memory)
     }
@@ -64,7 +68,7 @@ fn rig(rank: Rank, gather: &mut crate::common::AllGather<'_>) -> Rig {
     let devices: [Arc<dyn Device>; 1] = [Arc::new(device)];
     let mut member = Member::join(rank, 2, &devices, gather);
     let source = member.engine.register(gpus.allocate(0, BYTES).unwrap()).unwrap();
-    let inbox = member.engine.register(gpus.allocate(1, BYTES).unwrap()).unwrap();
+    let inbox = member.engine.alloc_device(1, BYTES).unwrap();
     Rig { member, controls, flushed, source, inbox, peer: Rank(1 - rank.0) }
 }
 

@@ -77,6 +77,10 @@ struct Watched {
 }
 
 impl Gpus for Watched {
+    fn allocate(&self, device: u32, length: usize) -> Option<Result<Memory, String>> {
+        Gpus::allocate(&self.gpus, device, length)
+    }
+
     fn export(&self, memory: &Memory) -> Result<DmaBuf, String> {
         self.gpus.export(memory)
     }
@@ -157,7 +161,7 @@ impl Group {
     fn register_for(&mut self, reader: Reader) {
         for (rig, end) in self.rigs.iter_mut().zip(&mut self.links.0) {
             for (device, key) in (0..).zip(GPUS) {
-                let memory = rig.gpus.allocate(device, BYTES as usize).unwrap();
+                let memory = end.link.allocate(device, BYTES as usize).unwrap().unwrap();
                 let memory = Arc::new(memory.read_by(reader));
                 end.link.register(key, &memory).unwrap();
                 rig.memories.push(memory);
@@ -437,7 +441,7 @@ fn a_wait_returns_once_payload_in_a_gpu_is_visible() {
         let (peer, counter) = (Rank(1 - rank.0), member.counter);
         let engine = &mut member.engine;
         let source = engine.register(gpus.allocate(0, LENGTH).unwrap()).unwrap();
-        let inbox = engine.register(gpus.allocate(1, LENGTH).unwrap()).unwrap();
+        let inbox = engine.alloc_device(1, LENGTH).unwrap();
         let remote = member.exchange_regions(peer, &inbox, gather);
         for round in 0..20 {
             let (mine, theirs) = [rank, peer].map(|it| 1 + round as u8 + 100 * it.0 as u8).into();

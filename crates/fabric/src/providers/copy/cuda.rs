@@ -172,6 +172,21 @@ fn copy_each(stream: &OwnedStream, pages: &[PageCopy]) -> Result<(), String> {
 }
 
 /// Wraps mapped device memory as [`Memory`].
+/// Zeroed memory in a context's device, which can be shared with other processes. No capture may forbid it.
+pub(in crate::providers) fn zeroed(
+    context: &Arc<Context>,
+    length: usize,
+) -> Result<Memory, String> {
+    let memory = VirtualMemory::create(context, length.max(1)).map_err(why)?;
+    let stream = Stream::create(context).map_err(why)?;
+    {
+        let _bound = context.enter().map_err(why)?;
+        set_bytes_async(memory.address(), 0, memory.len(), stream.stream()).map_err(why)?;
+    }
+    stream.synchronize().map_err(why)?;
+    region(memory, context.device().ordinal(), length, true)
+}
+
 fn region(
     memory: VirtualMemory,
     device: u32,
@@ -209,14 +224,7 @@ impl CopyEngine for Cuda {
     fn allocate(&mut self, device: u32, length: usize) -> Result<Memory, String> {
         let _relaxed = RelaxedCapture::new().map_err(why)?;
         let context = self.context(device)?;
-        let memory = VirtualMemory::create(&context, length.max(1)).map_err(why)?;
-        let stream = Stream::create(&context).map_err(why)?;
-        {
-            let _bound = context.enter().map_err(why)?;
-            set_bytes_async(memory.address(), 0, memory.len(), stream.stream()).map_err(why)?;
-        }
-        stream.synchronize().map_err(why)?;
-        region(memory, device, length, true)
+        zeroed(&context, length)
     }
 
     fn import(

@@ -30,7 +30,7 @@
 //! - `page_kernel.rs`, `pages.cu`: page lists as kernel launches
 //! - `ticker.rs`: the timer that wakes an engine with copies in flight
 
-mod cuda;
+pub(super) mod cuda;
 mod engine;
 pub(super) mod outbox;
 mod page_kernel;

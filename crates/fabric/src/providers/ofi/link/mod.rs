@@ -26,7 +26,7 @@ use crate::link::{
     WorkRequest,
 };
 use crate::local::WaitLimit;
-use crate::memory::Memory;
+use crate::memory::{Memory, MemoryKind};
 use crate::types::{ProviderKind, RegionKey, Time, TrafficClass};
 use losses::{is_loss, report_lost};
 use page::{PageLink, PageTemplate, RunEnd};
@@ -206,6 +206,12 @@ impl Link for OfiLink {
             self.open += 1;
         }
         self.exchange_greetings(peers, limit)
+    }
+
+    fn allocate(&mut self, device: u32, length: usize) -> Option<Result<Memory>> {
+        can_register(MemoryKind::Device(device), &self.domains, &*self.gpus).then_some(())?;
+        let memory = self.gpus.allocate(device, length)?;
+        Some(memory.map_err(|detail| Error::Provider { provider: ProviderKind::Ofi, detail }))
     }
 
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {

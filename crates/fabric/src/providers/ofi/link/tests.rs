@@ -83,6 +83,10 @@ struct Watched {
 }
 
 impl Gpus for Watched {
+    fn allocate(&self, device: u32, length: usize) -> Option<Result<Memory, String>> {
+        Gpus::allocate(&self.gpus, device, length)
+    }
+
     fn export(&self, memory: &Memory) -> Result<DmaBuf, String> {
         self.gpus.export(memory)
     }

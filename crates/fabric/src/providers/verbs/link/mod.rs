@@ -227,6 +227,10 @@ impl Link for VerbsLink {
         self.exchange_greetings(peers, limit)
     }
 
+    fn allocate(&mut self, device: u32, length: usize) -> Option<Result<Memory>> {
+        Some(self.gpus.allocate(device, length)?.map_err(provider_error))
+    }
+
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
         let refuse = |detail| Error::Unusable { provider: ProviderKind::Verbs, key, detail };
         let domains = self.rails.iter().map(Rail::domain);
