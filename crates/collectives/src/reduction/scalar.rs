@@ -132,11 +132,16 @@ impl E5m2 {
 fn number(code: u8, mantissa_bits: i32, bias: i32) -> f64 {
     let (exponent, mantissa) =
         (i32::from(code) >> mantissa_bits, code & ((1 << mantissa_bits) - 1));
-    let fraction = f64::from(mantissa) / 2f64.powi(mantissa_bits);
+    let fraction = f64::from(mantissa) * two_to(-mantissa_bits);
     match exponent {
-        0 => fraction * 2f64.powi(1 - bias),
-        _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
+        0 => fraction * two_to(1 - bias),
+        _ => (1.0 + fraction) * two_to(exponent - bias),
     }
+}
+
+/// Power of two, exact within float64's normal range. Rust does not specify how precise `powi` is.
+fn two_to(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + f64::MAX_EXP - 1) as u64) << (f64::MANTISSA_DIGITS - 1))
 }
 
 /// Code for the number nearest to a magnitude; the even one if two are equally near.
