@@ -246,7 +246,8 @@ rdma-kernel: $(BIN)/python ## rdma-lab guest kernel, compiled into the cache (De
 .PHONY: rdma-lab
 rdma-lab: rdma-kernel $(STAMPS)/native ## Tests over rxe devices (Soft-RoCE) between guests
 	$(call step,Soft-RoCE between guests)
-	@cargo test --locked --quiet -p weft-fabric --test conformance --test ofi --test verbs --no-run
+	@cargo test --locked --quiet -p weft-fabric --test conformance --test ofi --test verbs --test pairs --no-run
+	@cargo test --locked --quiet -p weft-gpu --test proxy_ranks --no-run
 	@run() { TEST_RDMA_LAB=1 $(BIN)/python -m pytest -q tests/lab/test_rdma_lab.py tests/lab/test_rdma_ofi.py \
 			tests/lab/test_rdma_verbs.py 2>&1 | tee $(STAMPS)/rdma-lab.log; }; \
 		run || { grep -q fatal_sigsegv $(STAMPS)/rdma-lab.log && \

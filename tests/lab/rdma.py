@@ -1,4 +1,4 @@
-"""Tests in guests with rxe devices: their marks, and fabric Rust test binaries."""
+"""Tests in guests with rxe devices: their marks, and Rust test binaries."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ needs_guests = [
 
 
 @functools.cache
-def binary(test: str) -> str:
-    """Path to a fabric integration test, built if it is not."""
-    build = ["cargo", "test", "--locked", "--quiet", "-p", "weft-fabric", "--test", test]
+def binary(test: str, package: str = "weft-fabric") -> str:
+    """Path to a crate's integration test, built if it is not."""
+    build = ["cargo", "test", "--locked", "--quiet", "-p", package, "--test", test]
     done = subprocess.run(
         [*build, "--no-run", "--message-format=json"], cwd=ROOT, stdout=subprocess.PIPE, check=True
     )
@@ -49,6 +49,6 @@ def passed_all(outcome: Outcome, command: list[str]) -> bool:
     return selected > 0 and f" {selected} passed; 0 failed; 0 ignored" in outcome.stdout
 
 
-def ranks(test: str, name: str, size: int) -> list[str]:
+def ranks(test: str, name: str, size: int, package: str = "weft-fabric") -> list[str]:
     """Command for each of `size` guests: one rank in a Rust test whose ranks are processes."""
-    return [sys.executable, "-m", "lab.rdma.ranks", str(size), binary(test), name]
+    return [sys.executable, "-m", "lab.rdma.ranks", str(size), binary(test, package), name]

@@ -27,6 +27,8 @@ pytestmark = rdma.needs_guests
 PORT = 7200
 #: Repeats a packet after 67 ms, for links that lose some.
 LOSSY = {"WEFT_VERBS_ACK_TIMEOUT": "14"}
+#: Variables for proxies over verbs.
+PROXIES = LOSSY | {"WEFT_TEST_PROVIDER": "verbs"}
 #: Variables for ranks that notice a silent host within two seconds.
 IMPATIENT = {"WEFT_SILENCE_TIMEOUT": "2", "WEFT_VERBS_ACK_TIMEOUT": "14"}
 
@@ -111,6 +113,12 @@ def test_nothing_is_lost_on_links_that_lose_and_delay_packets() -> None:
         outcomes = lab.run(dict.fromkeys(range(3), command), 150, LOSSY, directory=ROOT)
         assert all("1 passed" in each.stdout for each in outcomes.values()), outcomes
         assert all(switch.dropped > 10 for switch in lab.switches)
+        dropped = [switch.dropped for switch in lab.switches]
+        # Puts of kernels on the CPU, by proxies.
+        command = proxy_ranks("puts_between_processes_arrive_whole_and_in_their_rounds", 3)
+        outcomes = lab.run(dict.fromkeys(range(3), command), 150, PROXIES, directory=ROOT)
+        assert all("1 passed" in each.stdout for each in outcomes.values()), outcomes
+        assert sum(switch.dropped for switch in lab.switches) > sum(dropped) + 10
 
 
 def test_tokens_of_three_guests_are_dispatched_and_combined(lab: Guests) -> None:
@@ -190,6 +198,26 @@ def test_a_guest_that_is_killed_or_stopped_is_named(how: str) -> None:
         assert found["rank"] == 1, outcome
         assert found["seconds"] < 10, found
         lab.kill(1)
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_waits_of_a_proxys_kernels_end_when_a_guest_is_killed_or_stopped(how: str) -> None:
+    with guests(count=2, switched=True) as lab:
+        started = lab.folder / "started"
+        command = proxy_ranks("a_lost_rank_is_named_and_ends_waits", 2)
+        settings = PROXIES | {"WEFT_TEST_STARTED": str(started), "WEFT_TEST_RANKS": "2"}
+        for member in (0, 1):
+            lab.start({member: command}, settings, directory=ROOT)
+        wait_for(started, lab)
+        (lab.kill if how == "kill" else lab.stop)(1)
+        outcome = lab.finish([0], 60)[0]
+        assert "1 passed" in outcome.stdout, outcome
+        lab.kill(1)
+
+
+def proxy_ranks(name: str, size: int) -> list[str]:
+    """Command for each of `size` guests: one rank in a test of proxies."""
+    return rdma.ranks("proxy_ranks", name, size, package="weft-gpu")
 
 
 def wait_for(started: Path, lab: Guests) -> None:

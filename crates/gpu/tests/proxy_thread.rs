@@ -1,173 +1,16 @@
 //! Running proxies, with kernels on the CPU that push into their rings.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
-use std::time::Duration;
+mod common {
+    pub mod station;
+}
+
+use common::station::{BYTES, FREE, HELD, Kernel, PATIENCE, Station, failure, soon};
+use std::sync::Barrier;
+use std::sync::atomic::Ordering;
 use weft_control::{Cause, Control, Poison, local_world};
-use weft_fabric::{
-    Communicator, CommunicatorConfig, CounterConfig, CounterId, Rank, Region, RemoteRegion, Time,
-    clock,
-};
-use weft_gpu::proxy::{
-    Command, CommandFields, Idle, MappedRing, Place, Proxy, ProxyConfig, ProxyOptions, RingWriter,
-    SLOT_WORDS, Target, Window, WordConfig,
-};
-use weft_gpu::table::Table;
-use weft_gpu::{Domain, Error, MemoryLocation, Result};
-
-const PATIENCE: Duration = Duration::from_secs(60);
-const BYTES: u64 = 1 << 16;
-/// A word that kernels hold, and one that they do not.
-const HELD: u32 = 0;
-const FREE: u32 = 1;
-
-/// A rank with a running proxy and a window for sources, one for destinations.
-struct Station {
-    communicator: Arc<Communicator>,
-    domain: Arc<Domain>,
-    proxy: Proxy,
-    outbox: Region,
-    inbox: Region,
-    counter: CounterId,
-}
-
-/// Kernel on the CPU, which knows only the table.
-struct Kernel {
-    table: *const Table,
-}
-
-// SAFETY: the table and all that it leads to is accessed by atomics only, apart from fields that do not change.
-unsafe impl Sync for Kernel {}
-
-impl Kernel {
-    fn fields(&self) -> Table {
-        // SAFETY: the domain's table, which outlives the kernel; the ticket in the copy is not used.
-        unsafe { self.table.read_volatile() }
-    }
-
-    fn atomic(address: u64) -> &'static AtomicU32 {
-        let word = std::ptr::with_exposed_provenance_mut::<u32>(address as usize);
-        // SAFETY: a word in the proxy's memory, which outlives the kernels, accessed by atomics only.
-        unsafe { AtomicU32::from_ptr(word) }
-    }
-
-    fn count(address: u64) -> &'static AtomicU64 {
-        let count = std::ptr::with_exposed_provenance_mut::<u64>(address as usize);
-        // SAFETY: a count in the proxy's memory or in the table, both of which outlive the kernels.
-        unsafe { AtomicU64::from_ptr(count) }
-    }
-
-    fn ticket(&self) -> &'static AtomicU64 {
-        Kernel::count(self.table as u64 + std::mem::offset_of!(Table, ticket) as u64)
-    }
-
-    fn ring(&self) -> MappedRing<'static> {
-        let fields = self.fields();
-        let first =
-            std::ptr::with_exposed_provenance::<[AtomicU32; SLOT_WORDS]>(fields.ring as usize);
-        // SAFETY: the proxy's slots, which outlive the kernels and are accessed by atomics only.
-        let slots = unsafe { std::slice::from_raw_parts(first, fields.slots as usize) };
-        MappedRing { slots, released: Kernel::count(fields.released) }
-    }
-
-    fn push(&self, command: Command) {
-        self.push_fields(&command.fields());
-    }
-
-    fn push_fields(&self, fields: &CommandFields) {
-        let ticket = self.ticket().fetch_add(1, Ordering::Relaxed);
-        let writer = RingWriter::new(self.ring());
-        let begin = clock::now();
-        while !writer.push(ticket, fields) {
-            assert!(clock::now().since(begin) < PATIENCE, "no room for ticket {ticket}");
-            std::thread::yield_now();
-        }
-    }
-
-    fn word(&self, source: u32, word: u32) -> u32 {
-        let fields = self.fields();
-        let position = u64::from(source * fields.words_each + word);
-        Kernel::atomic(fields.words + 4 * position).load(Ordering::Acquire)
-    }
-
-    fn wait(&self, source: u32, word: u32, rounds: u32) {
-        let begin = clock::now();
-        while self.word(source, word) < rounds {
-            assert!(clock::now().since(begin) < PATIENCE, "word {word} from {source}: {rounds}");
-            std::thread::yield_now();
-        }
-    }
-}
-
-impl Station {
-    fn new(communicator: Communicator, options: ProxyOptions) -> Station {
-        let communicator = Arc::new(communicator);
-        let outbox = communicator.engine().alloc(BYTES as usize).unwrap();
-        let inbox = communicator.engine().alloc(BYTES as usize).unwrap();
-        let shape = CounterConfig { window: 16, ..CounterConfig::default() };
-        let counters = [HELD, FREE].map(|_| communicator.engine().counter_with(shape).unwrap());
-        let shared = communicator.share(&[(&inbox, 0..BYTES)], &counters, soon()).unwrap();
-        let theirs: Vec<Option<RemoteRegion>> =
-            shared.iter().map(|regions| regions.first().copied()).collect();
-        let config = ProxyConfig {
-            words: vec![
-                WordConfig { counter: counters[0], hold: true },
-                WordConfig { counter: counters[1], hold: false },
-            ],
-            windows: vec![Window { source: Some((outbox.key(), BYTES)), destinations: theirs }],
-            max_put_bytes: BYTES,
-            ..ProxyConfig::default()
-        };
-        let domain = Domain::local_group(&[MemoryLocation::Twin]).unwrap().remove(0);
-        let proxy = Proxy::start(domain.clone(), communicator.clone(), config, options).unwrap();
-        let station = Station { communicator, domain, proxy, outbox, inbox, counter: counters[1] };
-        station.meet();
-        station
-    }
-
-    fn kernel(&self) -> Kernel {
-        Kernel { table: std::ptr::with_exposed_provenance(self.domain.table() as usize) }
-    }
-
-    fn peer(&self) -> Rank {
-        Rank(1 - self.communicator.rank().0)
-    }
-
-    fn put(&self, word: u32, at: u64, length: u64) -> Command {
-        let place = Place { window: 0, offset: at };
-        let target = Target { word, hold: word == HELD };
-        Command::Put { peer: self.peer(), target, source: place, destination: place, length }
-    }
-
-    /// Word in a window.
-    fn at(region: &Region, at: u64) -> &'static AtomicU32 {
-        Kernel::atomic(region.memory().address() + at)
-    }
-
-    fn close(&self) {
-        self.proxy.drain(soon(), &mut || false).unwrap();
-        self.meet();
-        self.proxy.stop().unwrap();
-    }
-
-    /// Waits until kernels' waits end, which is set behind the error.
-    fn wait_for_abort(&self) {
-        let begin = clock::now();
-        while !self.domain.failures().watch().is_aborted() {
-            assert!(clock::now().since(begin) < PATIENCE, "kernels wait on");
-            std::thread::yield_now();
-        }
-    }
-
-    fn meet(&self) {
-        let communicator = &self.communicator;
-        communicator.barrier(&mut communicator.wait_options(soon(), &mut || false)).unwrap();
-    }
-}
-
-fn soon() -> Time {
-    clock::now().after(PATIENCE)
-}
+use weft_fabric::{Communicator, CommunicatorConfig, Rank, clock};
+use weft_gpu::proxy::{Command, CommandFields, Idle, Proxy, ProxyConfig, ProxyOptions, WordConfig};
+use weft_gpu::{Error, Result};
 
 /// Two ranks on threads of their own, with proxies.
 fn on_two<T: Send>(options: ProxyOptions, rank: impl Fn(Station) -> T + Sync) -> Vec<T> {
@@ -188,17 +31,6 @@ fn on_two<T: Send>(options: ProxyOptions, rank: impl Fn(Station) -> T + Sync) ->
         let threads: Vec<_> = world.into_iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
-}
-
-fn failure(station: &Station) -> Error {
-    let begin = clock::now();
-    loop {
-        if let Err(error) = station.proxy.check() {
-            return error;
-        }
-        assert!(clock::now().since(begin) < PATIENCE, "no error");
-        std::thread::yield_now();
-    }
 }
 
 /// Words in each thread's part of a window.
