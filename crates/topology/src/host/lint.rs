@@ -3,7 +3,7 @@
 use super::device::DeviceKind;
 use super::model::{Distance, Host};
 use super::nvlink::NvLinkMap;
-use super::pairs::{self, Pair, Pairing};
+use super::pairs::{Pair, Pairing};
 use super::shares::{Assumptions, BandwidthShares, DeviceFlow, payload};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ pub struct Finding {
 
 /// Findings, worst first.
 pub(super) fn lint(host: &Host, assumptions: &Assumptions) -> Vec<Finding> {
-    let (pairing, nvlinked) = (pairs::pairing(host), host.nvlinked());
+    let (pairing, nvlinked) = (host.pairing(), host.nvlinked());
     let lint = Lint { host, assumptions, pairing, nvlinked };
     let mut findings = Vec::new();
     lint.pairs(&mut findings);

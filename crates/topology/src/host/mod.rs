@@ -4,6 +4,7 @@
 //! - `nvlink.rs`: NVLinks and the GPUs that they join
 //! - `model.rs`: [`Host`], and distances between devices
 //! - `pairs.rs`: GPUs paired with NICs
+//! - `nic_choice.rs`: NICs for a rank with a GPU
 //! - `shares.rs`: bandwidth for flows that share links
 //! - `lint.rs`: findings that cost bandwidth
 //! - `sysfs.rs`, `nvml.rs`, `xml/`: sources and formats
@@ -12,6 +13,7 @@
 mod device;
 mod lint;
 mod model;
+mod nic_choice;
 mod nvlink;
 mod nvml;
 mod pairs;
@@ -23,6 +25,7 @@ mod xml;
 pub use device::{BusId, Device, DeviceKind, Interface, PcieLink};
 pub use lint::{Finding, Severity};
 pub use model::{Distance, Host};
+pub use nic_choice::{NicChoice, NoNicChoice, RdmaPort};
 pub use nvlink::{NvLink, NvLinkMap};
 pub use nvml::NvmlGpu;
 pub use pairs::{Pair, Pairing};
@@ -67,7 +70,20 @@ impl Host {
 
     /// GPUs paired with NICs by the closest common ancestor; GPUs without a NIC share the nearest, evenly.
     pub fn pairing(&self) -> Pairing {
-        pairs::pairing(self)
+        pairs::pairing(self, &self.nics())
+    }
+
+    /// NICs for a rank with the GPU at this address, among the RDMA device ports that can be used. For example,
+    /// a p5en rank has the two NICs under the GPU's PCIe switch.
+    ///
+    /// # Errors
+    /// [`NoNicChoice`]: the rank uses all ports then.
+    pub fn nics_of_gpu(
+        &self,
+        gpu: BusId,
+        usable: &[RdmaPort],
+    ) -> std::result::Result<NicChoice, NoNicChoice> {
+        nic_choice::choose(self, gpu, usable)
     }
 
     /// Findings that cost bandwidth, worst first.

@@ -27,10 +27,10 @@ pub struct Pairing {
     pub spare: Vec<usize>,
 }
 
-/// Greedy pairing by closest common ancestor, which is optimal for distances in a tree. GPUs left without a
-/// NIC share the nearest, evenly.
-pub(super) fn pairing(host: &Host) -> Pairing {
-    let (gpus, nics) = (host.gpus(), host.nics());
+/// Greedy pairing of all GPUs with these NICs by closest common ancestor, which is optimal for distances in a
+/// tree. GPUs left without a NIC share the nearest, evenly.
+pub(super) fn pairing(host: &Host, nics: &[usize]) -> Pairing {
+    let gpus = host.gpus();
     let mut all = Vec::with_capacity(gpus.len() * nics.len());
     for (row, &gpu) in gpus.iter().enumerate() {
         let near = |(column, &nic)| (closeness(host, gpu, nic), row, column);
