@@ -38,6 +38,7 @@ functions! {
     cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
     cuDevicePrimaryCtxRelease_v2(CUdevice);
     cuCtxGetCurrent(*mut CUcontext);
+    cuCtxGetDevice(*mut CUdevice);
     cuCtxSetCurrent(CUcontext);
     cuCtxSynchronize();
     cuCtxEnablePeerAccess(CUcontext, c_uint);

@@ -4,6 +4,7 @@
 //! that names the missing library; all other types need a driver.
 //!
 //! - [`driver`], [`Driver`], [`Device`]: driver and devices on this machine
+//! - [`device_of_rank`]: the device that a rank probably uses
 //! - [`Context`]: a device's primary context, shared with PyTorch
 //! - [`DeviceMemory`] and [`PeerMemory`] (by IPC handle), [`VirtualMemory`] (by file descriptor),
 //!   [`PinnedMemory`] and [`RegisteredMemory`] (on the host): memory, and sharing between processes
@@ -31,6 +32,7 @@ mod module;
 pub mod nvml;
 pub mod nvrtc;
 mod properties;
+mod rank_device;
 pub mod report;
 mod rows;
 mod stream;
@@ -46,6 +48,7 @@ pub use memory::{
     RegisteredMemory, VirtualMemory, device_of, is_ipc_capable,
 };
 pub use module::{Function, Module, Start};
+pub use rank_device::{LocalRank, NoRankDevice, RankDevice, device_of_rank};
 pub use rows::{Direction, Rows, copy_rows_async};
 pub use stream::{
     OwnedStream, Stream, copy_async, is_capturing, set_bytes_async, stream_synchronize,
