@@ -35,9 +35,11 @@ pub mod testing;
 
 // Groups.
 mod communicator;
+mod default_nics;
 mod group_control;
 mod poison;
 pub use communicator::{Communicator, CommunicatorConfig, Progress};
+pub use default_nics::{DefaultNics, GpuNics, NicReport, ProviderNics};
 pub use group_control::GroupControl;
 pub use poison::PoisonFlag;
 

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use weft_control::{Config, HostIdentity, Overrides, Secret};
 use weft_environment as environment;
 use weft_fabric::providers::CopyBackend;
-use weft_fabric::{Communicator as Fabric, CommunicatorConfig, Progress, ProviderKind, registry};
+use weft_fabric::{
+    Communicator as Fabric, CommunicatorConfig, DefaultNics, Progress, ProviderKind, registry,
+};
 
 /// Joins the launcher's group or the one in the arguments; see `weft.init`. `listener`: socket descriptor on which
 /// rank 0 listens in place of an address; closed here. `interrupt`: called several times a second in waits on the
@@ -93,9 +95,13 @@ pub fn init(
     config.hostile = hostile(py)?;
     config.spin = seconds(spin);
     config.engine.trace_limit = trace_limit.0;
-    let made = py.detach(|| match listener {
-        Some(listener) => Fabric::init_with_listener(config, listener),
-        None => Fabric::init(config),
+    let made = py.detach(|| {
+        let nics = DefaultNics::of_rank(&config.providers, Some(&config.control));
+        let config = CommunicatorConfig { verbs: nics.verbs, ofi: nics.ofi, ..config };
+        match listener {
+            Some(listener) => Fabric::init_with_listener(config, listener),
+            None => Fabric::init(config),
+        }
     });
     match made {
         Ok(fabric) => Ok(Communicator::wrap(fabric, raised)),

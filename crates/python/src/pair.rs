@@ -17,7 +17,7 @@ use weft_control::Secret;
 use weft_control::pair::{PairSettings, descriptor_error};
 use weft_fabric::pair::{Listener as Fabric, PairConfig, connect as connect_pair};
 use weft_fabric::providers::CopyBackend;
-use weft_fabric::{Communicator as Pair, ProviderKind, registry};
+use weft_fabric::{Communicator as Pair, DefaultNics, ProviderKind, registry};
 
 /// A port that pairs connect to.
 #[pyclass(frozen, module = "weft._native")]
@@ -310,6 +310,8 @@ fn config(
         config.devices = of_copy.map_or_else(CopyBackend::default, |(_, devices)| *devices);
         config.providers = named.into_iter().map(|(kind, _)| kind).collect();
     }
+    let nics = py.detach(|| DefaultNics::of_rank(&config.providers, None));
+    (config.verbs, config.ofi) = (nics.verbs, nics.ofi);
     Ok((config, raised))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::communicator::Progress;
 use crate::engine::EngineConfig;
-use crate::providers::{CopyBackend, OfiChoice};
+use crate::providers::{CopyBackend, OfiChoice, VerbsChoice};
 use crate::registry;
 use crate::types::ProviderKind;
 use std::time::Duration;
@@ -19,6 +19,9 @@ pub struct PairConfig {
     pub devices: CopyBackend,
     /// Libfabric provider and NICs, if ofi is among the providers; `None`: [`OfiChoice::from_env`].
     pub ofi: Option<OfiChoice>,
+    /// NICs, if verbs is among the providers; `None`: [`VerbsChoice::from_env`]. A pair with a source, or a listener
+    /// whose peer has one, also uses NICs that this leaves out.
+    pub verbs: Option<VerbsChoice>,
     /// Limits for each pair's engine.
     pub engine: EngineConfig,
     /// Progress source. [`Progress::Thread`] starts a thread for each pair, and so does ofi over a
@@ -36,6 +39,7 @@ impl PairConfig {
             providers: registry::pair_defaults(),
             devices: CopyBackend::default(),
             ofi: None,
+            verbs: None,
             engine: EngineConfig::for_pair(),
             progress: Progress::default(),
             spin: None,

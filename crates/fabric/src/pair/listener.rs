@@ -88,7 +88,7 @@ impl Listener {
         for provider in providers_of(&config)? {
             match provider {
                 ProviderKind::Copy => config.devices.check()?,
-                _ => registry::check(provider, &config.ofi, &None)?,
+                _ => registry::check(provider, &config.ofi, &config.verbs)?,
             }
         }
         let listener = nonblocking_listener(&host, port)?;

@@ -170,7 +170,7 @@ impl PendingPair {
         let providers = providers_of(config)?;
         let mut verbs = VerbsChoice::default();
         if providers.contains(&ProviderKind::Verbs) {
-            verbs = VerbsChoice { address: nic, ..VerbsChoice::from_env()? };
+            verbs = verbs_choice(config.verbs.clone(), nic)?;
         }
         let (adopted, ofi) = (adoption.clone(), registry::ofi_choice(&config.ofi)?);
         let device_config = PairDeviceConfig {
@@ -297,6 +297,12 @@ impl PendingPair {
     }
 }
 
+/// NICs for verbs. An address names one of all NICs, whichever are the default.
+fn verbs_choice(default: Option<VerbsChoice>, nic: Option<NicAddress>) -> Result<VerbsChoice> {
+    let default = default.filter(|_| nic.is_none());
+    Ok(VerbsChoice { address: nic, ..default.map_or_else(VerbsChoice::from_env, Ok)? })
+}
+
 /// Configured providers; without NIC providers, whose messages have no TLS, if payloads must have it.
 pub(super) fn providers_of(config: &PairConfig) -> Result<Vec<ProviderKind>> {
     let has_tls = config.settings.tls.is_of_payloads();
@@ -328,4 +334,20 @@ pub(super) fn name_descriptors(error: Error) -> Error {
 /// Time until `deadline`.
 pub(super) fn left(deadline: Time) -> Duration {
     deadline.since(clock::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn a_source_chooses_among_all_nics_and_a_default_holds_without_one() {
+        let default = VerbsChoice { devices: vec!["mlx5_3:1".into()], ..VerbsChoice::default() };
+        let chosen = verbs_choice(Some(default.clone()), None).unwrap();
+        assert_eq!(chosen, default);
+        let nic = NicAddress::of_source(Ipv4Addr::new(10, 0, 0, 1).into());
+        let chosen = verbs_choice(Some(default), Some(nic)).unwrap();
+        assert_eq!((chosen.address, chosen.devices), (Some(nic), Vec::new()));
+    }
 }

@@ -9,6 +9,7 @@ mod gpu_memory;
 mod granted_ranges;
 mod granted_regions;
 pub mod hostile;
+mod nic_names;
 pub mod ofi;
 mod presence;
 #[cfg(test)]

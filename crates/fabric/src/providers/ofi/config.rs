@@ -1,5 +1,6 @@
 //! Device configuration, and how the environment chooses provider and NICs.
 
+use super::super::nic_names;
 use super::info::{Info, OfiProvider};
 use super::{info, sys};
 use crate::bytes::put_block;
@@ -55,7 +56,7 @@ impl Default for OfiConfig {
 /// Environment variable: [`OfiConfig::provider`].
 pub const PROVIDER: &str = "WEFT_OFI_PROVIDER";
 
-/// Environment variable: [`OfiConfig::domains`].
+/// Environment variable: [`OfiConfig::domains`]; `all`: none by name.
 pub const DOMAINS: &str = "WEFT_OFI_DOMAINS";
 
 /// Environment variable: 1 sets [`OfiConfig::checks_senders`].
@@ -74,17 +75,16 @@ pub struct OfiChoice {
 }
 
 impl OfiChoice {
-    /// Choice by `WEFT_OFI_PROVIDER`, `WEFT_OFI_DOMAINS` (names with commas) and `WEFT_OFI_CHECK_SENDERS`
-    /// (0, 1 or unset).
+    /// Choice by `WEFT_OFI_PROVIDER`, `WEFT_OFI_DOMAINS` (names with commas, or `all`) and
+    /// `WEFT_OFI_CHECK_SENDERS` (0, 1 or unset).
     ///
     /// # Errors
     /// [`Error::Provider`] for an invalid value.
     pub fn from_env() -> Result<OfiChoice> {
         let failed = |error: environment::Error| provider_error(error.to_string());
-        let split = |names: String| names.split(',').map(|name| name.trim().to_owned()).collect();
         Ok(OfiChoice {
             provider: environment::text(PROVIDER).map_err(failed)?,
-            domains: environment::text(DOMAINS).map_err(failed)?.map_or_else(Vec::new, split),
+            domains: nic_names::parse(environment::text(DOMAINS).map_err(failed)?),
             checks_senders: environment::flag(CHECK_SENDERS, false).map_err(failed)?,
         })
     }
@@ -103,6 +103,16 @@ impl OfiChoice {
         OfiConfig { provider, domains, checks_senders, ..OfiConfig::default() }
     }
 
+    /// Domains that the provider offers here, by libfabric name. Opens none.
+    ///
+    /// # Errors
+    /// Reason why there are none.
+    pub fn offered_domains(&self) -> std::result::Result<Vec<String>, String> {
+        let bind = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let offers = info::offers(&self.resolve(bind).provider, bind, 0)?;
+        Ok(offers.iter().map(Info::domain_name).collect())
+    }
+
     /// Checks that library, provider and NICs exist, without opening them.
     ///
     /// # Errors
@@ -114,6 +124,12 @@ impl OfiChoice {
         let offers = info::offers(&config.provider, bind, 0).map_err(provider_error)?;
         select_offers(&config, offers).map(drop)
     }
+}
+
+/// RDMA device that a domain is on, if the domain is on one: efa names the domain `rdmap85s0-rdm` after the device
+/// `rdmap85s0`, verbs by the device's name.
+pub fn device_of_domain(domain: &str) -> &str {
+    domain.strip_suffix("-rdm").unwrap_or(domain)
 }
 
 /// A libfabric environment variable. Bytes that are not UTF-8 make a value that [`refuse_cache`] rejects.
@@ -189,6 +205,15 @@ pub(super) fn realm(config: &OfiConfig) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_domain_names_its_rdma_device() {
+        // Names from `fi_info -p efa` and from `fi_info -p verbs`.
+        assert_eq!(device_of_domain("rdmap85s0-rdm"), "rdmap85s0");
+        assert_eq!(device_of_domain("efa_0-rdm"), "efa_0");
+        assert_eq!(device_of_domain("mlx5_0"), "mlx5_0");
+        assert_eq!(device_of_domain("eth0"), "eth0");
+    }
 
     #[test]
     fn verbs_is_refused_while_libfabric_caches_registrations() {

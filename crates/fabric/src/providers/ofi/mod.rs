@@ -43,7 +43,7 @@ mod wire;
 pub use super::gpu_memory::{Flush, Gpus};
 #[doc(hidden)]
 pub use super::twin_gpus::{TwinGpuControls, TwinGpus};
-pub use config::{CHECK_SENDERS, DOMAINS, OfiChoice, OfiConfig, PROVIDER};
+pub use config::{CHECK_SENDERS, DOMAINS, OfiChoice, OfiConfig, PROVIDER, device_of_domain};
 pub use device::OfiDevice;
 pub use info::OfiProvider;
 pub use library::PATH as LIBRARY_PATH;

@@ -1,5 +1,6 @@
 //! Device configuration, and how the environment chooses NICs.
 
+use super::super::nic_names;
 use super::nic_address::NicAddress;
 use super::objects::provider_error;
 use crate::error::Result;
@@ -8,7 +9,7 @@ use weft_environment as environment;
 /// Pages in one part, each a work request: the rows in a 127-token decode batch, and a record for them.
 pub const MAX_PAGES: u32 = 128;
 
-/// Environment variable: [`VerbsChoice::devices`].
+/// Environment variable: [`VerbsChoice::devices`]; `all`: all active ports.
 pub const DEVICES: &str = "WEFT_VERBS_DEVICES";
 
 /// Environment variable: [`VerbsChoice::gid_index`].
@@ -126,7 +127,7 @@ impl Default for VerbsChoice {
 }
 
 impl VerbsChoice {
-    /// Choice by `WEFT_VERBS_DEVICES` (names with commas), `WEFT_VERBS_GID_INDEX`,
+    /// Choice by `WEFT_VERBS_DEVICES` (names with commas, or `all`), `WEFT_VERBS_GID_INDEX`,
     /// `WEFT_VERBS_TRAFFIC_CLASS`, `WEFT_VERBS_SERVICE_LEVEL`, `WEFT_VERBS_ACK_TIMEOUT` and
     /// `WEFT_VERBS_ON_DEMAND_PAGING`.
     ///
@@ -135,7 +136,6 @@ impl VerbsChoice {
     pub fn from_env() -> Result<VerbsChoice> {
         let default = VerbsChoice::default();
         let get = |name: &str| environment::text(name).map_err(|e| provider_error(e.to_string()));
-        let split = |names: String| names.split(',').map(|name| name.trim().to_owned()).collect();
         let number = |name: &str, most: u32| -> Result<Option<u32>> {
             let Some(value) = get(name)? else { return Ok(None) };
             let number = value.parse().ok().filter(|number| *number <= most);
@@ -154,7 +154,7 @@ impl VerbsChoice {
             })
         })?;
         Ok(VerbsChoice {
-            devices: get(DEVICES)?.map_or_else(Vec::new, split),
+            devices: nic_names::parse(get(DEVICES)?),
             address: None,
             gid_index: number(GID_INDEX, 255)?,
             traffic_class: byte(TRAFFIC_CLASS, 255, default.traffic_class)?,

@@ -54,7 +54,7 @@ pub use config::{
 pub use device::VerbsDevice;
 pub use library::PATH as LIBRARY_PATH;
 pub use nic_address::NicAddress;
-pub use ports::{PortReport, library, ports, registers_dma_bufs};
+pub use ports::{PortReport, equal_ports, library, ports, registers_dma_bufs};
 #[doc(hidden)]
 pub use sys::layout;
 #[doc(hidden)]
