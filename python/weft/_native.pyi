@@ -1264,6 +1264,32 @@ def cuda_report(nvrtc_folders: Sequence[str] = ...) -> CudaReport:
     """Report on CUDA on this machine; NVRTC is also searched for in these folders."""
 
 @type_check_only
+class ProviderNics(TypedDict):
+    """A provider's NICs by GPU, for typing only."""
+
+    #: `WEFT_VERBS_DEVICES` or `WEFT_OFI_DOMAINS` with its value, if it is set.
+    named: str | None
+    #: Reason for which no GPU has NICs of its own.
+    error: str | None
+    #: For each GPU: label, PCI address, NICs (none: all), reason.
+    gpus: list[tuple[str, str, list[str], str]]
+
+@type_check_only
+class NicReport(TypedDict):
+    """Report on NICs by GPU, for typing only."""
+
+    #: PCI address of this process's GPU, if it is known, and how, or the reason why not.
+    rank_gpu: tuple[str | None, str]
+    verbs: ProviderNics
+    ofi: ProviderNics
+
+def nic_report(copy: tuple[str, list[str], list[str]] | None = ...) -> NicReport:
+    """NICs by GPU on this machine. Loads libibverbs, libfabric and the CUDA driver.
+
+    `copy`: a folder with another host's `/sys`, active ports and libfabric domains there.
+    """
+
+@type_check_only
 class OfiOffer(TypedDict):
     """NIC that a libfabric provider reaches, for typing only."""
 

@@ -4,7 +4,7 @@ import pytest
 
 from weft import diagnosis
 from weft.cli import main
-from weft.diagnosis import Finding, cuda, efa, libraries, machine, ofi, verbs
+from weft.diagnosis import Finding, cuda, efa, libraries, machine, nics, ofi, verbs
 
 
 def test_everything_required_is_found_here() -> None:
@@ -29,7 +29,7 @@ def test_what_is_required_and_missing_decides(
     absent = Finding("memfd", False, "Operation not permitted", "no region can be allocated", True)
     monkeypatch.setattr(machine, "LOOKS", (lambda: absent,))
     monkeypatch.setattr(libraries, "LOOKS", ())
-    for module in (cuda, efa, ofi, verbs):
+    for module in (cuda, efa, nics, ofi, verbs):
         monkeypatch.setattr(module, "findings", lambda _: [])
     assert main(["doctor"]) == 1
     assert "MISSING" in capsys.readouterr().out

@@ -18,6 +18,7 @@ mod interruptible;
 mod job;
 mod logging;
 mod memory;
+mod nics;
 mod numbers;
 mod ofi;
 mod pair;
@@ -66,6 +67,8 @@ mod _native {
     use crate::logging::end_logging;
     #[pymodule_export]
     use crate::memory::{View, dlpack_tensor};
+    #[pymodule_export]
+    use crate::nics::nic_report;
     #[pymodule_export]
     use crate::ofi::ofi_report;
     #[pymodule_export]

@@ -3,7 +3,7 @@
 Works without torch or any other library: optional parts are searched for by name.
 """
 
-from weft.diagnosis import cuda, efa, libraries, machine, ofi, verbs
+from weft.diagnosis import cuda, efa, libraries, machine, nics, ofi, verbs
 from weft.diagnosis.finding import Finding
 
 __all__ = ["Finding", "examine"]
@@ -15,4 +15,4 @@ def examine() -> list[Finding]:
     found += verbs.findings(verbs.look(verbs.report()))
     libfabric = ofi.report()
     found += [*ofi.findings(libfabric), *efa.findings(efa.look(libfabric))]
-    return [*found, *cuda.findings(cuda.report())]
+    return [*found, *nics.findings(nics.report()), *cuda.findings(cuda.report())]
