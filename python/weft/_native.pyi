@@ -489,12 +489,22 @@ class DeviceProxy:
         slots: int,
         idle: str,
         core: int | None,
+        core_claims: list[bytes],
+        place: int,
         words_home: str,
     ) -> DeviceProxy:
         """Start the thread.
 
         `windows`: this rank's region, and the peers' regions (key, length) by rank. `templates`:
-        peer, source offset and destination offset for each member.
+        peer, source offset and destination offset for each member. `core`: the thread's core;
+        otherwise the one that the host's claims leave for the rank at `place`.
+        """
+
+    @staticmethod
+    def core_claim(memory: SymmetricMemory, core: int | None, near: bool) -> bytes:
+        """Return this rank's claim on a core, for the host's ranks.
+
+        A number, a core near the GPU that has `memory`, or none.
         """
 
     def check(self) -> None:

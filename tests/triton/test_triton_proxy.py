@@ -60,7 +60,10 @@ def test_tensors_are_windows_and_a_closed_communicator_ends_waits() -> None:
     for rank, found in enumerate(run("lifetimes", 2, "tcp", settings=environment)):
         assert found["arrived"] == [1, [100 * (1 - rank) + number for number in range(16)]]
         assert found["outside"] == [0, 0, 0]
-        assert [name for name, _, _ in found["wrong"]] == ["ShapeError", "ConfigurationError"]
+        shape, none, core = found["wrong"]
+        assert (shape[0], none[0], core[0]) == ("ShapeError", *["ConfigurationError"] * 2)
+        assert core[2] == 'core=\'near\': expected a core\'s number, "auto" or "any"'
+        assert found["cores"] == [0]
         assert found["after"] == 0
         for name, (kind, _, text) in found["variables"].items():
             assert kind == "ConfigurationError"
@@ -73,6 +76,9 @@ def test_held_rounds_stay_until_kernels_give_them_back() -> None:
         assert found["first"] == [[1], [theirs + number for number in range(16)]]
         assert found["kept"] == theirs
         assert found["second"] == [[1], theirs + 50]
+        # The CPU has no GPU whose NUMA node would be known.
+        thread, process = found["cores"]
+        assert thread == process
 
 
 def test_waits_end_by_their_limit_and_wrong_commands_are_rejected() -> None:

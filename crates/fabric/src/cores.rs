@@ -16,7 +16,8 @@ impl CoreSet {
         CoreSet::new((0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)))
     }
 
-    pub(crate) fn new(cores: impl IntoIterator<Item = usize>) -> CoreSet {
+    /// These cores.
+    pub fn new(cores: impl IntoIterator<Item = usize>) -> CoreSet {
         let mut bits = Vec::new();
         for core in cores {
             let byte = core / 8;
@@ -36,7 +37,38 @@ impl CoreSet {
         CoreSet(bytes[..bytes.len().min(MAX_CORES / 8)].to_vec())
     }
 
-    fn cores(&self) -> impl Iterator<Item = usize> {
+    /// Reads a kernel's list, such as `0-47,96-143`; `None` if it is malformed or too long.
+    pub fn parse(list: &str) -> Option<CoreSet> {
+        let mut cores = Vec::new();
+        for range in list.trim().split(',') {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+            if last >= MAX_CORES {
+                return None;
+            }
+            cores.extend(first..=last);
+        }
+        Some(CoreSet::new(cores))
+    }
+
+    /// Cores in both sets.
+    pub fn intersection(&self, other: &CoreSet) -> CoreSet {
+        CoreSet::new(self.cores().filter(|core| other.contains(*core)))
+    }
+
+    /// Gives as many sets as possible a separate core each, one with a high number where there is a choice: the kernel
+    /// prefers low ones for interrupts. For example, two ranks on cores 0 to 3 get 3 and 2.
+    pub fn assign(sets: &[&CoreSet]) -> Vec<Option<usize>> {
+        let mut assignment = Assignment::new(sets);
+        for rank in 0..sets.len() {
+            assignment.assign_once(rank);
+        }
+        let core_of = |rank| assignment.ranks.iter().position(|holder| *holder == Some(rank));
+        (0..sets.len()).map(core_of).collect()
+    }
+
+    /// Cores, ascending.
+    pub fn cores(&self) -> impl Iterator<Item = usize> {
         (0..self.0.len() * 8).filter(|core| self.0[core / 8] >> (core % 8) & 1 != 0)
     }
 
@@ -57,7 +89,8 @@ impl CoreSet {
         self.cores().map(|core| 1.0 / users(core).max(1) as f64).sum()
     }
 
-    fn contains(&self, core: usize) -> bool {
+    /// True if a core is in the set.
+    pub fn contains(&self, core: usize) -> bool {
         self.0.get(core / 8).is_some_and(|byte| byte >> (core % 8) & 1 != 0)
     }
 }
@@ -70,12 +103,28 @@ struct Assignment {
 }
 
 impl Assignment {
+    /// No rank has a core. The highest is preferred.
+    fn new(sets: &[&CoreSet]) -> Assignment {
+        let descending = |set: &&CoreSet| {
+            let mut cores: Vec<usize> = set.cores().collect();
+            cores.reverse();
+            cores
+        };
+        let cores_of: Vec<Vec<usize>> = sets.iter().map(descending).collect();
+        let cores = cores_of.iter().flatten().max().map_or(0, |core| core + 1);
+        Assignment { cores_of, ranks: vec![None; cores] }
+    }
+
     /// True if each set can have a separate core.
     fn is_possible(sets: &[&CoreSet]) -> bool {
-        let cores_of: Vec<Vec<usize>> = sets.iter().map(|set| set.cores().collect()).collect();
-        let cores = cores_of.iter().flatten().max().map_or(0, |core| core + 1);
-        let mut assignment = Assignment { cores_of, ranks: vec![None; cores] };
-        (0..sets.len()).all(|rank| assignment.assign(rank, &mut vec![false; cores]))
+        let mut assignment = Assignment::new(sets);
+        (0..sets.len()).all(|rank| assignment.assign_once(rank))
+    }
+
+    /// Assigns a core to one more rank, if that is possible.
+    fn assign_once(&mut self, rank: usize) -> bool {
+        let mut tried = vec![false; self.ranks.len()];
+        self.assign(rank, &mut tried)
     }
 
     /// Assigns a free core to a rank, or one whose rank can have another that is not `tried`.
@@ -110,6 +159,32 @@ mod tests {
     fn are_shared(ranks: &[&[usize]]) -> bool {
         let sets: Vec<CoreSet> = ranks.iter().map(|cores| set(cores)).collect();
         !CoreSet::suffice(&sets.iter().collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn each_rank_gets_another_core_in_its_set() {
+        let assigned = |ranks: &[&[usize]]| {
+            let sets: Vec<CoreSet> = ranks.iter().map(|cores| set(cores)).collect();
+            CoreSet::assign(&sets.iter().collect::<Vec<_>>())
+        };
+        assert_eq!(assigned(&[&[0, 1, 2, 3], &[0, 1, 2, 3]]), [Some(3), Some(2)]);
+        assert_eq!(assigned(&[&[0, 1], &[8, 9]]), [Some(1), Some(9)]);
+        // The first rank gives way to one that has no other.
+        assert_eq!(assigned(&[&[0, 1], &[1], &[]]), [Some(0), Some(1), None]);
+        let crowded = assigned(&[&[0, 1], &[0, 1], &[0, 1]]);
+        assert_eq!(crowded.iter().flatten().count(), 2);
+        assert_eq!(assigned(&[]), []);
+    }
+
+    #[test]
+    fn a_kernel_s_list_is_a_set() {
+        assert_eq!(CoreSet::parse("0-2,8\n"), Some(set(&[0, 1, 2, 8])));
+        assert_eq!(CoreSet::parse("7"), Some(set(&[7])));
+        for malformed in ["", "a", "1-", "0-99999999", "1,,2", "-1"] {
+            assert_eq!(CoreSet::parse(malformed), None, "{malformed:?}");
+        }
+        let both = set(&[0, 1, 64]).intersection(&set(&[1, 64, 65]));
+        assert_eq!(both.cores().collect::<Vec<_>>(), [1, 64]);
     }
 
     #[test]

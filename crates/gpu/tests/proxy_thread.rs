@@ -8,8 +8,11 @@ use common::station::{BYTES, FREE, HELD, Kernel, PATIENCE, Station, failure, soo
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
 use weft_control::{Cause, Control, Poison, local_world};
-use weft_fabric::{Communicator, CommunicatorConfig, Rank, clock};
-use weft_gpu::proxy::{Command, CommandFields, Idle, Proxy, ProxyConfig, ProxyOptions, WordConfig};
+use weft_fabric::{Communicator, CommunicatorConfig, CoreSet, Rank, clock};
+use weft_gpu::proxy::{
+    Command, CommandFields, CoreClaim, Idle, Proxy, ProxyConfig, ProxyCore, ProxyOptions,
+    WordConfig,
+};
 use weft_gpu::{Error, Result};
 
 /// Two ranks on threads of their own, with proxies.
@@ -19,7 +22,7 @@ fn on_two<T: Send>(options: ProxyOptions, rank: impl Fn(Station) -> T + Sync) ->
     let made = Barrier::new(2);
     std::thread::scope(|scope| {
         let start = |control: Control| {
-            let (rank, made) = (&rank, &made);
+            let (rank, made, options) = (&rank, &made, options.clone());
             scope.spawn(move || {
                 let config = weft_control::Config::new(control.rank().0, 2);
                 let communicator = Communicator::over(control, CommunicatorConfig::new(config));
@@ -216,7 +219,7 @@ fn what_cannot_be_started_is_refused() {
                 ..ProxyConfig::default()
             };
             let (domain, group) = (station.domain.clone(), station.communicator.clone());
-            let second = Proxy::start(domain, group, config, options).map(drop);
+            let second = Proxy::start(domain, group, config, options.clone()).map(drop);
             station.close();
             second
         })
@@ -232,7 +235,8 @@ fn what_cannot_be_started_is_refused() {
             assert!(text.starts_with(&format!("{slots} command slots, a power of two")), "{text}");
         }
     }
-    for text in texts(ProxyOptions { core: Some(1 << 20), ..ProxyOptions::default() }) {
+    for text in texts(ProxyOptions { core: ProxyCore::Number(1 << 20), ..ProxyOptions::default() })
+    {
         assert!(text.starts_with("core 1048576 for the proxy's thread"), "{text}");
     }
 }
@@ -242,7 +246,8 @@ fn threads_run_where_and_as_they_are_told() {
     for idle in [Idle::Nap, Idle::Spin] {
         let allowed = rustix::thread::sched_getaffinity(None).unwrap();
         let core = (0..1024).find(|core| allowed.is_set(*core)).unwrap();
-        let options = ProxyOptions { idle, core: Some(core as u32), ..ProxyOptions::default() };
+        let core = ProxyCore::Number(core as u32);
+        let options = ProxyOptions { idle, core, ..ProxyOptions::default() };
         on_two(options, |station| {
             let kernel = station.kernel();
             let turns = Kernel::count(kernel.fields().alive);
@@ -252,5 +257,42 @@ fn threads_run_where_and_as_they_are_told() {
             assert!(turns.load(Ordering::Relaxed) > before, "its turns are counted");
             station.close();
         });
+    }
+}
+
+/// True if a proxy's thread of this rank may run on these cores only.
+fn has_thread_on(rank: Rank, cores: &str) -> bool {
+    let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let name = format!("weft-proxy-{}", rank.0);
+    let mut tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    tasks.any(|task| {
+        let allowed = format!("Cpus_allowed_list:\t{cores}");
+        read(task.path().join("comm")).trim() == name
+            && read(task.path().join("status")).lines().any(|line| line == allowed)
+    })
+}
+
+#[test]
+fn a_claim_moves_the_thread_to_a_core_unless_ranks_share_cores() {
+    let allowed = CoreSet::of_thread();
+    let core = allowed.cores().last().unwrap();
+    // Both ranks claim all cores of one NUMA node; threads of one process have one mask.
+    let claims = vec![CoreClaim::on(&allowed, &allowed), CoreClaim::none()];
+    let core_of_first = ProxyCore::Claimed { claims, place: 0 };
+    let options = ProxyOptions { core: core_of_first, ..ProxyOptions::default() };
+    let pinned = on_two(options, |station| {
+        let rank = station.communicator.rank();
+        // The thread pins itself before its first turn.
+        let kernel = station.kernel();
+        kernel.push(Command::Drained { word: FREE });
+        kernel.wait(rank.0, FREE, 1);
+        let shares_cores = station.communicator.engine().shares_cores();
+        let is_pinned = has_thread_on(rank, &core.to_string());
+        station.close();
+        (is_pinned, shares_cores)
+    });
+    for (is_pinned, shares_cores) in pinned {
+        let has_choice = allowed.cores().count() > 1;
+        assert!(is_pinned || shares_cores || !has_choice, "no thread on core {core}");
     }
 }

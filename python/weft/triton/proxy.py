@@ -87,7 +87,9 @@ class Proxy:
         idle: "nap": without work for 10 ms the thread sleeps for 100 µs between polls, which adds
             as much to the next put; "spin": it always polls. Where ranks share cores, it naps after
             64 polls with both. By default WEFT_PROXY_IDLE, or "nap".
-        core: the thread's core, another for each rank; by default WEFT_PROXY_CORE, or any.
+        core: the thread's core, another for each rank; "auto": one in this process's affinity mask
+            on the GPU's NUMA node, where the kernel names the node, or else any; "any": where the
+            system runs it. By default WEFT_PROXY_CORE, or "auto".
         words_home: memory for the words. "pinned": on the host, where the thread raises a word by a
             store; of the programs that wait for one word, one reads it over PCIe for all. "gpu": on
             the GPU, where the thread raises it by a write on a CUDA stream. That is a call of CUDA
@@ -123,7 +125,7 @@ class Proxy:
         max_put_bytes: int | None = None,
         timeout: float = 10.0,
         idle: Literal["nap", "spin"] | None = None,
-        core: int | None = None,
+        core: int | Literal["auto", "any"] | None = None,
         words_home: Literal["pinned", "gpu"] = "pinned",
         setup_timeout: float = 60.0,
     ) -> None:
@@ -169,6 +171,9 @@ class Proxy:
             counters = [self._group.counter(window=_ROUNDS) for _ in range(words)]
             theirs = self._group.share(self._regions, counters, timeout=left())
             self.max_put_bytes = _longest_put(self._group, max_put_bytes, left())
+            number = chosen_core if isinstance(chosen_core, int) else None
+            claim = _native.DeviceProxy.core_claim(self._memory, number, chosen_core == "auto")
+            claims = self.local._native.all_gather(claim, left())
             self._native = _native.DeviceProxy(
                 self._group._native,
                 self._memory,
@@ -183,7 +188,9 @@ class Proxy:
                 max_outstanding=_OUTSTANDING,
                 slots=slots,
                 idle=chosen_idle,
-                core=chosen_core,
+                core=number,
+                core_claims=claims,
+                place=self.local.rank,
                 words_home=words_home,
             )
             made.callback(self._native.stop)
@@ -307,13 +314,21 @@ def _idle(given: str | None) -> str:
     return chosen
 
 
-def _core(given: int | None) -> int | None:
+def _core(given: int | str | None) -> int | str:
+    """The thread's core: a number, "auto" or "any"."""
+    if isinstance(given, str):
+        if given not in ("auto", "any"):
+            expected = 'expected a core\'s number, "auto" or "any"'
+            raise ConfigurationError(f"core={shown(given)}: {expected}")
+        return given
     if given is not None:
         return expect_range(given, "core", 0, 1 << 20)
-    named = environment.text("WEFT_PROXY_CORE")
-    if named and not (named.isdecimal() and len(named) <= 9):
-        raise environment.invalid("WEFT_PROXY_CORE", named, "a core's number")
-    return int(named) if named else None
+    named = environment.text("WEFT_PROXY_CORE") or "auto"
+    if named in ("auto", "any"):
+        return named
+    if not (named.isdecimal() and len(named) <= 9):
+        raise environment.invalid("WEFT_PROXY_CORE", named, "a core's number, auto or any")
+    return int(named)
 
 
 def _split(

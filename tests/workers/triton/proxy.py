@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
@@ -18,6 +19,14 @@ from tests.workers.triton import kernels
 from tests.workers.triton.calls import Place
 
 PROGRAMS = 3
+
+
+def thread_cores(rank: int) -> list[int]:
+    """Cores on which this rank's proxy may run its thread."""
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text(encoding="ascii").strip() == f"weft-proxy-{rank}":
+            return sorted(os.sched_getaffinity(int(task.name)))
+    return []
 
 
 def rings(
@@ -97,16 +106,17 @@ def lifetimes() -> dict[str, Any]:
         kernels.remote_put[(1,)](made.context, peer, 0, 1, 0, 64, 1, outputs)
         kernels.remote_receive[(1,)](made.context, outputs, peer, 0, 1)
         found: dict[str, Any] = {"arrived": [outputs.item(), inbox.tolist()], "outside": []}
+        found["cores"] = thread_cores(place.rank)
         for source, word in ((2, 0), (-1, 0), (peer, 8)):
             kernels.remote_receive[(1,)](made.context, outputs, source, word, 0)
             found["outside"].append(outputs.item())
 
-        def refused(*windows: Any) -> tuple[str, int | None, str]:
+        def refused(*windows: Any, **options: Any) -> tuple[str, int | None, str]:
             return device_native.named(
-                lambda: weft.triton.Proxy(communicator, windows, device="twin")
+                lambda: weft.triton.Proxy(communicator, windows, device="twin", **options)
             )
 
-        found["wrong"] = [refused(outbox.view(4, 4).t()), refused(0)]
+        found["wrong"] = [refused(outbox.view(4, 4).t()), refused(0), refused(64, core="near")]
         found["variables"] = {}
         for name in ("WEFT_PROXY_IDLE", "WEFT_PROXY_CORE"):
             with mock.patch.dict(os.environ, {name: "off"}):
@@ -143,10 +153,11 @@ def holds(device: str = "twin") -> dict[str, Any]:
             kernels.remote_receive[(1,)](proxy.context, outputs, peer, 1, 17)
             place.finish()
             second = [outputs.tolist(), inbox[peer * 16].item()]
+            cores = [thread_cores(place.rank), sorted(os.sched_getaffinity(0))]
             kernels.remote_give_back[(1,)](proxy.context, outputs, peer, 1, 1)
             proxy.check()
             place.meet()
-        return {"first": first, "kept": word, "second": second}
+        return {"first": first, "kept": word, "second": second, "cores": cores}
 
 
 def scatters(rounds: int, device: str = "twin") -> dict[str, Any]:

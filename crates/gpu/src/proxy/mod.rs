@@ -19,6 +19,7 @@
 //! - `driver.rs`: the protocol, a polled [`weft_fabric::Driver`]
 //! - `memory.rs`: memory that kernels and the thread share
 //! - `thread.rs`: a running proxy: the thread, errors, closing
+//! - `thread_core.rs`: the thread's core
 //! - `backlog.rs`: what commands wait for, in errors
 //! - `outstanding.rs`, `rounds.rs`: parts and DRAINED commands; rounds toward each peer and from it
 
@@ -31,6 +32,7 @@ mod outstanding;
 mod ring;
 mod rounds;
 mod thread;
+mod thread_core;
 mod words;
 
 pub use backlog::Backlog;
@@ -44,4 +46,5 @@ pub use memory::WordHome;
 pub use ring::{MappedRing, RingError, RingMemory, RingReader, RingWriter, SLOT_WORDS, place_of};
 pub use rounds::MAX_ROUNDS;
 pub use thread::{Idle, MAX_SLOTS, Proxy, ProxyGroup, ProxyOptions};
+pub use thread_core::{CoreClaim, ProxyCore};
 pub use words::{WordMemory, WordUpdate, Words};

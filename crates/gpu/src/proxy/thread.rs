@@ -7,13 +7,13 @@ use super::command::{CommandError, CommandFields};
 use super::driver::{ProxyConfig, ProxyDriver};
 use super::memory::{ProxyMemory, ProxySizes, WordHome};
 use super::ring::{MappedRing, RingError, RingReader};
+use super::thread_core::{ProxyCore, pin};
 use super::words::Words;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::phase::{PROXY_PUSH, is_proxy};
 use crate::table::Table;
 use crate::watch::{Code, Record};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -53,21 +53,21 @@ pub enum Idle {
 }
 
 /// Options for one rank.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ProxyOptions {
     /// Slots in the command ring, a power of two up to [`MAX_SLOTS`].
     pub slots: u32,
     /// Idle behaviour.
     pub idle: Idle,
-    /// Core for the thread; `None`: where the system runs it.
-    pub core: Option<u32>,
+    /// Core for the thread.
+    pub core: ProxyCore,
     /// Home of the words.
     pub words: WordHome,
 }
 
 impl Default for ProxyOptions {
     fn default() -> ProxyOptions {
-        ProxyOptions { slots: 1024, idle: Idle::Nap, core: None, words: WordHome::Pinned }
+        ProxyOptions { slots: 1024, idle: Idle::Nap, core: ProxyCore::Any, words: WordHome::Pinned }
     }
 }
 
@@ -146,10 +146,9 @@ impl Proxy {
                 ("command slots, a power of two", slots.into(), MAX_SLOTS.into());
             return Err(Error::ProxyLimit { what, value, least: 2, most });
         }
-        if let Some(core) = core {
-            check_core(core)?;
-        }
         let communicator = group.communicator();
+        let shares_cores = communicator.engine().shares_cores();
+        let core = core.resolve(shares_cores)?;
         let (rank, ranks) = (communicator.rank(), communicator.world_size());
         let each = config.words.len();
         let sizes = ProxySizes {
@@ -166,7 +165,7 @@ impl Proxy {
             proxy_ranks: ranks,
             ..memory.fields()
         };
-        let pace = Pace::new(idle, communicator.engine().shares_cores());
+        let pace = Pace::new(idle, shares_cores);
         let shared = Arc::new(Shared {
             group,
             domain,
@@ -293,6 +292,7 @@ impl Shared {
     /// The thread.
     fn run(&self, mut driver: ProxyDriver, words_each: usize, pace: Pace, core: Option<u32>) {
         if let Some(core) = core {
+            log::debug!("the proxy's thread of {} runs on core {core}", self.rank());
             pin(core);
         }
         let served = catch_unwind(AssertUnwindSafe(|| self.serve(&mut driver, words_each, pace)));
@@ -472,22 +472,6 @@ impl Pace {
             false => std::hint::spin_loop(),
         }
         naps
-    }
-}
-
-/// Checks that this process may run on a core.
-fn check_core(core: u32) -> Result<()> {
-    let allowed = sched_getaffinity(None).unwrap_or_default();
-    let is_allowed = (core as usize) < CpuSet::MAX_CPU && allowed.is_set(core as usize);
-    if is_allowed { Ok(()) } else { Err(Error::ProxyCore { core }) }
-}
-
-/// Moves this thread to a core.
-fn pin(core: u32) {
-    let mut set = CpuSet::new();
-    set.set(core as usize);
-    if let Err(error) = sched_setaffinity(None, &set) {
-        log::warn!("the proxy's thread is not on core {core}: {error}");
     }
 }
 

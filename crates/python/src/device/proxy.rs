@@ -8,11 +8,12 @@ use crate::fork::{self, ProcessOwned};
 use crate::region::Region;
 use crate::shared::deadline;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use std::sync::Arc;
 use weft_fabric::{Communicator as Fabric, CounterId, Rank, RegionKey, RemoteRegion};
 use weft_gpu::proxy::{
-    Idle, Proxy, ProxyConfig, ProxyGroup, ProxyOptions, Template, TemplateMember, Window,
-    WordConfig, WordHome,
+    CoreClaim, Idle, Proxy, ProxyConfig, ProxyCore, ProxyGroup, ProxyOptions, Template,
+    TemplateMember, Window, WordConfig, WordHome,
 };
 
 /// A running proxy, until it is stopped.
@@ -78,9 +79,9 @@ fn template(members: PyTemplate) -> Template {
 #[pymethods]
 impl DeviceProxy {
     /// Starts this rank's proxy in a separate group, for kernels on the domain that has `memory`. Poison in `outer` ends
-    /// kernel waits as well.
+    /// kernel waits as well. `core`: the thread's core; otherwise what `core_claims` leave for `place`.
     #[new]
-    #[pyo3(signature = (group, memory, outer, *, counters, hold, rounds, windows, templates, list_lengths, max_put_bytes, max_outstanding, slots, idle, core, words_home))]
+    #[pyo3(signature = (group, memory, outer, *, counters, hold, rounds, windows, templates, list_lengths, max_put_bytes, max_outstanding, slots, idle, core, core_claims, place, words_home))]
     #[allow(clippy::too_many_arguments)]
     fn start(
         py: Python<'_>,
@@ -98,6 +99,8 @@ impl DeviceProxy {
         slots: u32,
         idle: &str,
         core: Option<u32>,
+        core_claims: Vec<Vec<u8>>,
+        place: usize,
         words_home: &str,
     ) -> PyResult<DeviceProxy> {
         fork::check(py)?;
@@ -125,9 +128,30 @@ impl DeviceProxy {
             Ok(())
         })?;
         let (group, domain) = (Arc::new(Group(fabric)), memory.domain().clone());
+        let claimed = || {
+            let claims = core_claims.iter().map(|bytes| CoreClaim::decode(bytes)).collect();
+            ProxyCore::Claimed { claims, place }
+        };
+        let core = core.map_or_else(claimed, ProxyCore::Number);
         let options = ProxyOptions { slots, idle, core, words: home };
         let proxy = py.detach(|| Proxy::start(domain, group, config, options)).map_err(of_gpu)?;
         Ok(DeviceProxy { proxy: Some(ProcessOwned::new(proxy)) })
+    }
+
+    /// This rank's claim on a core, for the host's ranks: a core by number, one near the GPU that has `memory`, or none.
+    #[staticmethod]
+    fn core_claim<'py>(
+        py: Python<'py>,
+        memory: &SymmetricMemory,
+        core: Option<u32>,
+        near: bool,
+    ) -> Bound<'py, PyBytes> {
+        let claim = match core {
+            Some(core) => CoreClaim::number(core),
+            None if near => CoreClaim::near(memory.domain()),
+            None => CoreClaim::none(),
+        };
+        PyBytes::new(py, claim.encode())
     }
 
     /// Raises the error that ended the proxy, or that a kernel recorded.
