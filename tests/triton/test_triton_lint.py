@@ -41,6 +41,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "meetings": {"numbers": "count"},
     "untraced": {"numbers": "", "block": 1024},
     "remote_ring": {"numbers": "programs", "block": 1024},
+    "remote_store": {"numbers": "peer value", "block": 1024},
     "remote_put": {"numbers": "peer word window offset length puts", "hold": True},
     "remote_scatter": {"numbers": "template word offset first count", "block": 8},
     "remote_put_held": {"numbers": "source peer word first puts"},
@@ -158,6 +159,17 @@ def test_a_proxys_words_are_loaded_and_commands_released() -> None:
     # Four use numbers at once, behind all other words of the command.
     release = re.compile(r"atom\.global\.sys\.release\.exch\.b32")
     assert len(release.findall(push)) == len(release.findall(wait)) + 1
+
+
+def test_a_words_reader_publishes_with_release_and_the_others_acquire() -> None:
+    for name in ("remote_receive", "remote_consume"):
+        wait = compiled(name)
+        # The exchange that elects a reader; its new values, and its last one.
+        assert len(re.findall(r"atom\.global\.release\.sys\.cas\.b64", wait)) == 1
+        assert len(re.findall(r"atom\.global\.sys\.release\.exch\.b64", wait)) == 2
+        assert len(re.findall(r"ld\.global\.sys\.acquire\.b64", wait)) == 1
+        # The word itself, before the wait and in it.
+        assert len(re.findall(r"ld\.global\.sys\.acquire\.b32", wait)) == 2
 
 
 def planted(text: str, pattern: str, replacement: str) -> str:

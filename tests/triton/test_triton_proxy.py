@@ -47,6 +47,20 @@ def check_ring(results: list[dict[str, Any]]) -> None:
             assert arrived == [before * 1000 + number % 1000]
 
 
+@pytest.mark.parametrize("fences", [True, False])
+def test_a_nic_reads_what_a_put_has_released(fences: bool) -> None:
+    """Stores to the window reach memory by a release at system scope, behind a block barrier."""
+    calls = {"programs": 2, "rounds": 3, "fences": fences}
+    found = ranks.run(
+        "triton.released.puts", 2, "mixed",
+        environment={"TRITON_INTERPRET": "1"}, timeout=100, **calls,
+    )  # fmt: skip
+    for rank, rounds in enumerate(found):
+        first = 1000 * (1 - rank) + 1
+        right = [[first + 100 * round, first + 100 * round + 1] for round in range(3)]
+        assert rounds == (right if fences else [[0, 0]] * 3)
+
+
 @pytest.mark.parametrize("transport", ["shm", "mixed"])
 def test_a_proxy_serves_contexts_of_its_hosts_tensors_until_it_is_closed(transport: str) -> None:
     for rank, (arrived, inbox, within, later) in enumerate(run("local_context", 2, transport)):

@@ -49,6 +49,16 @@ bool wait_at_least(weft::Table *table, const u32 *word, u32 epoch, u32 peer, u32
 
 bool wait_for_room(weft::Table *table, u64 ticket) { return weft::wait_for_room(watch(table, weft::PHASE_PROXY_PUSH), ticket); }
 
+void set_system_fence(void (*fence)()) { on_system_fence = fence; }
+
+// A warp releases what its block has stored, and then pushes a put.
+bool release_and_put(weft::Table *table, u32 peer, u32 word, u64 source, u64 destination, u64 length) {
+    bool pushed = true;
+    weft_each_lane(weft::WARP, [](u32) { weft::release_commands(); });
+    weft_each_lane(weft::WARP, [&](u32) { pushed &= weft::push(watch(table, 0), weft::command_put(peer, word, 0, 0, source, 0, destination, length)); });
+    return pushed;
+}
+
 bool wait_rounds(weft::Table *table, u32 source, u32 word, u32 rounds) { return weft::wait_rounds(watch(table, 0), source, word, rounds); }
 
 bool barrier(weft::Table *table, u32 *const *words, u32 epoch, u32 phase) { return weft::barrier(watch(table, phase), ALONE, words, table->ranks, epoch); }

@@ -229,6 +229,18 @@ def remote_ring(context, outbox, inbox, outputs, rounds, programs, block: tl.con
 
 
 @triton.jit
+def remote_store(context, outbox, outputs, peer, value, block: tl.constexpr):
+    """Each program stores `value` plus its number, and puts it to a rank; true if it was put."""
+    program = tl.program_id(0)
+    first = program * block
+    stored = tl.zeros([block], tl.int32) + value + program
+    tl.store(outbox + first + tl.arange(0, block), stored)
+    first *= 4
+    fine = wt.remote_put_signal(context, peer, 0, 0, first, 1, first, block * 4)
+    tl.store(outputs + program, fine.to(tl.int32))
+
+
+@triton.jit
 def remote_put(
     context, peer, word, window, offset, length, puts, outputs, hold: tl.constexpr = False
 ):

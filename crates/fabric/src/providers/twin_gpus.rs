@@ -1,7 +1,13 @@
-//! Twin GPUs, for tests without hardware: memory in which NIC writes are visible after a flush.
+//! Twin GPUs, for tests without hardware: memory in which NIC writes are visible after a flush, and kernel stores
+//! after a system-wide release.
 //!
 //! This is host memory marked as device memory. A simulated NIC withholds what it writes there
-//! ([`withhold`]), for ever without a flush: a lane that rises before has payload that is missing.
+//! ([`withhold`]), for ever without a flush: a lane that rises before has payload that is missing. Kernels
+//! ([`TwinKernel`]) withhold what they store in the same way: a NIC that reads before the release sends old bytes.
+
+mod kernel;
+
+pub use kernel::TwinKernel;
 
 use super::gpu_memory::{Flush, Gpus, cannot_flush};
 use crate::memory::{DmaBuf, Memory, MemoryKind, Reader};
@@ -79,14 +85,17 @@ pub struct WithheldWrite {
     pub bytes: Vec<u8>,
 }
 
-/// GPU memory in this process, and writes that are not visible there.
+/// GPU memory in this process, and writes and stores that are not visible there.
 #[derive(Default)]
 struct Memories {
     /// By address.
     allocations: BTreeMap<u64, GpuMemory>,
     /// In arrival order.
     withheld: Vec<WithheldWrite>,
+    /// Kernel stores without a release, in their order.
+    stores: Vec<kernel::Store>,
     issued: u32,
+    launched: u32,
 }
 
 fn memories() -> MutexGuard<'static, Memories> {
@@ -123,7 +132,9 @@ struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        memories().allocations.remove(&self.address);
+        let mut memories = memories();
+        let length = memories.allocations.remove(&self.address).map_or(0, |memory| memory.length);
+        memories.stores.retain(|store| store.to.wrapping_sub(self.address) >= length);
     }
 }
 
@@ -135,7 +146,7 @@ impl TwinGpus {
         TwinGpus { number: memories.issued, controls: controls.clone() }
     }
 
-    /// Zeroed GPU memory, which tests read by address.
+    /// Zeroed GPU memory, which tests read by address, as NICs and the host do.
     ///
     /// # Errors
     /// Same as [`Memory::shared`].

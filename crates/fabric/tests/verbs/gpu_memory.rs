@@ -1,5 +1,5 @@
 //! GPU memory over simulated NICs and GPUs: payload is visible only after a flush, and no lane rises
-//! before.
+//! before. NICs read only what was released.
 
 use crate::common::{Member, PATIENCE, on_threads, put, take, waiting};
 use crate::links::{BYTES, Links};
@@ -12,8 +12,8 @@ use weft_fabric::link::{PostStatus, WorkRequest};
 use weft_fabric::providers::verbs::{Flush, Gpus, TwinConfig, TwinGpuControls, TwinGpus, TwinNic};
 use weft_fabric::providers::{VerbsConfig, VerbsDevice};
 use weft_fabric::{
-    Device, DmaBuf, Error, Lane, LaneTable, Memory, Page, ProviderKind, Rank, Reader, RegionKey,
-    TrafficClass, clock,
+    Device, DmaBuf, Error, Lane, LaneTable, Memory, MemoryKind, Page, ProviderKind, Rank, Reader,
+    RegionKey, TrafficClass, clock,
 };
 
 /// Regions at a rank: one on the host, and two on GPUs.
@@ -114,6 +114,19 @@ struct Rig {
 }
 
 impl Rig {
+    /// Stores to a region: on a GPU by a kernel, for which the host then waits if it `synchronizes`.
+    fn store(&self, key: RegionKey, offset: usize, length: usize, value: u8, synchronizes: bool) {
+        let memory = &self.memories[key.0 as usize];
+        let MemoryKind::Device(device) = memory.kind() else {
+            return fill(memory, offset, length, value);
+        };
+        let kernel = self.gpus.launch(device);
+        kernel.store(memory.address() + offset as u64, &vec![value; length]);
+        if synchronizes {
+            self.gpus.synchronize(device);
+        }
+    }
+
     fn flushes(&self) -> u64 {
         self.controls.flushes.load(SeqCst)
     }
@@ -124,6 +137,8 @@ struct Group {
     links: Links,
     rigs: Vec<Rig>,
     written: u8,
+    /// The host waits for kernels before it writes what they have stored.
+    synchronizes: bool,
 }
 
 impl Group {
@@ -149,7 +164,7 @@ impl Group {
             let (lanes, writes) = (end.lanes.clone(), Vec::new());
             *rig.watch.lock().unwrap() = Some(Watch { lanes, writes });
         }
-        Group { links, rigs, written: 0 }
+        Group { links, rigs, written: 0, synchronizes: true }
     }
 
     /// Registers both GPUs' memory at each rank.
@@ -188,7 +203,7 @@ impl Group {
             begin += usize::from(length);
         }
         assert!(begin <= slot + SLOT && begin <= BYTES as usize);
-        fill(&self.rigs[from as usize].memories[source.0 as usize], slot, begin - slot, value);
+        self.rigs[from as usize].store(source, slot, begin - slot, value, self.synchronizes);
         let lane = self.links.0[to as usize].lanes.issue(Rank(from), 2).unwrap();
         let page = |range: &Range<usize>| Page {
             source,
@@ -384,6 +399,24 @@ fn a_failed_flush_raises_no_lane_and_loses_the_peers_of_its_nic() {
     assert_eq!(end.sink.lost, [0, 2].map(|peer| (Rank(peer), why.clone())));
 }
 
+#[test]
+fn a_nic_reads_of_a_gpu_only_what_was_released() {
+    let mut group = Group::connected(2, 1);
+    group.grant();
+    let arrived = |group: &mut Group| {
+        group.write(&Write::short(GPUS[0], GPUS[1]));
+        group.poll(1);
+        let expected = group.rigs[1].watch.lock().unwrap().as_mut().unwrap().writes.pop().unwrap();
+        let mut seen = [0; 8];
+        read(&expected.payload, expected.ranges[0].start, &mut seen);
+        seen
+    };
+    group.synchronizes = false;
+    assert_eq!(arrived(&mut group), [0; 8], "the kernel's stores have left before their release");
+    group.synchronizes = true;
+    assert_eq!(arrived(&mut group), [2; 8]);
+}
+
 /// A work request on host memory holds the bytes; the twin refuses one that would hold GPU bytes.
 #[test]
 fn short_writes_from_a_gpu_are_read_by_the_nic() {
@@ -394,7 +427,7 @@ fn short_writes_from_a_gpu_are_read_by_the_nic() {
         group.write(&Write::short(source, GPUS[1]));
         let (slot, value) = (250 * usize::from(group.written - 1), group.written);
         // A change after the post.
-        fill(&group.rigs[0].memories[source.0 as usize], slot, 8, 99);
+        group.rigs[0].store(source, slot, 8, 99, true);
         group.links.0[0].nic.pause(false);
         let inlined = source == HOST;
         let watch = &group.rigs[1].watch;

@@ -42,7 +42,7 @@ mod wire;
 #[doc(hidden)]
 pub use super::gpu_memory::{Flush, Gpus};
 #[doc(hidden)]
-pub use super::twin_gpus::{TwinGpuControls, TwinGpus};
+pub use super::twin_gpus::{TwinGpuControls, TwinGpus, TwinKernel};
 pub use config::{CHECK_SENDERS, DOMAINS, OfiChoice, OfiConfig, PROVIDER, device_of_domain};
 pub use device::OfiDevice;
 pub use info::OfiProvider;

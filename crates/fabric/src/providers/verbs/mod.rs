@@ -46,7 +46,7 @@ mod wire;
 #[doc(hidden)]
 pub use super::gpu_memory::{Flush, Gpus};
 #[doc(hidden)]
-pub use super::twin_gpus::{TwinGpuControls, TwinGpus};
+pub use super::twin_gpus::{TwinGpuControls, TwinGpus, TwinKernel};
 pub use config::{
     ACK_TIMEOUT, DEVICES, GID_INDEX, MAX_PAGES, ON_DEMAND_PAGING, OnDemandPaging, SERVICE_LEVEL,
     TRAFFIC_CLASS, VerbsChoice, VerbsConfig,
