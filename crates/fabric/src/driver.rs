@@ -3,7 +3,8 @@
 //! A driver is `poll(now, &[Event], &mut Requests)`. It allocates nothing after construction if
 //! [`Requests::with_capacity`] covers the largest poll.
 
-use crate::types::{CounterId, Page, Time};
+use crate::link::ScatterPart;
+use crate::types::{CounterId, Page, RegionKey, Time};
 use std::ops::Range;
 use weft_control::{Poison, Rank};
 
@@ -48,6 +49,7 @@ impl Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DriverRequest {
     Write { peer: Rank, counter: CounterId, round: u64, pages: Range<usize>, tag: u64 },
+    Scatter { counter: CounterId, source: RegionKey, parts: Range<usize>, tag: u64 },
     Credit { peer: Rank, counter: CounterId },
 }
 
@@ -56,6 +58,9 @@ pub(crate) enum DriverRequest {
 pub struct Requests {
     pub(crate) entries: Vec<DriverRequest>,
     pub(crate) pages: Vec<Page>,
+    /// Writes in scatters, and the round for each.
+    pub(crate) parts: Vec<ScatterPart>,
+    pub(crate) rounds: Vec<u64>,
 }
 
 impl Requests {
@@ -64,7 +69,18 @@ impl Requests {
 
     /// Capacity for this many requests and pages.
     pub fn with_capacity(requests: usize, pages: usize) -> Requests {
-        Requests { entries: Vec::with_capacity(requests), pages: Vec::with_capacity(pages) }
+        Requests {
+            entries: Vec::with_capacity(requests),
+            pages: Vec::with_capacity(pages),
+            ..Requests::default()
+        }
+    }
+
+    /// The same with capacity for this many writes in scatters, too.
+    pub fn with_scatter_capacity(mut self, writes: usize) -> Requests {
+        self.parts.reserve(writes);
+        self.rounds.reserve(writes);
+        self
     }
 
     /// Writes `pages` to `peer` and raises `counter` there by the write's part count. Without pages it is
@@ -100,6 +116,14 @@ impl Requests {
         self.entries.push(DriverRequest::Write { peer, counter, round, pages, tag });
     }
 
+    /// Begins a scatter: writes from one region to several peers, under one request with one completion. For
+    /// example, 63 writes to as many peers cost a link with work request templates one call
+    /// ([`crate::Link::post_scatter`]). Nothing is written without [`ScatterList::finish`].
+    #[inline]
+    pub fn scatter(&mut self, counter: CounterId, source: RegionKey) -> ScatterList<'_> {
+        ScatterList { begin: self.parts.len(), requests: self, counter, source }
+    }
+
     /// Sends `peer` a credit for our `counter`: the round has been read, and the peer may start one more.
     pub fn credit(&mut self, peer: Rank, counter: CounterId) {
         self.entries.push(DriverRequest::Credit { peer, counter });
@@ -108,6 +132,14 @@ impl Requests {
     /// True without requests.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Removes all requests.
+    pub(crate) fn clear(&mut self) {
+        self.entries.clear();
+        self.pages.clear();
+        self.parts.clear();
+        self.rounds.clear();
     }
 }
 
@@ -128,6 +160,67 @@ impl PageList<'_> {
         match self.pages[self.begin..].last_mut() {
             Some(last) if last.is_continued_by(&page) => last.length += page.length,
             _ => self.pages.push(page),
+        }
+    }
+}
+
+/// One write in a driver's scatter. See [`Requests::scatter`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScatterWrite {
+    /// The peer written to.
+    pub peer: Rank,
+    /// Round toward this peer.
+    pub round: u64,
+    /// First byte read in the scatter's source.
+    pub source_offset: u64,
+    /// The peer's region.
+    pub destination: RegionKey,
+    /// First byte written there.
+    pub destination_offset: u64,
+    /// Bytes; 0 only raises the counter.
+    pub length: u64,
+}
+
+/// Writes in a scatter that a driver adds one by one.
+#[derive(Debug)]
+pub struct ScatterList<'a> {
+    requests: &'a mut Requests,
+    counter: CounterId,
+    source: RegionKey,
+    /// Parts in earlier scatters.
+    begin: usize,
+}
+
+impl ScatterList<'_> {
+    /// Adds a write. A peer may have several, in one round or in several.
+    #[inline]
+    pub fn push(&mut self, write: ScatterWrite) {
+        let ScatterWrite { peer, round, source_offset, destination, destination_offset, length } =
+            write;
+        let source = self.source;
+        let page = Page { source, source_offset, destination, destination_offset, length };
+        self.requests.parts.push(ScatterPart { peer, page, ..ScatterPart::EMPTY });
+        self.requests.rounds.push(round);
+    }
+
+    /// Writes so far.
+    pub fn len(&self) -> usize {
+        self.requests.parts.len() - self.begin
+    }
+
+    /// True without writes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Requests the scatter, unless it is empty. [`Event::Completed`] with `tag` follows once all sources may be
+    /// reused and all bytes have left this process, unless `tag` is [`Requests::NO_EVENT`].
+    #[inline]
+    pub fn finish(self, tag: u64) {
+        let ScatterList { requests, counter, source, begin } = self;
+        let parts = begin..requests.parts.len();
+        if !parts.is_empty() {
+            requests.entries.push(DriverRequest::Scatter { counter, source, parts, tag });
         }
     }
 }
@@ -186,7 +279,7 @@ mod tests {
         assert_eq!(lengths, [12, 4, 1, 1, 1, 1]);
         let ranges = requests.entries.iter().map(|entry| match entry {
             DriverRequest::Write { pages, .. } => pages.clone(),
-            DriverRequest::Credit { .. } => 0..0,
+            DriverRequest::Scatter { .. } | DriverRequest::Credit { .. } => 0..0,
         });
         assert_eq!(ranges.collect::<Vec<_>>(), [0..3, 3..4, 4..6]);
     }

@@ -68,7 +68,7 @@ mod submission_queue;
 mod submitter;
 mod wait;
 mod waiters;
-pub use driver::{Driver, Event, PageList, Requests};
+pub use driver::{Driver, Event, PageList, Requests, ScatterList, ScatterWrite};
 pub use inbox::{OutcomeCallback, StridedPages, SubmissionDescriptor, SubmissionOperation};
 pub use progress_demand::ProgressDemand;
 pub use shared_driver::SharedDriver;

@@ -4,6 +4,8 @@
 mod checks;
 #[path = "sim/counters.rs"]
 mod counters;
+#[path = "sim/driver_scatters.rs"]
+mod driver_scatters;
 #[path = "sim/engine.rs"]
 mod engine;
 #[path = "sim/groups.rs"]

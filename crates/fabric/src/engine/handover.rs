@@ -8,6 +8,7 @@
 //! [`Sink::held`]: crate::link::Sink::held
 
 use super::route::EnginePeer;
+use super::scatter::ScatterInSubmit;
 use super::state::Engine;
 use crate::driver::{DriverRequest, Requests};
 use crate::error::Result;
@@ -56,7 +57,6 @@ impl Engine {
     #[cold]
     #[inline(never)]
     pub(super) fn hold_scatter(&mut self, id: RequestId, parts: &[ScatterPart]) {
-        self.sink.held = false;
         for part in parts {
             let held = self.hold_toward(id, part.peer);
             if let Some(request) = self.requests.get(id) {
@@ -72,6 +72,11 @@ impl Engine {
     pub(super) fn hold_entries(&mut self, requests: &Requests, ended: Range<usize>) {
         self.sink.held = false;
         let Range { start: mut index, mut end } = ended;
+        for scatter in 0..self.open_scatters.len() {
+            let ScatterInSubmit { id, parts } = &self.open_scatters[scatter];
+            let (id, parts) = (*id, parts.clone());
+            self.hold_scatter(id, &requests.parts[parts]);
+        }
         for entry in &requests.entries {
             let DriverRequest::Write { peer, tag, .. } = entry else { continue };
             if *tag == Requests::NO_EVENT || index == end || self.completed_tags[index] != *tag {

@@ -10,7 +10,7 @@
 //! - `counters.rs`, `counters/followers.rs`: counters, rounds, credits; credits shared by several counters
 //! - `regions.rs`, `region.rs`: registrations, grants and imports; the regions themselves
 //! - `submit.rs`, `target.rs`: writes and validation
-//! - `peer_group.rs`: scatters over peers resolved once
+//! - `peer_group.rs`, `scatter.rs`: scatters over peers resolved once; drivers' scatters
 //! - `post.rs`, `queue.rs`, `complete.rs`: parts posted to a link, queued parts, completions
 //! - `peer_queue.rs`: writes to one peer that wait for room in the link
 //! - `handover.rs`: requests whose copied bytes have not left the link
@@ -34,6 +34,7 @@ mod queue;
 mod region;
 mod regions;
 mod route;
+mod scatter;
 mod sleep;
 mod state;
 mod submit;

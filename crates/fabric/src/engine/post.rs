@@ -223,6 +223,25 @@ impl Engine {
         parts: &mut [ScatterPart],
         writes: &[PeerWrite<'_>],
     ) -> RequestId {
+        self.post_scatter(id, counter, round_of, parts, writes);
+        self.flush_all();
+        if self.sink.held {
+            self.sink.held = false;
+            self.hold_scatter(id, parts);
+        }
+        self.end_submit(id)
+    }
+
+    /// Posts as [`Engine::post_admitted`] does, without a flush; the submit has not ended.
+    #[inline(always)]
+    pub(super) fn post_scatter(
+        &mut self,
+        id: RequestId,
+        counter: CounterId,
+        round_of: impl Fn(usize) -> u64,
+        parts: &mut [ScatterPart],
+        writes: &[PeerWrite<'_>],
+    ) {
         let mut in_flight = InFlightParts::new();
         let mut index = 0;
         while index < parts.len() {
@@ -243,11 +262,6 @@ impl Engine {
             index += run.max(1);
         }
         self.count_parts(id, in_flight.parts);
-        self.flush_all();
-        if self.sink.held {
-            self.hold_scatter(id, parts);
-        }
-        self.end_submit(id)
     }
 
     /// Enters the leading one-part writes that use one link. Returns how many: zero with queued writes or

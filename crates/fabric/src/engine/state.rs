@@ -6,6 +6,7 @@ use super::counters::Counters;
 use super::peer_queue::PeerQueue;
 use super::region::{LocalRegion, Region, RemoteLengths, RemoteRegion};
 use super::route::{EnginePeer, Route};
+use super::scatter::ScatterInSubmit;
 use super::unique_id::UniqueId;
 use super::wake_sources::WakeSources;
 use super::watch_list::Watches;
@@ -63,6 +64,8 @@ pub struct Engine {
     pub(super) spare_parts: Vec<Parts>,
     /// Parts of the scatter being submitted.
     pub(super) parts: Vec<crate::link::ScatterPart>,
+    /// Drivers' scatters in the submit, whose parts are counted.
+    pub(super) open_scatters: Vec<ScatterInSubmit>,
     /// Pages of the descriptor being submitted.
     pub(super) slices: Vec<crate::types::Page>,
     /// Credits that leave with the next flush.
@@ -163,6 +166,7 @@ impl Engine {
             unflushed: 0,
             spare_parts: Vec::new(),
             parts: Vec::new(),
+            open_scatters: Vec::new(),
             slices: Vec::new(),
             pending_credits: Vec::with_capacity(room),
             completed_tags: Vec::with_capacity(room),

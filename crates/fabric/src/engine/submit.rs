@@ -127,25 +127,33 @@ impl Engine {
         if self.sink.held {
             self.hold_entries(requests, ended);
         }
-        requests.entries.clear();
-        requests.pages.clear();
+        if !self.open_scatters.is_empty() {
+            self.end_scatters();
+        }
+        requests.clear();
         result
     }
 
-    fn submit_entries(&mut self, requests: &Requests) -> Result<()> {
+    fn submit_entries(&mut self, requests: &mut Requests) -> Result<()> {
         self.check()?;
-        for entry in &requests.entries {
+        let Requests { entries, pages: all_pages, parts: all_parts, rounds } = requests;
+        for entry in entries {
             match entry {
                 DriverRequest::Credit { peer, counter } => {
                     self.credit_round(*peer, *counter, true)?
                 }
                 DriverRequest::Write { peer, counter, round, pages, tag } => {
-                    let pages = &requests.pages[pages.clone()];
+                    let pages = &all_pages[pages.clone()];
                     let tag = RequestTag(*tag);
                     let id = self.write_tagged::<false>(*peer, *counter, *round, pages, tag)?;
                     if id == RequestId::DONE && tag.is_of_driver() {
                         self.completed_tags.push(tag.0);
                     }
+                }
+                DriverRequest::Scatter { counter, source, parts, tag } => {
+                    let (range, rounds) = (parts.clone(), &rounds[parts.clone()]);
+                    let parts = (range.clone(), &mut all_parts[range]);
+                    self.scatter_parts(*counter, *source, parts, rounds, RequestTag(*tag))?;
                 }
             }
         }

@@ -1,15 +1,17 @@
 //! All request kinds, and lengths from zero to 1 GiB at odd offsets.
 
-use crate::common::{Member, MemberConfig, SplitMix64, fill, put, region, take};
+use crate::common::{Member, MemberConfig, PATIENCE, SplitMix64, fill, put, region, take};
 use crate::provider::{Provider, Shape, settle, waited};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use weft_fabric::random::mix;
-use weft_fabric::{MemberWrite, Page, PeerWrite, Rank};
+use weft_fabric::{Event, MemberWrite, Page, PeerWrite, Rank, Requests, ScatterWrite, clock};
 
 const RANKS: u32 = 3;
 const SLOT: usize = 4000;
+/// Tag for a driver's scatter.
+const TAG: u64 = 77;
 /// Value for bytes that no write has reached.
 const UNTOUCHED: u8 = 0xee;
 
@@ -38,7 +40,7 @@ pub fn every_kind_of_request_arrives(provider: &Provider) {
         let calls = Arc::new(AtomicU32::new(0));
         let mut seed = 0;
         for (name, slices) in kinds() {
-            for way in [each_alone, scattered, scattered_over_a_group] {
+            for way in [each_alone, scattered, scattered_over_a_group, scattered_by_a_driver] {
                 seed += 1;
                 put(&member.source, 0, &bytes_of(member.engine.rank(), seed));
                 fill(&member.inbox, 0, SLOT * RANKS as usize, UNTOUCHED);
@@ -149,6 +151,41 @@ fn scattered_over_a_group(
     let writes: Vec<MemberWrite> = (0..RANKS - 1).map(write).collect();
     let request = member.engine.scatter_group_next(&mut group, &writes, None).unwrap();
     waited(|w| member.engine.wait_for_request(request, w)).unwrap();
+    Some(raises_of(slices))
+}
+
+/// A driver's scatter, with one page for each peer.
+fn scattered_by_a_driver(
+    member: &mut Member,
+    slices: &StridedPages,
+    _: &Arc<AtomicU32>,
+) -> Option<Raises> {
+    let &[(from, to, length)] = &slices[..] else { return None };
+    let (mut requests, mut writes) = (Requests::default(), Vec::new());
+    for peer in member.engine.peers().collect::<Vec<_>>() {
+        let (round, page) = (open_round(member, peer), member.page(peer, from, to, length));
+        let Page { source_offset, destination, destination_offset, length, .. } = page;
+        writes.push(ScatterWrite {
+            peer,
+            round,
+            source_offset,
+            destination,
+            destination_offset,
+            length,
+        });
+    }
+    let mut list = requests.scatter(member.counter, member.source.key());
+    writes.into_iter().for_each(|write| list.push(write));
+    list.finish(TAG);
+    member.engine.submit(&mut requests).unwrap();
+    let (begin, mut completed) = (clock::now(), 0);
+    while completed == 0 {
+        assert!(clock::now().since(begin) < PATIENCE, "the scatter does not complete");
+        let mut events = Vec::new();
+        member.engine.poll(clock::now(), &mut events);
+        completed += events.iter().filter(|event| **event == Event::Completed { tag: TAG }).count();
+    }
+    assert_eq!(completed, 1);
     Some(raises_of(slices))
 }
 

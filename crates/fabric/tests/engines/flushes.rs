@@ -6,9 +6,9 @@ use weft_fabric::link::{
     Introduction, Membership, PostStatus, Scatter, ScatterStatus, Sink, WorkRequest,
 };
 use weft_fabric::{
-    CounterId, Device, Engine, EngineAddress, EngineConfig, Generation, Lane, Link, MemberWrite,
-    Memory, Page, PeerWrite, ProviderKind, Rank, Region, RegionKey, RemoteRegion, Result,
-    RouteRule, Time, WaitLimit, clock,
+    CounterId, Device, Engine, EngineAddress, EngineConfig, Event, Generation, Lane, Link,
+    MemberWrite, Memory, Page, PeerWrite, ProviderKind, Rank, Region, RegionKey, RemoteRegion,
+    Requests, Result, RouteRule, ScatterWrite, Time, WaitLimit, clock,
 };
 
 use crate::common::soon;
@@ -207,4 +207,36 @@ fn a_scatter_is_one_batch_and_one_flush() {
     let members = [0, 1, 2].map(|member| MemberWrite { member, length: 8, ..Default::default() });
     single_rank.engine.scatter_group(&mut group, 0, &members, None).unwrap();
     assert_eq!(single_rank.calls(), [Call::Scatter(3), Call::Flush]);
+}
+
+/// Its requests behind each other share a flush, and each scatter has one completion.
+#[test]
+fn a_drivers_scatters_are_a_batch_each_and_one_flush() {
+    let mut single_rank = single_rank();
+    let write = |member: &RemoteRegion| ScatterWrite {
+        peer: member.peer,
+        round: 0,
+        source_offset: 0,
+        destination: member.key,
+        destination_offset: 8,
+        length: 8,
+    };
+    let SingleRank { engine, counter, source, remotes, .. } = &mut single_rank;
+    let mut requests = Requests::default();
+    for tag in [5, Requests::NO_EVENT, 6] {
+        let mut list = requests.scatter(*counter, source.key());
+        remotes.iter().for_each(|remote| list.push(write(remote)));
+        list.finish(tag);
+    }
+    requests.scatter(*counter, source.key()).push(write(&remotes[0]));
+    requests.scatter(*counter, source.key()).finish(7);
+    engine.submit(&mut requests).unwrap();
+    assert!(requests.is_empty());
+    let scatter = Call::Scatter(3);
+    assert_eq!(single_rank.calls(), [scatter, scatter, scatter, Call::Flush]);
+    let mut events = Vec::new();
+    single_rank.engine.poll(clock::now(), &mut events);
+    events.sort_by_key(|event| format!("{event:?}"));
+    assert_eq!(events, [5, 6].map(|tag| Event::Completed { tag }));
+    assert_eq!(single_rank.engine.statistics().requests, 0);
 }

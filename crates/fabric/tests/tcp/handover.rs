@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use weft_fabric::providers::TcpConfig;
-use weft_fabric::{Error, Page, PeerWrite, Rank, Region, RequestId, WaitOptions, clock};
+use weft_fabric::{
+    Error, Event, Page, PeerWrite, Rank, Region, RequestId, Requests, ScatterWrite, WaitOptions,
+    clock,
+};
 
 /// Payload length that a post copies.
 const SMALL: u64 = 1000;
@@ -101,6 +104,57 @@ fn a_scatter_ends_and_calls_back_when_the_kernel_has_all_of_it() {
     assert_eq!(ended.load(Ordering::SeqCst), parts as u64 - 1);
     read_all(&mut peer, request, parts * (12 + 16 + SMALL as usize));
     assert_eq!(ended.load(Ordering::SeqCst), parts as u64);
+}
+
+#[test]
+fn a_drivers_scatter_ends_when_the_kernel_has_all_of_it() {
+    let mut peer = single_stream();
+    let source = peer.engine.alloc(SMALL as usize).unwrap();
+    let (page, counter) = (page(&peer, &source), peer.counter);
+    let Page { source_offset, destination, destination_offset, length, .. } = page;
+    let write = ScatterWrite {
+        peer: Rank(1),
+        round: 0,
+        source_offset,
+        destination,
+        destination_offset,
+        length,
+    };
+    let mut requests = Requests::default();
+    let mut last = 0;
+    while peer.engine.statistics().requests == 0 {
+        last += 1;
+        assert!(last < MANY, "all scatters ended although the peer does not read");
+        let mut list = requests.scatter(counter, source.key());
+        (0..2).for_each(|_| list.push(write));
+        list.finish(last);
+        peer.engine.submit(&mut requests).unwrap();
+    }
+    let mut events = Vec::new();
+    peer.engine.poll(clock::now(), &mut events);
+    let ended = |events: &[Event]| -> Vec<u64> {
+        let tag = |event: &Event| match event {
+            Event::Completed { tag } => Some(*tag),
+            _ => None,
+        };
+        events.iter().filter_map(tag).collect()
+    };
+    assert_eq!(ended(&events), (1..last).collect::<Vec<_>>());
+    let (each, mut buffer) = (2 * (12 + 16 + SMALL as usize), vec![0; 1 << 16]);
+    peer.streams[0].set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    // Without polls: the kernel has all of what has ended.
+    for (bytes, polls) in [((last as usize - 1) * each, false), (each, true)] {
+        let mut left = bytes;
+        while left > 0 {
+            let room = buffer.len().min(left);
+            left -= peer.streams[0].read(&mut buffer[..room]).expect("all of it has left");
+            if polls {
+                peer.engine.poll(clock::now(), &mut events);
+            }
+        }
+    }
+    assert_eq!(ended(&events), (1..=last).collect::<Vec<_>>());
+    assert_eq!(peer.engine.statistics().requests, 0);
 }
 
 /// More parts than the link's own queue takes.
