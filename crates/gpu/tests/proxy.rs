@@ -116,6 +116,58 @@ fn a_scatter_with_a_wrong_length_writes_nothing() {
     assert!(!requests.is_empty() && !driver.is_idle());
 }
 
+/// A SCATTER's members with credits are one request, which ends with the last source. The others wait as puts
+/// do.
+#[test]
+fn a_scatter_ends_as_a_whole_and_waits_where_credits_lack() {
+    let (mut driver, [_, free]) = driver(|config| config.max_outstanding = 8).unwrap();
+    let mut requests = driver.requests();
+    let (place, target) = (Place { window: 0, offset: 0 }, Target { word: 1, hold: false });
+    let scatter = |count| Command::Scatter {
+        template: 0,
+        target,
+        source: place,
+        destination: place,
+        count,
+        list: 0,
+    };
+    let list = [8, 8].map(AtomicU32::new);
+    let mut push = |driver: &mut ProxyDriver, command: Command| {
+        driver.accept(0, &command.fields(), &list, &mut requests).unwrap();
+    };
+    // Four rounds are open: two scatters, and half the third.
+    [2, 1, 2].into_iter().for_each(|count| push(&mut driver, scatter(count)));
+    push(&mut driver, Command::Drained { word: 0 });
+    let counts = |driver: &ProxyDriver| {
+        let backlog = driver.backlog();
+        (backlog.without_credit, backlog.in_flight)
+    };
+    assert_eq!(counts(&driver), (1, 4));
+    let completed = |driver: &mut ProxyDriver, part: u64| {
+        let tag = u64::from(driver.namespace()) << Event::NAMESPACE_SHIFT | part;
+        driver.poll(Time(0), &[Event::Completed { tag }], &mut Requests::default()).unwrap();
+        counts(driver)
+    };
+    assert_eq!(completed(&mut driver, 0), (1, 2), "two parts end together");
+    assert_eq!(completed(&mut driver, 0), (1, 2), "and once");
+    let credited = Event::Credited { counter: free, peer: Rank(1), credits: 1 };
+    let mut waited = driver.requests();
+    driver.poll(Time(0), &[credited], &mut waited).unwrap();
+    assert!(!waited.is_empty());
+    assert_eq!(counts(&driver), (0, 3));
+    let mut risen = Vec::new();
+    // The second scatter, then the third's halves, in the order in which they came into the pool.
+    for (part, left) in [(1, 2), (2, 1), (3, 0)] {
+        driver.take_words(|update| risen.push(update));
+        assert!(risen.is_empty(), "DRAINED rises behind the last part");
+        let before = counts(&driver);
+        let after = completed(&mut driver, part);
+        assert_eq!(after, (0, left), "part {part} after {before:?}");
+    }
+    driver.take_words(|update| risen.push(update));
+    assert_eq!((risen.len(), driver.is_idle()), (1, true));
+}
+
 #[test]
 fn a_round_with_two_parts_or_beyond_the_window_is_a_peers_fault() {
     for (round, count) in [(0, 2), (0, 0), (64, 1)] {

@@ -4,19 +4,30 @@ mod common {
     pub mod station;
 }
 
-use common::station::{BYTES, FREE, HELD, Kernel, PATIENCE, Station, failure, soon};
+use common::station::{
+    BYTES, FREE, HELD, Kernel, MEMBER_BYTES, MEMBERS, PATIENCE, Station, failure, soon,
+};
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
 use weft_control::{Cause, Control, Poison, local_world};
 use weft_fabric::{Communicator, CommunicatorConfig, CoreSet, Rank, clock};
 use weft_gpu::proxy::{
-    Command, CommandFields, CoreClaim, Idle, Proxy, ProxyConfig, ProxyCore, ProxyOptions,
-    WordConfig,
+    Command, CommandFields, CoreClaim, Idle, Place, Proxy, ProxyConfig, ProxyCore, ProxyOptions,
+    Target, WordConfig,
 };
 use weft_gpu::{Error, Result};
 
 /// Two ranks on threads of their own, with proxies.
 fn on_two<T: Send>(options: ProxyOptions, rank: impl Fn(Station) -> T + Sync) -> Vec<T> {
+    on_two_over(None, options, rank)
+}
+
+/// The same over a link that delays, reorders and refuses parts by this seed.
+fn on_two_over<T: Send>(
+    hostile: Option<u64>,
+    options: ProxyOptions,
+    rank: impl Fn(Station) -> T + Sync,
+) -> Vec<T> {
     let world = local_world(2, |_| {}).unwrap();
     // A rank that has left the barrier in `Station::new` may fail before the other one has.
     let made = Barrier::new(2);
@@ -25,7 +36,8 @@ fn on_two<T: Send>(options: ProxyOptions, rank: impl Fn(Station) -> T + Sync) ->
             let (rank, made, options) = (&rank, &made, options.clone());
             scope.spawn(move || {
                 let config = weft_control::Config::new(control.rank().0, 2);
-                let communicator = Communicator::over(control, CommunicatorConfig::new(config));
+                let config = CommunicatorConfig { hostile, ..CommunicatorConfig::new(config) };
+                let communicator = Communicator::over(control, config);
                 let station = Station::new(communicator.unwrap(), options);
                 made.wait();
                 rank(station)
@@ -81,6 +93,52 @@ fn puts_by_several_threads_arrive_whole_and_are_counted() {
         station.close();
         assert_eq!(kernel.fields().ring, 0, "kernels that start later push nothing");
         station.proxy.check().unwrap();
+    });
+}
+
+/// Five puts to one peer in each, more than fit in two windows, so that some wait for credits.
+#[test]
+fn scatters_arrive_whole_in_a_small_ring_over_hostile_links() {
+    let options = ProxyOptions { slots: 2, ..ProxyOptions::default() };
+    on_two_over(Some(7), options, |station| {
+        let (kernel, own, peer) = (station.kernel(), station.communicator.rank(), station.peer());
+        let list = kernel.fields().list;
+        let words = MEMBER_BYTES / 4;
+        let mut rounds = 0;
+        for turn in 0..40 {
+            let lengths: Vec<u64> =
+                (0..MEMBERS).map(|at| (turn * 7 + at * 3) % (words + 1)).collect();
+            for (member, length) in (0..).zip(&lengths) {
+                Kernel::atomic(list + 4 * member).store(4 * *length as u32, Ordering::Relaxed);
+                for at in member * words..member * words + length {
+                    Station::at(&station.outbox, at * 4)
+                        .store(value(own, at, turn), Ordering::Relaxed);
+                }
+            }
+            for _ in 0..7 {
+                let place = Place { window: 0, offset: 0 };
+                kernel.push(Command::Scatter {
+                    template: 0,
+                    target: Target { word: FREE, hold: false },
+                    source: place,
+                    destination: place,
+                    count: MEMBERS as u32,
+                    list: 0,
+                });
+            }
+            kernel.push(Command::Drained { word: FREE });
+            kernel.wait(own.0, FREE, turn as u32 + 1);
+            rounds += 7 * MEMBERS as u32;
+            kernel.wait(peer.0, FREE, rounds);
+            for (member, length) in (0..).zip(&lengths) {
+                for at in member * words..member * words + length {
+                    let seen = Station::at(&station.inbox, at * 4).load(Ordering::Relaxed);
+                    assert_eq!(seen, value(peer, at, turn), "turn {turn}, word {at}");
+                }
+            }
+            station.meet();
+        }
+        station.close();
     });
 }
 

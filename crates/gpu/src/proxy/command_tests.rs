@@ -172,15 +172,15 @@ fn lengths_in_a_list_are_checked_for_each_peer() {
     let limits = limits();
     let fields = CommandFields { destination_offset: 20, ..examples()[3].fields() };
     let last = &limits.templates[0].members[2];
-    let places = limits.check_member(&fields, last, 48);
-    assert_eq!(places, Ok((place(0, 16), place(0, 52))));
+    let windows = limits.scatter_windows(&fields).unwrap();
+    assert_eq!(windows.check(last, 48), Ok((16, 52)));
     for (length, problem) in [
         (49, "destination offset 52: expected 0 to 51"),
         (101, "destination offset 52: expected none"),
         (2049, "length in the list 2049: expected 0 to 2048"),
         (u32::MAX, "length in the list 4294967295: expected 0 to 2048"),
     ] {
-        let refused = limits.check_member(&fields, last, length).unwrap_err();
+        let refused = windows.check(last, length).unwrap_err();
         assert_eq!(refused.to_string(), problem);
     }
 }

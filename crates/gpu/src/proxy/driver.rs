@@ -4,18 +4,20 @@
 //! driver numbers the rounds, keeps parts that have no credit yet, and counts the leading rounds that have arrived. A
 //! round is credited when the word rises; for a word that is held, when a kernel pushes RELEASE.
 //!
-//! A command waits only for credits from one peer on one word. After [`ProxyConfig::max_outstanding`] parts without credit or
-//! completion the driver takes no more commands ([`ProxyDriver::has_room`]), so a RELEASE behind them waits, too: let a
-//! kernel's puts into held words stay below that number.
+//! A put waits only for credits from one peer on one word. A SCATTER is one request to the members whose rounds have
+//! credits; the others wait as puts do. After [`ProxyConfig::max_outstanding`] parts without credit or completion the
+//! driver takes no more commands ([`ProxyDriver::has_room`]), so a RELEASE behind them waits, too: let a kernel's puts into
+//! held words stay below that number.
 
 use super::backlog::Backlog;
-use super::command::{Command, CommandError, CommandFields, Place, Problem};
+use super::command::{Command, CommandError, CommandFields, Place};
 use super::limits::{Limits, MAX_WORDS, Template, TemplateMember, check};
 use super::outstanding::{Outstanding, PartId};
 use super::rounds::{End, MAX_ROUNDS};
+use super::scatter::ScatterBuffers;
 use super::words::{WordUpdate, position_of};
 use crate::error::{Error, Result};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use weft_control::{Poison, Rank};
 use weft_fabric::{
     CounterId, Driver, Engine, Event, Page, PartRule, RegionKey, RemoteRegion, Requests, Time,
@@ -54,7 +56,7 @@ pub struct ProxyConfig {
     pub list_lengths: u32,
     /// Longest put in bytes: one part on the routes to all peers.
     pub max_put_bytes: u64,
-    /// Parts that wait for a credit or whose source is read.
+    /// Parts that wait for a credit or whose source is read. A SCATTER's parts end together.
     pub max_outstanding: u32,
 }
 
@@ -75,21 +77,20 @@ impl Default for ProxyConfig {
 /// Proxy protocol at one rank.
 #[derive(Debug)]
 pub struct ProxyDriver {
-    namespace: u16,
-    limits: Limits,
-    rounds: u32,
-    windows: Vec<Window>,
+    pub(super) namespace: u16,
+    pub(super) limits: Limits,
+    pub(super) rounds: u32,
+    pub(super) windows: Vec<Window>,
     /// By word.
-    counters: Vec<CounterId>,
+    pub(super) counters: Vec<CounterId>,
     /// Counters in order, each with the word index.
     by_counter: Vec<(CounterId, u32)>,
     /// By peer and word.
-    ends: Vec<End>,
-    outstanding: Outstanding,
+    pub(super) ends: Vec<End>,
+    pub(super) outstanding: Outstanding,
     /// Parts that the largest command has.
     largest: u32,
-    /// Parts of the SCATTER that is being accepted.
-    parts: Vec<(Rank, Option<Page>)>,
+    pub(super) scatter: ScatterBuffers,
     words: RaisedWords,
     poison: Option<Poison>,
 }
@@ -142,7 +143,7 @@ impl ProxyDriver {
             ends,
             outstanding: Outstanding::new(config.max_outstanding),
             largest,
-            parts: Vec::with_capacity(largest as usize),
+            scatter: ScatterBuffers::with_capacity(largest as usize),
             poison: None,
         })
     }
@@ -155,7 +156,7 @@ impl ProxyDriver {
     /// Requests with capacity for the largest poll, in which every part leaves and every round is credited.
     pub fn requests(&self) -> Requests {
         let parts = self.limits.ranks as usize * self.counters.len() * self.rounds as usize;
-        Requests::with_capacity(2 * parts, parts)
+        Requests::with_capacity(2 * parts, parts).with_scatter_capacity(parts)
     }
 
     /// True if [`ProxyDriver::accept`] may be called.
@@ -203,19 +204,15 @@ impl ProxyDriver {
             return Err(weft_fabric::Error::Poisoned(poison.clone()).into());
         }
         let refused = |problem| CommandError { ticket, fields: *fields, problem };
-        match self.limits.check(ticket, fields)? {
+        match self.limits.admit(fields).map_err(refused)? {
             Command::Put { peer, target, source, destination, length } => {
                 let page = self.page(peer, source, destination, length);
                 self.add(peer, target.word, page, requests);
             }
             Command::Signal { peer, target } => self.add(peer, target.word, None, requests),
-            Command::Scatter { template, target, count, list: first, .. } => {
+            Command::Scatter { count, list: first, .. } => {
                 let lengths = &list[first as usize..][..count as usize];
-                self.scatter(template, fields, lengths).map_err(refused)?;
-                for at in 0..self.parts.len() {
-                    let (peer, page) = self.parts[at];
-                    self.add(peer, target.word, page, requests);
-                }
+                self.accept_scatter(ticket, fields, lengths, requests)?;
             }
             Command::Release { peer, word, count } => {
                 let end = &mut self.ends[position_of(peer, word, self.counters.len())];
@@ -230,26 +227,6 @@ impl ProxyDriver {
             }
         }
         Ok(())
-    }
-
-    /// Reads a SCATTER's lengths, each once, and checks all before any part is added.
-    fn scatter(
-        &mut self,
-        template: u16,
-        fields: &CommandFields,
-        lengths: &[AtomicU32],
-    ) -> std::result::Result<(), Problem> {
-        let mut parts = std::mem::take(&mut self.parts);
-        parts.clear();
-        let members = &self.limits.templates[usize::from(template)].members;
-        let checked = members.iter().zip(lengths).try_for_each(|(member, length)| {
-            let length = length.load(Ordering::Relaxed);
-            let (source, destination) = self.limits.check_member(fields, member, length)?;
-            parts.push((member.peer, self.page(member.peer, source, destination, length.into())));
-            Ok(())
-        });
-        self.parts = parts;
-        checked
     }
 
     /// Page between two checked places; `None` without bytes.
@@ -275,7 +252,7 @@ impl ProxyDriver {
             self.outstanding.add(&mut end.waiting, page);
             return;
         }
-        let part = page.map(|_| self.outstanding.start());
+        let part = page.map(|_| self.outstanding.start(1));
         let counter = self.counters[word as usize];
         write(self.namespace, end, (peer, counter), (part, page), requests);
     }
@@ -335,9 +312,14 @@ fn write(
     (part, page): (Option<PartId>, Option<Page>),
     requests: &mut Requests,
 ) {
-    let event = |part| u64::from(namespace) << Event::NAMESPACE_SHIFT | u64::from(part);
-    requests.write(peer, counter, end.next, page, part.map_or(Requests::NO_EVENT, event));
+    let tag = part.map_or(Requests::NO_EVENT, |part| event_of(namespace, part));
+    requests.write(peer, counter, end.next, page, tag);
     end.next += 1;
+}
+
+/// Tag for parts under one number in the pool.
+pub(super) fn event_of(namespace: u16, part: PartId) -> u64 {
+    u64::from(namespace) << Event::NAMESPACE_SHIFT | u64::from(part)
 }
 
 impl Driver for ProxyDriver {
@@ -365,7 +347,9 @@ impl Driver for ProxyDriver {
                         let at = position_of(*peer, word, self.counters.len());
                         let end = &mut self.ends[at];
                         end.credits = end.credits.max(*credits);
-                        self.write_waiting(*peer, word, requests);
+                        if !end.waiting.is_empty() {
+                            self.write_waiting(*peer, word, requests);
+                        }
                     }
                 }
                 Event::Completed { tag } => {

@@ -49,11 +49,20 @@ impl Limits {
     /// # Errors
     /// [`CommandError`], with the command's fields.
     pub fn check(&self, ticket: u64, fields: &CommandFields) -> Result<Command, CommandError> {
-        self.admit(fields).map_err(|problem| CommandError { ticket, fields: *fields, problem })
+        let admitted = self.admit(fields).and_then(|command| {
+            if let Command::Scatter { template, count, .. } = command {
+                let windows = self.scatter_windows(fields)?;
+                let members = &self.templates[usize::from(template)].members[..count as usize];
+                members.iter().try_for_each(|member| windows.check(member, 0).map(drop))?;
+            }
+            Ok(command)
+        });
+        admitted.map_err(|problem| CommandError { ticket, fields: *fields, problem })
     }
 
-    /// The command, or the first field that is out of range.
-    fn admit(&self, fields: &CommandFields) -> Result<Command, Problem> {
+    /// The command, or the first field that is out of range. A SCATTER's members are left to
+    /// [`Limits::scatter_windows`].
+    pub(super) fn admit(&self, fields: &CommandFields) -> Result<Command, Problem> {
         let kind = Kind::from_number(fields.kind)
             .ok_or_else(|| within("kind", fields.kind.into(), 1, Kind::ALL.len() as u64))?;
         check_unused(kind, fields)?;
@@ -63,7 +72,7 @@ impl Limits {
                 let peer = self.peer(fields.peer)?;
                 let target = self.target(fields)?;
                 check("length", fields.length, 1, self.max_put_bytes)?;
-                let (source, destination) = self.places(fields, peer, fields.length, (0, 0))?;
+                let (source, destination) = self.places(fields, peer, fields.length)?;
                 Ok(Command::Put { peer, target, source, destination, length: fields.length })
             }
             Kind::Signal => {
@@ -93,29 +102,23 @@ impl Limits {
         };
         check("list", fields.list.into(), 0, most)?;
         let (source, destination) = places_of(fields);
-        for member in &template.members[..fields.count as usize] {
-            let offsets = (member.source_offset, member.destination_offset);
-            self.places(fields, member.peer, 0, offsets)?;
-        }
         let (count, list) = (fields.count, fields.list);
         Ok(Command::Scatter { template: fields.peer, target, source, destination, count, list })
     }
 
-    /// Source and destination for one peer in a SCATTER, whose length comes from the list.
+    /// A SCATTER's windows, with which each member is checked.
     ///
     /// # Errors
-    /// [`Problem`] if the length or the bytes are out of range.
-    #[inline]
-    pub fn check_member(
-        &self,
-        fields: &CommandFields,
-        member: &TemplateMember,
-        length: u32,
-    ) -> Result<(Place, Place), Problem> {
-        let length = u64::from(length);
-        check("length in the list", length, 0, self.max_put_bytes)?;
-        let offsets = (member.source_offset, member.destination_offset);
-        self.places(fields, member.peer, length, offsets)
+    /// [`Problem`] if there is no such window.
+    pub fn scatter_windows(&self, fields: &CommandFields) -> Result<ScatterWindows<'_>, Problem> {
+        let (source, destination) = places_of(fields);
+        Ok(ScatterWindows {
+            source: source.offset,
+            source_bytes: self.window("source window", source.window)?[self.rank.index()],
+            destination: destination.offset,
+            destination_bytes: self.window("destination window", destination.window)?,
+            max_put_bytes: self.max_put_bytes,
+        })
     }
 
     fn peer(&self, peer: u16) -> Result<Rank, Problem> {
@@ -141,54 +144,68 @@ impl Limits {
         Ok(Target { word: fields.word, hold })
     }
 
-    /// Source and destination, with offsets added, if the bytes are inside the windows.
+    /// A put's source and destination, if the bytes are inside the windows.
     #[inline]
     fn places(
         &self,
         fields: &CommandFields,
         peer: Rank,
         length: u64,
-        (source_offset, destination_offset): (u64, u64),
     ) -> Result<(Place, Place), Problem> {
         let (source, destination) = places_of(fields);
-        Ok((
-            self.place(
-                ["source window", "source offset"],
-                source,
-                source_offset,
-                self.rank,
-                length,
-            )?,
-            self.place(
-                ["destination window", "destination offset"],
-                destination,
-                destination_offset,
-                peer,
-                length,
-            )?,
-        ))
+        let bytes = self.window("source window", source.window)?[self.rank.index()];
+        check_bytes("source offset", source.offset, length, bytes)?;
+        let bytes = self.window("destination window", destination.window)?[peer.index()];
+        check_bytes("destination offset", destination.offset, length, bytes)?;
+        Ok((source, destination))
     }
 
+    /// A window's lengths, by rank.
     #[inline]
-    fn place(
-        &self,
-        [window, offset]: [&'static str; 2],
-        place: Place,
-        added: u64,
-        rank: Rank,
-        length: u64,
-    ) -> Result<Place, Problem> {
-        let bytes = self
-            .windows
-            .get(usize::from(place.window))
-            .ok_or_else(|| below(window, place.window.into(), self.windows.len() as u64))?
-            [rank.index()];
-        let at = place.offset.saturating_add(added);
-        match bytes.checked_sub(length) {
-            Some(most) => check(offset, at, 0, most)?,
-            None => return Err(below(offset, at, 0)),
-        }
-        Ok(Place { offset: at, ..place })
+    fn window(&self, field: &'static str, window: u16) -> Result<&[u64], Problem> {
+        let lengths = self.windows.get(usize::from(window));
+        let lengths = lengths.ok_or_else(|| below(field, window.into(), self.windows.len() as u64));
+        Ok(lengths?)
+    }
+}
+
+/// One SCATTER's windows, with the bytes that its members may read and write.
+#[derive(Clone, Copy, Debug)]
+pub struct ScatterWindows<'a> {
+    /// Offset that the command has for the source.
+    source: u64,
+    source_bytes: u64,
+    /// Offset that the command has for the destinations.
+    destination: u64,
+    /// By rank.
+    destination_bytes: &'a [u64],
+    max_put_bytes: u64,
+}
+
+impl ScatterWindows<'_> {
+    /// Source and destination offsets for one member, whose length comes from the list.
+    ///
+    /// # Errors
+    /// [`Problem`] if the length or the bytes are out of range.
+    #[inline]
+    pub fn check(&self, member: &TemplateMember, length: u32) -> Result<(u64, u64), Problem> {
+        let length = u64::from(length);
+        check("length in the list", length, 0, self.max_put_bytes)?;
+        let source = self.source.saturating_add(member.source_offset);
+        check_bytes("source offset", source, length, self.source_bytes)?;
+        let destination = self.destination.saturating_add(member.destination_offset);
+        let bytes = self.destination_bytes[member.peer.index()];
+        check_bytes("destination offset", destination, length, bytes)?;
+        Ok((source, destination))
+    }
+}
+
+/// Checks that `length` bytes from an offset on are in a window with so many bytes.
+#[inline]
+fn check_bytes(field: &'static str, offset: u64, length: u64, bytes: u64) -> Result<(), Problem> {
+    match bytes.checked_sub(length) {
+        Some(most) => check(field, offset, 0, most),
+        None => Err(below(field, offset, 0)),
     }
 }
 

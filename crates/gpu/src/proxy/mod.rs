@@ -16,7 +16,7 @@
 //! - `command.rs`, `limits.rs`: commands in a slot, and the limits that admit them
 //! - `ring.rs`: the ring's reader, and a writer on the CPU
 //! - `words.rs`: the words that kernels wait for
-//! - `driver.rs`: the protocol, a polled [`weft_fabric::Driver`]
+//! - `driver.rs`, `scatter.rs`: the protocol, a polled [`weft_fabric::Driver`]; SCATTER commands
 //! - `memory.rs`: memory that kernels and the thread share
 //! - `thread.rs`: a running proxy: the thread, errors, closing
 //! - `thread_core.rs`: the thread's core
@@ -31,6 +31,7 @@ mod memory;
 mod outstanding;
 mod ring;
 mod rounds;
+mod scatter;
 mod thread;
 mod thread_core;
 mod words;
@@ -41,7 +42,7 @@ pub use command::{
     QUARTERS, SlotLayout, Target, c_header,
 };
 pub use driver::{ProxyConfig, ProxyDriver, Window, WordConfig};
-pub use limits::{Limits, MAX_WORDS, Template, TemplateMember};
+pub use limits::{Limits, MAX_WORDS, ScatterWindows, Template, TemplateMember};
 pub use memory::WordHome;
 pub use ring::{MappedRing, RingError, RingMemory, RingReader, RingWriter, SLOT_WORDS, place_of};
 pub use rounds::MAX_ROUNDS;

@@ -1,6 +1,7 @@
 //! Outstanding parts: parts that wait for a credit or whose source is still read, and the DRAINED commands behind them.
 //!
-//! Parts are in a pool, so that a part toward a slow peer holds up no others. All memory is allocated at construction.
+//! Parts are in a pool, so that a part toward a slow peer holds up no others. A SCATTER's parts that leave together are one
+//! request: their room is free once the last one has ended. All memory is allocated at construction.
 
 use std::collections::VecDeque;
 use weft_fabric::Page;
@@ -36,6 +37,8 @@ struct Part {
     /// Stretch between two DRAINED commands; `None` for a signal, which has no source.
     stretch: Option<u64>,
     page: Option<Page>,
+    /// Parts for which it stands: a SCATTER's that leave at once.
+    count: u32,
 }
 
 /// Parts with a source between two DRAINED commands.
@@ -62,7 +65,7 @@ pub(super) struct Outstanding {
 impl Outstanding {
     /// Room for this many parts, and as many DRAINED commands.
     pub fn new(capacity: u32) -> Outstanding {
-        let part = |next| Part { next, stretch: None, page: None };
+        let part = |next| Part { next, stretch: None, page: None, count: 1 };
         let mut parts: Vec<Part> = (1..=capacity).map(part).collect();
         if let Some(last) = parts.last_mut() {
             last.next = NONE;
@@ -84,19 +87,19 @@ impl Outstanding {
         self.used == 0 && self.stretches.len() == 1
     }
 
-    /// Adds a part that leaves at once, with a page: it stays until [`Outstanding::complete`].
+    /// Adds parts that leave at once under one number, with pages: they stay until [`Outstanding::complete`].
     ///
     /// # Panics
     /// Without room.
     #[inline]
-    pub fn start(&mut self) -> PartId {
+    pub fn start(&mut self, count: u32) -> PartId {
         let id = self.free;
         let newest = self.stretches.len() - 1;
         let part = &mut self.parts[id as usize];
         self.free = part.next;
-        *part = Part { next: NONE, stretch: Some(self.first + newest as u64), page: None };
-        self.stretches[newest].parts += 1;
-        self.used += 1;
+        *part = Part { next: NONE, stretch: Some(self.first + newest as u64), page: None, count };
+        self.stretches[newest].parts += count;
+        self.used += count;
         id
     }
 
@@ -109,7 +112,7 @@ impl Outstanding {
         let newest = self.first + self.stretches.len() as u64 - 1;
         let part = &mut self.parts[id as usize];
         self.free = part.next;
-        *part = Part { next: NONE, stretch: page.map(|_| newest), page };
+        *part = Part { next: NONE, stretch: page.map(|_| newest), page, count: 1 };
         if page.is_some() {
             self.stretches[(newest - self.first) as usize].parts += 1;
         }
@@ -145,9 +148,9 @@ impl Outstanding {
 
     /// A part's source may be reused. False if there is no such part.
     pub fn complete(&mut self, id: PartId) -> bool {
-        let part = self.parts.get_mut(id as usize);
-        let Some(stretch) = part.and_then(|part| part.stretch.take()) else { return false };
-        self.stretches[(stretch - self.first) as usize].parts -= 1;
+        let Some(part) = self.parts.get_mut(id as usize) else { return false };
+        let Some(stretch) = part.stretch.take() else { return false };
+        self.stretches[(stretch - self.first) as usize].parts -= part.count;
         self.release(id);
         true
     }
@@ -169,9 +172,10 @@ impl Outstanding {
     }
 
     fn release(&mut self, id: PartId) {
-        self.parts[id as usize].next = self.free;
+        let part = &mut self.parts[id as usize];
+        part.next = self.free;
         self.free = id;
-        self.used -= 1;
+        self.used -= part.count;
     }
 }
 
@@ -242,6 +246,19 @@ mod tests {
             outstanding.drain(0);
         }
         assert!(!outstanding.has_room(1));
+    }
+
+    #[test]
+    fn parts_under_one_number_take_as_much_room_and_end_together() {
+        let mut outstanding = Outstanding::new(4);
+        let id = outstanding.start(3);
+        assert!(outstanding.has_room(1) && !outstanding.has_room(2));
+        assert_eq!(outstanding.counts(), (0, 3));
+        outstanding.drain(7);
+        assert_eq!(outstanding.take_drained(), None);
+        assert!(outstanding.complete(id) && !outstanding.complete(id));
+        assert_eq!(outstanding.take_drained(), Some(7));
+        assert!(outstanding.is_empty() && outstanding.has_room(4));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use weft_fabric::{
 };
 use weft_gpu::proxy::{
     Command, CommandFields, MappedRing, Place, Proxy, ProxyConfig, ProxyOptions, RingWriter,
-    SLOT_WORDS, Target, Window, WordConfig,
+    SLOT_WORDS, Target, Template, TemplateMember, Window, WordConfig,
 };
 use weft_gpu::table::Table;
 use weft_gpu::{Domain, Error, MemoryLocation};
@@ -19,6 +19,9 @@ pub const BYTES: u64 = 1 << 16;
 /// A word that kernels hold, and one that they do not.
 pub const HELD: u32 = 0;
 pub const FREE: u32 = 1;
+/// Members in the template, all at the next rank, and the longest put to each.
+pub const MEMBERS: u64 = 5;
+pub const MEMBER_BYTES: u64 = 4096;
 
 /// A rank with a running proxy and a window for sources, one for destinations.
 pub struct Station {
@@ -108,12 +111,15 @@ impl Station {
         let shared = communicator.share(&[(&inbox, 0..BYTES)], &counters, soon()).unwrap();
         let theirs: Vec<Option<RemoteRegion>> =
             shared.iter().map(|regions| regions.first().copied()).collect();
+        let next = Rank((communicator.rank().0 + 1) % communicator.world_size());
         let config = ProxyConfig {
             words: vec![
                 WordConfig { counter: counters[0], hold: true },
                 WordConfig { counter: counters[1], hold: false },
             ],
             windows: vec![Window { source: Some((outbox.key(), BYTES)), destinations: theirs }],
+            templates: vec![template(next)],
+            list_lengths: MEMBERS as u32,
             max_put_bytes: BYTES,
             ..ProxyConfig::default()
         };
@@ -167,6 +173,13 @@ impl Station {
         let communicator = &self.communicator;
         communicator.barrier(&mut communicator.wait_options(soon(), &mut || false)).unwrap();
     }
+}
+
+/// Members side by side.
+fn template(peer: Rank) -> Template {
+    let member =
+        |offset| TemplateMember { peer, source_offset: offset, destination_offset: offset };
+    Template { members: (0..MEMBERS).map(|member| member * MEMBER_BYTES).map(member).collect() }
 }
 
 pub fn soon() -> Time {
