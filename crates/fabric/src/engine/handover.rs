@@ -8,8 +8,7 @@
 //! [`Sink::held`]: crate::link::Sink::held
 
 use super::route::EnginePeer;
-use super::scatter::ScatterInSubmit;
-use super::state::Engine;
+use super::state::{Engine, ScatterInSubmit};
 use crate::driver::{DriverRequest, Requests};
 use crate::error::Result;
 use crate::link::ScatterPart;

@@ -6,19 +6,12 @@
 use super::counters::{self, Counter};
 use super::region::is_inside;
 use super::route::EnginePeer;
-use super::state::Engine;
+use super::state::{Engine, ScatterInSubmit};
 use crate::error::{Error, Result};
 use crate::link::ScatterPart;
 use crate::request::{Request, RequestTag};
 use crate::types::{CounterId, RegionKey, RequestId};
 use std::ops::Range;
-
-/// A driver's scatter whose parts were posted in the submit that has not ended.
-pub(super) struct ScatterInSubmit {
-    pub id: RequestId,
-    /// Range in the requests' parts.
-    pub parts: Range<usize>,
-}
 
 impl Engine {
     /// Posts one scatter from a driver, with a round for each part.

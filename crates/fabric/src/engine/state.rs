@@ -6,7 +6,6 @@ use super::counters::Counters;
 use super::peer_queue::PeerQueue;
 use super::region::{LocalRegion, Region, RemoteLengths, RemoteRegion};
 use super::route::{EnginePeer, Route};
-use super::scatter::ScatterInSubmit;
 use super::unique_id::UniqueId;
 use super::wake_sources::WakeSources;
 use super::watch_list::Watches;
@@ -24,7 +23,8 @@ use crate::processors::Processors;
 use crate::request::{LaneTarget, PartToken, RequestTable};
 use crate::statistics::{EngineStatistics, PeerStatistics, TrafficTotals};
 use crate::trace::Trace;
-use crate::types::{CounterId, Generation, Time};
+use crate::types::{CounterId, Generation, RequestId, Time};
+use std::ops::Range;
 use std::sync::Arc;
 use weft_control::{Poison, Rank};
 
@@ -33,6 +33,13 @@ pub(super) struct PendingLoss {
     pub(super) rank: Rank,
     pub(super) since: Time,
     pub(super) why: String,
+}
+
+/// A driver's scatter whose parts were posted in the submit that has not ended.
+pub(super) struct ScatterInSubmit {
+    pub id: RequestId,
+    /// Range in the requests' parts.
+    pub parts: Range<usize>,
 }
 
 /// One rank's state in one group generation. See the module documentation.

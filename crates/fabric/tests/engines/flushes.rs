@@ -209,7 +209,7 @@ fn a_scatter_is_one_batch_and_one_flush() {
     assert_eq!(single_rank.calls(), [Call::Scatter(3), Call::Flush]);
 }
 
-/// Its requests behind each other share a flush, and each scatter has one completion.
+/// Requests behind each other share a flush, and each scatter has one completion.
 #[test]
 fn a_drivers_scatters_are_a_batch_each_and_one_flush() {
     let mut single_rank = single_rank();

@@ -412,7 +412,7 @@ fn a_nic_reads_of_a_gpu_only_what_was_released() {
         seen
     };
     group.synchronizes = false;
-    assert_eq!(arrived(&mut group), [0; 8], "the kernel's stores have left before their release");
+    assert_eq!(arrived(&mut group), [0; 8], "the kernel's stores have left before the release");
     group.synchronizes = true;
     assert_eq!(arrived(&mut group), [2; 8]);
 }

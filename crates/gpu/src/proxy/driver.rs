@@ -10,11 +10,11 @@
 //! held words stay below that number.
 
 use super::backlog::Backlog;
-use super::command::{Command, CommandError, CommandFields, Place};
+use super::command::{Command, CommandError, CommandFields, Place, Problem};
 use super::limits::{Limits, MAX_WORDS, Template, TemplateMember, check};
-use super::outstanding::{Outstanding, PartId};
+use super::outstanding::{Outstanding, PartId, event_of};
 use super::rounds::{End, MAX_ROUNDS};
-use super::scatter::ScatterBuffers;
+use super::scatter::{ScatterBuffers, ScatterTarget};
 use super::words::{WordUpdate, position_of};
 use crate::error::{Error, Result};
 use std::sync::atomic::AtomicU32;
@@ -77,20 +77,20 @@ impl Default for ProxyConfig {
 /// Proxy protocol at one rank.
 #[derive(Debug)]
 pub struct ProxyDriver {
-    pub(super) namespace: u16,
-    pub(super) limits: Limits,
-    pub(super) rounds: u32,
-    pub(super) windows: Vec<Window>,
+    namespace: u16,
+    limits: Limits,
+    rounds: u32,
+    windows: Vec<Window>,
     /// By word.
-    pub(super) counters: Vec<CounterId>,
+    counters: Vec<CounterId>,
     /// Counters in order, each with the word index.
     by_counter: Vec<(CounterId, u32)>,
     /// By peer and word.
-    pub(super) ends: Vec<End>,
-    pub(super) outstanding: Outstanding,
+    ends: Vec<End>,
+    outstanding: Outstanding,
     /// Parts that the largest command has.
     largest: u32,
-    pub(super) scatter: ScatterBuffers,
+    scatter: ScatterBuffers,
     words: RaisedWords,
     poison: Option<Poison>,
 }
@@ -212,7 +212,7 @@ impl ProxyDriver {
             Command::Signal { peer, target } => self.add(peer, target.word, None, requests),
             Command::Scatter { count, list: first, .. } => {
                 let lengths = &list[first as usize..][..count as usize];
-                self.accept_scatter(ticket, fields, lengths, requests)?;
+                self.scatter(fields, lengths, requests).map_err(refused)?;
             }
             Command::Release { peer, word, count } => {
                 let end = &mut self.ends[position_of(peer, word, self.counters.len())];
@@ -226,6 +226,30 @@ impl ProxyDriver {
                 self.raise_drained();
             }
         }
+        Ok(())
+    }
+
+    /// Accepts a SCATTER: checks all members before any part is added.
+    fn scatter(
+        &mut self,
+        fields: &CommandFields,
+        lengths: &[AtomicU32],
+        requests: &mut Requests,
+    ) -> std::result::Result<(), Problem> {
+        let ProxyDriver { limits, windows, counters, ends, outstanding, scatter, .. } = self;
+        let members = &limits.templates[usize::from(fields.peer)].members;
+        scatter.read(&limits.scatter_windows(fields)?, members, lengths)?;
+        let target = ScatterTarget {
+            fields,
+            members,
+            source: windows[usize::from(fields.source_window)].source.map(|(key, _)| key),
+            destinations: &windows[usize::from(fields.destination_window)].destinations,
+            counter: counters[fields.word as usize],
+            words: counters.len(),
+            rounds: self.rounds,
+            namespace: self.namespace,
+        };
+        scatter.write(&target, ends, outstanding, requests);
         Ok(())
     }
 
@@ -315,11 +339,6 @@ fn write(
     let tag = part.map_or(Requests::NO_EVENT, |part| event_of(namespace, part));
     requests.write(peer, counter, end.next, page, tag);
     end.next += 1;
-}
-
-/// Tag for parts under one number in the pool.
-pub(super) fn event_of(namespace: u16, part: PartId) -> u64 {
-    u64::from(namespace) << Event::NAMESPACE_SHIFT | u64::from(part)
 }
 
 impl Driver for ProxyDriver {

@@ -4,10 +4,16 @@
 //! request: their room is free once the last one has ended. All memory is allocated at construction.
 
 use std::collections::VecDeque;
-use weft_fabric::Page;
+use weft_fabric::{Event, Page};
 
 /// Number of a part in the pool.
 pub(super) type PartId = u32;
+/// Tag for parts under one number.
+#[inline]
+pub(super) fn event_of(namespace: u16, part: PartId) -> u64 {
+    u64::from(namespace) << Event::NAMESPACE_SHIFT | u64::from(part)
+}
+
 /// No part.
 const NONE: PartId = PartId::MAX;
 

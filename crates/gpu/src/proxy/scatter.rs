@@ -1,11 +1,13 @@
 //! SCATTER commands: one request for all members whose rounds have credits, and parts that wait for the others.
 
-use super::command::{CommandError, CommandFields, Problem};
-use super::driver::{ProxyDriver, event_of};
+use super::command::{CommandFields, Problem};
+use super::limits::{ScatterWindows, TemplateMember};
+use super::outstanding::{Outstanding, event_of};
+use super::rounds::End;
 use super::words::position_of;
 use std::sync::atomic::{AtomicU32, Ordering};
 use weft_control::Rank;
-use weft_fabric::{Page, RegionKey, Requests, ScatterWrite};
+use weft_fabric::{CounterId, Page, RegionKey, RemoteRegion, Requests, ScatterWrite};
 
 /// Key where a window has no region, with which no byte is written.
 const NO_REGION: RegionKey = RegionKey(u32::MAX);
@@ -29,62 +31,65 @@ impl ScatterBuffers {
     }
 }
 
-impl ProxyDriver {
-    /// Accepts a SCATTER whose lengths are these.
+/// A SCATTER's regions, word and members.
+#[derive(Clone, Copy)]
+pub(super) struct ScatterTarget<'a> {
+    pub fields: &'a CommandFields,
+    pub members: &'a [TemplateMember],
+    /// `None`, if the window has no region here; all lengths are 0 then.
+    pub source: Option<RegionKey>,
+    /// By rank.
+    pub destinations: &'a [Option<RemoteRegion>],
+    pub counter: CounterId,
+    /// Words for each peer.
+    pub words: usize,
+    /// Rounds in a window.
+    pub rounds: u32,
+    pub namespace: u16,
+}
+
+impl ScatterBuffers {
+    /// Reads the lengths, each once, and checks all members.
     ///
     /// # Errors
-    /// [`CommandError`] if a member's bytes are out of range; nothing was written then.
-    pub(super) fn accept_scatter(
+    /// [`Problem`] if a member's bytes are out of range.
+    pub fn read(
         &mut self,
-        ticket: u64,
-        fields: &CommandFields,
-        lengths: &[AtomicU32],
-        requests: &mut Requests,
-    ) -> Result<(), CommandError> {
-        let refused = |problem| CommandError { ticket, fields: *fields, problem };
-        self.read_lengths(fields, lengths).map_err(refused)?;
-        self.write_members(fields, requests);
-        Ok(())
-    }
-
-    /// Reads the lengths, each once, and checks all members.
-    fn read_lengths(
-        &mut self,
-        fields: &CommandFields,
+        windows: &ScatterWindows<'_>,
+        members: &[TemplateMember],
         lengths: &[AtomicU32],
     ) -> Result<(), Problem> {
-        let ProxyDriver { limits, scatter, .. } = self;
-        let members = &limits.templates[usize::from(fields.peer)].members;
-        let windows = limits.scatter_windows(fields)?;
-        scatter.lengths.clear();
+        self.lengths.clear();
         for (member, length) in members.iter().zip(lengths) {
             let length = length.load(Ordering::Relaxed);
             windows.check(member, length)?;
-            scatter.lengths.push(length);
+            self.lengths.push(length);
         }
         Ok(())
     }
 
-    /// Writes the members' next rounds as one request. A part without a credit waits, as a put does.
-    fn write_members(&mut self, fields: &CommandFields, requests: &mut Requests) {
-        let ProxyDriver { limits, windows, counters, ends, outstanding, scatter, .. } = self;
-        let (counter, each) = (counters[fields.word as usize], counters.len());
-        let members = &limits.templates[usize::from(fields.peer)].members;
-        let destinations = &windows[usize::from(fields.destination_window)].destinations;
-        // A window without a region has no bytes, so that all lengths are 0.
-        let source = windows[usize::from(fields.source_window)].source;
-        let source = source.map_or(NO_REGION, |(key, _)| key);
+    /// Writes the next rounds to all members whose lengths were read, as one request. A part without a credit waits, as a
+    /// put does.
+    pub fn write(
+        &mut self,
+        target: &ScatterTarget<'_>,
+        ends: &mut [End],
+        outstanding: &mut Outstanding,
+        requests: &mut Requests,
+    ) {
+        let ScatterTarget { fields, members, destinations, counter, .. } = *target;
+        let source = target.source.unwrap_or(NO_REGION);
         let mut list = requests.scatter(counter, source);
-        scatter.signals.clear();
-        for (member, &length) in members.iter().zip(&scatter.lengths) {
+        self.signals.clear();
+        for (member, &length) in members.iter().zip(&self.lengths) {
             let (peer, length) = (member.peer, u64::from(length));
             let source_offset = fields.source_offset.saturating_add(member.source_offset);
             let destination_offset =
                 fields.destination_offset.saturating_add(member.destination_offset);
             let region = destinations.get(peer.index()).and_then(Option::as_ref);
             let destination = region.map_or(NO_REGION, |region| region.key);
-            let end = &mut ends[position_of(peer, fields.word, each)];
-            if !end.waiting.is_empty() || !end.has_credit(self.rounds) {
+            let end = &mut ends[position_of(peer, fields.word, target.words)];
+            if !end.waiting.is_empty() || !end.has_credit(target.rounds) {
                 let page = Page { source, source_offset, destination, destination_offset, length };
                 outstanding.add(&mut end.waiting, (length > 0).then_some(page));
                 continue;
@@ -92,7 +97,7 @@ impl ProxyDriver {
             let round = end.next;
             end.next += 1;
             if length == 0 {
-                scatter.signals.push((peer, round));
+                self.signals.push((peer, round));
                 continue;
             }
             list.push(ScatterWrite {
@@ -106,9 +111,9 @@ impl ProxyDriver {
         }
         if !list.is_empty() {
             let part = outstanding.start(list.len() as u32);
-            list.finish(event_of(self.namespace, part));
+            list.finish(event_of(target.namespace, part));
         }
-        for (peer, round) in scatter.signals.drain(..) {
+        for (peer, round) in self.signals.drain(..) {
             requests.write(peer, counter, round, None, Requests::NO_EVENT);
         }
     }

@@ -1,23 +1,15 @@
-//! Twin GPUs, for tests without hardware: memory in which NIC writes are visible after a flush, and kernel stores
-//! after a system-wide release.
-//!
-//! This is host memory marked as device memory. A simulated NIC withholds what it writes there
-//! ([`withhold`]), for ever without a flush: a lane that rises before has payload that is missing. Kernels
-//! ([`TwinKernel`]) withhold what they store in the same way: a NIC that reads before the release sends old bytes.
+//! GPUs as verbs and ofi use them: allocations, exports and flushes.
 
-mod kernel;
-
-pub use kernel::TwinKernel;
-
-use super::gpu_memory::{Flush, Gpus, cannot_flush};
+use super::super::gpu_memory::{Flush, Gpus, cannot_flush};
+use super::kernel::TwinKernel;
+use super::memories::{GpuId, GpuMemory, TwinGpuControls, is_set, memories};
 use crate::memory::{DmaBuf, Memory, MemoryKind, Reader};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{pread, write};
-use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Bytes in front of an allocation, which begins inside a page as a tensor may.
 const MISALIGNMENT: usize = 512;
@@ -28,100 +20,6 @@ const PAGE: u64 = 4096;
 pub struct TwinGpus {
     number: u32,
     controls: Arc<TwinGpuControls>,
-}
-
-/// GPU driver behaviour, and a flush counter, shared with a test.
-#[derive(Debug, Default)]
-pub struct TwinGpuControls {
-    /// Writes are visible with the completion, into memory that is allocated from now on.
-    pub is_ordered: AtomicBool,
-    /// Writes are visible to the GPU itself with the completion. Tests then read as the GPU does.
-    pub is_ordered_for_owner: AtomicBool,
-    /// Memory is not exported as a dma-buf.
-    pub refuses_export: AtomicBool,
-    /// Memory is registered by address, too.
-    pub has_peer_memory: AtomicBool,
-    /// The driver neither orders nor flushes writes.
-    pub cannot_flush: AtomicBool,
-    /// Flushes fail.
-    pub fails_flushes: AtomicBool,
-    /// Flushes so far.
-    pub flushes: AtomicU64,
-}
-
-/// Identifies a GPU: a process, and an ordinal there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GpuId {
-    gpus: u32,
-    device: u32,
-}
-
-/// GPU allocation.
-#[derive(Clone)]
-pub struct GpuMemory {
-    length: u64,
-    gpu: GpuId,
-    is_ordered: bool,
-    controls: Arc<TwinGpuControls>,
-}
-
-impl GpuMemory {
-    /// The GPU whose flush makes writes visible; `None` for one that needs none.
-    pub fn flushed_gpu(&self) -> Option<GpuId> {
-        (!self.is_ordered).then_some(self.gpu)
-    }
-
-    pub fn has_peer_memory(&self) -> bool {
-        is_set(&self.controls.has_peer_memory)
-    }
-}
-
-/// NIC write that is not yet visible.
-pub struct WithheldWrite {
-    pub gpu: GpuId,
-    /// Key by which it came.
-    pub key: u32,
-    pub to: u64,
-    pub bytes: Vec<u8>,
-}
-
-/// GPU memory in this process, and writes and stores that are not visible there.
-#[derive(Default)]
-struct Memories {
-    /// By address.
-    allocations: BTreeMap<u64, GpuMemory>,
-    /// In arrival order.
-    withheld: Vec<WithheldWrite>,
-    /// Kernel stores without a release, in their order.
-    stores: Vec<kernel::Store>,
-    issued: u32,
-    launched: u32,
-}
-
-fn memories() -> MutexGuard<'static, Memories> {
-    static MEMORIES: LazyLock<Mutex<Memories>> = LazyLock::new(Mutex::default);
-    MEMORIES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// GPU allocation that contains an address.
-pub fn memory_at(address: u64) -> Option<GpuMemory> {
-    let memories = memories();
-    let (begin, memory) = memories.allocations.range(..=address).next_back()?;
-    (address - begin < memory.length).then(|| memory.clone())
-}
-
-/// Keeps a NIC write until the GPU's next flush. The range stays valid until [`forget`] takes the key.
-pub fn withhold(write: WithheldWrite) {
-    memories().withheld.push(write);
-}
-
-/// Drops the withheld writes by a key, which ends.
-pub fn forget(key: u32) {
-    memories().withheld.retain(|write| write.key != key);
-}
-
-fn is_set(control: &AtomicBool) -> bool {
-    control.load(Ordering::SeqCst)
 }
 
 /// Allocation owner.
@@ -176,6 +74,17 @@ impl TwinGpus {
         memories().show_writes(gpu);
         Ok(())
     }
+
+    /// Launches a kernel on a GPU.
+    pub fn launch(&self, device: u32) -> TwinKernel {
+        TwinKernel::launched(GpuId { gpus: self.number, device })
+    }
+
+    /// Waits for a GPU's streams, as the host does: all stores by kernels there are visible.
+    pub fn synchronize(&self, device: u32) {
+        let gpu = GpuId { gpus: self.number, device };
+        memories().show_stores(|store| store.gpu == gpu);
+    }
 }
 
 impl Gpus for TwinGpus {
@@ -219,20 +128,71 @@ impl Gpus for TwinGpus {
     }
 }
 
-impl Memories {
-    /// Makes the withheld writes into a GPU visible.
-    fn show_writes(&mut self, gpu: GpuId) {
-        for WithheldWrite { to, bytes, .. } in self.withheld.extract_if(.., |it| it.gpu == gpu) {
-            // SAFETY: the range is registered, so the owner keeps it: writes into a region end with it.
-            unsafe { std::ptr::copy(bytes.as_ptr(), to as *mut u8, bytes.len()) };
-        }
-    }
-}
-
 /// First address and length of the pages behind a [`TwinGpus`] descriptor; `None` for another one.
 pub fn exported_pages(descriptor: BorrowedFd<'_>) -> Option<(u64, u64)> {
     let mut content = [0; 17];
     let length = pread(descriptor, &mut content, 0).ok()?;
     let number = |at: usize| content[at..at + 8].try_into().map(u64::from_le_bytes).ok();
     (length == 16).then_some((number(0)?, number(8)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Memory;
+    use std::sync::Arc;
+
+    /// Bytes that NICs and the host read.
+    fn seen(memory: &Memory) -> Vec<u8> {
+        // SAFETY: the test's memory.
+        unsafe { std::slice::from_raw_parts(memory.address() as *const u8, memory.len()) }.to_vec()
+    }
+
+    #[test]
+    fn stores_are_seen_after_a_release_by_their_kernel() {
+        let gpus = TwinGpus::new(&Arc::default());
+        let memory = gpus.allocate(0, 6).unwrap();
+        let (one, two) = (gpus.launch(0), gpus.launch(0));
+        one.store(memory.address(), &[1, 2, 3]);
+        one.store(memory.address() + 2, &[4]);
+        two.store(memory.address() + 4, &[5, 6]);
+        let mut loaded = [9; 4];
+        one.load(memory.address() + 1, &mut loaded);
+        assert_eq!(loaded, [2, 4, 0, 0]);
+        assert_eq!(seen(&memory), [0; 6]);
+        one.release();
+        assert_eq!(seen(&memory), [1, 2, 4, 0, 0, 0], "another kernel's stores are not released");
+        two.release();
+        assert_eq!(seen(&memory), [1, 2, 4, 0, 5, 6]);
+    }
+
+    #[test]
+    fn the_host_synchronises_all_kernels_on_one_gpu() {
+        let gpus = TwinGpus::new(&Arc::default());
+        let memories = [0, 1].map(|device| gpus.allocate(device, 1).unwrap());
+        for (device, memory) in (0..).zip(&memories) {
+            gpus.launch(device).store(memory.address(), &[7]);
+        }
+        gpus.synchronize(1);
+        assert_eq!(memories.each_ref().map(|memory| seen(memory)[0]), [0, 7]);
+    }
+
+    #[test]
+    fn stores_end_with_their_memory() {
+        let gpus = TwinGpus::new(&Arc::default());
+        let memory = gpus.allocate(0, 1).unwrap();
+        let (kernel, address) = (gpus.launch(0), memory.address());
+        kernel.store(address, &[7]);
+        drop(memory);
+        let left = memories().stores.iter().any(|store| store.kernel == kernel.number);
+        assert!(!left);
+    }
+
+    #[test]
+    #[should_panic(expected = "not in one allocation")]
+    fn a_store_outside_the_gpus_memory_panics() {
+        let gpus = TwinGpus::new(&Arc::default());
+        let memory = gpus.allocate(0, 1).unwrap();
+        gpus.launch(1).store(memory.address(), &[7]);
+    }
 }
