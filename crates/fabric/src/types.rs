@@ -90,6 +90,11 @@ impl fmt::Debug for Lane {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionKey(pub u32);
 
+impl RegionKey {
+    /// The first of the keys that engines do not assign; a wrapper's own regions have them.
+    pub(crate) const HIGH: u32 = 1 << 31;
+}
+
 /// Counter in this engine: index in the low 24 bits, reuse count for that index in the high 8. Grants
 /// link counters by position (see [`crate::Engine::import`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -3,11 +3,12 @@
 use super::config::{TcpConfig, TcpCounters};
 use super::hot_stream::HotStream;
 use super::link::{FIRST_FLUSH, TcpLink, host_identity, provider_error, unusable};
+use super::regions::TcpRegions;
 use super::wire::TcpAddress;
 use super::{handshake, wire};
 use crate::device::Device;
 use crate::error::Result;
-use crate::id_map::{PeerMap, RegionMap};
+use crate::id_map::PeerMap;
 use crate::link::{Link, Membership};
 use crate::types::ProviderKind;
 use std::collections::HashMap;
@@ -84,7 +85,7 @@ impl TcpDevice {
             adoption: None,
             counters: self.counters.clone(),
             epoll: None,
-            regions: RegionMap::default(),
+            regions: TcpRegions::default(),
             peers: PeerMap::default(),
             dirty: Vec::new(),
             flushes: FIRST_FLUSH,

@@ -1,9 +1,9 @@
 //! Fuzz targets for the wire format and for a receiving stream; see `crate::fuzz`.
 
 use super::super::granted_ranges::GrantedRanges;
+use super::regions::TcpRegions;
 use super::stream::{GrantCheck, Stream};
 use super::wire::{Head, Hello, MAX_PAGES, TcpAddress, TcpIntroduction, put_head};
-use crate::id_map::RegionMap;
 use crate::lane_table::LaneTable;
 use crate::memory::Memory;
 use crate::parts::PartRule;
@@ -58,7 +58,7 @@ pub fn stream(data: &[u8]) {
     let memory = Arc::new(Memory::from_bytes(vec![0; LENGTH]));
     let mut granted = GrantedRanges::default();
     granted.add(0, GRANTED.start as u64..GRANTED.end as u64);
-    let mut regions = RegionMap::default();
+    let mut regions = TcpRegions::default();
     regions.insert(RegionKey(0), memory.clone());
     let check = GrantCheck {
         peer: Rank(1),

@@ -6,12 +6,13 @@ use super::config::{TcpConfig, TcpCounters};
 use super::connect::ExpectedPeer;
 use super::hot_stream::{HotRead, HotStream};
 use super::peer::{LinkContext, Peer};
+use super::regions::TcpRegions;
 use super::wire::{PairRule, TcpAddress, TcpIntroduction, Token};
 use super::{connect, handshake, peer};
 use crate::bytes::Reader;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::id_map::{PeerMap, RegionMap};
+use crate::id_map::PeerMap;
 use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, WorkRequest};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
@@ -52,7 +53,7 @@ pub(super) struct TcpLink {
     pub(super) counters: Arc<TcpCounters>,
     /// Present with peers.
     pub(super) epoll: Option<OwnedFd>,
-    pub(super) regions: RegionMap<Arc<Memory>>,
+    pub(super) regions: TcpRegions,
     /// Peers that are routed over this provider.
     pub(super) peers: PeerMap<Peer>,
     /// Streams with frames queued since the last flush: rank and stream.

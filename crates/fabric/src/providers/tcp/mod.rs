@@ -8,7 +8,7 @@
 //! - `wire.rs`: addresses, hellos and frames as bytes
 //! - `connect.rs`, `handshake.rs`: connections to all peers, with a bound on unknown ones
 //! - `adopted.rs`, `adoption.rs`: link over a connection that the pair protocol made
-//! - `peer.rs`: a peer's streams, and how it is lost
+//! - `peer.rs`, `regions.rs`: a peer's streams, and how it is lost; memory by key
 //! - `channel.rs`: stream socket, with or without TLS
 //! - `stream.rs`, `send_queue.rs`: one connection, and unsent frames on it; `hot_stream.rs`: reads
 //!   without epoll
@@ -29,6 +29,7 @@ mod handshake;
 mod hot_stream;
 mod link;
 mod peer;
+mod regions;
 mod segments;
 mod send_queue;
 mod socket;

@@ -3,8 +3,8 @@
 use super::super::granted_ranges::GrantedRanges;
 use super::channel::Channel;
 use super::config::{TcpConfig, TcpCounters};
+use super::regions::TcpRegions;
 use super::stream::{CLOSED, GrantCheck, Stream, StreamEnd};
-use crate::id_map::RegionMap;
 use crate::lane_table::LaneTable;
 use crate::link::{PostStatus, Sink, WorkRequest};
 use crate::memory::Memory;
@@ -50,7 +50,7 @@ enum State {
 /// Link state that all peers share.
 pub(super) struct LinkContext<'a> {
     pub epoll: &'a OwnedFd,
-    pub regions: &'a RegionMap<Arc<Memory>>,
+    pub regions: &'a TcpRegions,
     pub lanes: &'a LaneTable,
     pub counters: &'a TcpCounters,
 }

@@ -5,18 +5,16 @@
 
 use super::super::granted_ranges::GrantedRanges;
 use super::channel::Channel;
+use super::regions::TcpRegions;
 use super::segments::Segments;
 use super::send_queue::SendQueue;
 use super::socket::ReceiveVectors;
 use super::wire::{Head, MAX_HEAD};
-use crate::id_map::RegionMap;
 use crate::lane_table::LaneTable;
 use crate::link::Sink;
-use crate::memory::Memory;
 use crate::parts::PartRule;
 use crate::types::{Lane, RegionKey};
 use std::io;
-use std::sync::Arc;
 use weft_control::Rank;
 
 /// Bytes that one poll moves on a stream, in each direction.
@@ -161,7 +159,7 @@ pub(super) struct GrantCheck<'a> {
     pub rule: PartRule,
     /// Ranges that this peer may write, and the memory behind them.
     pub granted: &'a GrantedRanges,
-    pub regions: &'a RegionMap<Arc<Memory>>,
+    pub regions: &'a TcpRegions,
     pub lanes: &'a LaneTable,
 }
 
@@ -254,9 +252,11 @@ impl FrameReader {
 mod tests {
     use super::super::certificates::Files;
     use super::*;
+    use crate::memory::Memory;
     use crate::types::{Generation, LaneId, Page};
     use std::io::Read as _;
     use std::net::TcpListener;
+    use std::sync::Arc;
     use std::time::Duration;
     use weft_control::Tls;
     use weft_control::pair::{
