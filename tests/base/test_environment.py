@@ -163,7 +163,7 @@ MEANINGS: dict[str, Callable[[str], bool | None]] = {
     "WEFT_PROVIDERS": lambda _: False,
     "WEFT_SHM_READS": is_flag,
     "WEFT_COPY_SMS": is_number(1024),
-    "WEFT_STAGED": lambda text: text in ("0", "1", "twin"),
+    "WEFT_STAGED": lambda text: text in ("0", "1", "twin", "automatic-twin"),
     "WEFT_OFI_PROVIDER": lambda _: True,
     "WEFT_OFI_DOMAINS": lambda _: True,
     "WEFT_OFI_CHECK_SENDERS": is_flag,

@@ -206,7 +206,7 @@ def main() -> int:
         command = [sys.executable, "-m", "weft", "run", "-n", "2", "--no-prefix", "--"]
         module = [sys.executable, "-m", "tests.gpu.proxy_check"]
         return subprocess.call([*command, *module, *sys.argv[1:]])
-    if not arguments.twin and arguments.over in ("shm", "tcp"):
+    if not arguments.twin and arguments.over == "shm":
         os.environ["WEFT_STAGED"] = "1"
     with weft.init(providers=[arguments.over]) as communicator:
         check = Check(arguments, communicator)

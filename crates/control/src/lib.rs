@@ -67,4 +67,4 @@ pub use tls::Tls;
 pub use wire::MAX_PAYLOAD;
 
 /// This build's oldest and newest wire version.
-pub const WIRE_VERSIONS: (u16, u16) = (3, 3);
+pub const WIRE_VERSIONS: (u16, u16) = (4, 4);

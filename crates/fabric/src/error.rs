@@ -123,7 +123,7 @@ pub enum Error {
     },
     /// Device memory was requested without a provider that has any.
     #[error(
-        "no provider has memory of device {device}: add copy to the providers (WEFT_PROVIDERS=copy,tcp), or set WEFT_STAGED=1 on all ranks"
+        "no provider has memory of device {device}: add copy to the providers (WEFT_PROVIDERS=copy,tcp), use tcp (WEFT_PROVIDERS=tcp), or set WEFT_STAGED=1 on all ranks"
     )]
     NoDevices {
         /// The device's ordinal.

@@ -299,6 +299,12 @@ pub trait Link: Send {
     /// [`crate::Error::Connect`], also after the deadline; the error from [`WaitLimit::give_up`].
     fn connect(&mut self, peers: &[Introduction<'_>], limit: &mut WaitLimit<'_>) -> Result<()>;
 
+    /// The link to use in place of this one once it is connected; `None` for this one. A wrapper without work
+    /// steps aside. Region keys stay, and no part is in flight.
+    fn take_inner(&mut self) -> Option<Box<dyn Link>> {
+        None
+    }
+
     /// Reader for a connected peer's private memory; `None` if this link cannot read it.
     fn memory_reader(&self, _peer: Rank) -> Option<Arc<dyn MemoryReader>> {
         None

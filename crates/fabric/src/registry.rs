@@ -10,7 +10,9 @@ use crate::providers::copy::{self, CopyBackend, CopyConfig, CopyDevice};
 use crate::providers::hostile::{HostileConfig, HostileDevice};
 use crate::providers::ofi::{OfiChoice, OfiConfig, OfiDevice};
 use crate::providers::shm::{ShmConfig, ShmDevice};
-use crate::providers::staged::{StagedConfig, StagedDevice};
+use crate::providers::staged::{
+    self, HEADER_ROOM, StagedConfig, StagedDevice, StagedMode, Staging,
+};
 use crate::providers::tcp::{AdoptedTcp, Adoption, TcpConfig, TcpDevice};
 use crate::providers::verbs::{VerbsChoice, VerbsDevice};
 use crate::types::ProviderKind;
@@ -28,8 +30,8 @@ pub struct DeviceConfig {
     pub advertise: Option<IpAddr>,
     /// Memory and copy engines for the copy provider.
     pub devices: CopyBackend,
-    /// Copy engines for a [`StagedDevice`] wrapper around the device, if it is not the copy provider's.
-    pub staged: Option<CopyBackend>,
+    /// Providers with a [`StagedDevice`] wrapper around the device.
+    pub staged: Staging,
     /// Seed for a [`HostileDevice`] wrapper around the device, for tests.
     pub hostile: Option<u64>,
     /// Libfabric provider and NICs that the ofi provider uses; `None`: [`OfiChoice::from_env`].
@@ -52,6 +54,8 @@ pub(crate) struct PairDeviceConfig {
     pub ofi: OfiChoice,
     /// NICs that the verbs provider uses.
     pub verbs: VerbsChoice,
+    /// Providers that carry GPU memory through slots, among shm and tcp.
+    pub staged: Staging,
 }
 
 impl PairDeviceConfig {
@@ -62,7 +66,7 @@ impl PairDeviceConfig {
             bind: self.local,
             advertise: None,
             devices: self.devices,
-            staged: None,
+            staged: Staging::Never,
             hostile: None,
             ofi: Some(self.ofi.clone()),
             verbs: Some(self.verbs.clone()),
@@ -169,10 +173,12 @@ static PROVIDERS: [Provider; 6] = [
         how: "sockets, every frame checked against its grant",
         is_default: true,
         names: &["tcp"],
-        open_pair: Some(|config| Ok(Arc::new(AdoptedTcp::new(config.adoption.clone())))),
+        open_pair: Some(|config| {
+            Ok(Arc::new(AdoptedTcp::new(config.adoption.clone(), tcp_config())))
+        }),
         open: |config| {
             let (bind, advertise) = (config.bind, config.advertise);
-            Ok(Arc::new(TcpDevice::new(TcpConfig { bind, advertise, ..TcpConfig::default() })?))
+            Ok(Arc::new(TcpDevice::new(TcpConfig { bind, advertise, ..tcp_config() })?))
         },
     },
 ];
@@ -219,7 +225,39 @@ pub(crate) fn open_pair(kind: ProviderKind, config: &PairDeviceConfig) -> Result
         detail: format!("pairs use {}; choose from these", names()),
     };
     let open = provider.and_then(|provider| provider.open_pair).ok_or_else(refused)?;
-    open(config)
+    let device = open(config)?;
+    match kind {
+        ProviderKind::Shm | ProviderKind::Tcp => wrapped(kind, device, config.staged),
+        // Listeners read these providers' addresses before they have a link.
+        _ => Ok(device),
+    }
+}
+
+/// A device with a [`StagedDevice`] wrapper, if the choice has one for it. Tcp always has one: tcp links
+/// read the addresses of wrapped ones, and step aside where neither end has GPUs.
+fn wrapped(
+    kind: ProviderKind,
+    device: Arc<dyn Device>,
+    choice: Staging,
+) -> Result<Arc<dyn Device>> {
+    let (mode, engines) = match (kind, choice) {
+        (ProviderKind::Copy, _) => return Ok(device),
+        (_, Staging::Always(engines)) => (StagedMode::Always, engines),
+        (ProviderKind::Tcp, Staging::Automatic(engines)) => {
+            let has_gpus = staged::has_gpus(engines);
+            (StagedMode::Automatic { has_gpus }, engines)
+        }
+        (ProviderKind::Tcp, Staging::Never) => (StagedMode::Never, CopyBackend::default()),
+        _ => return Ok(device),
+    };
+    let config = StagedConfig { mode, engines, ..StagedConfig::default() };
+    Ok(Arc::new(StagedDevice::over(device, config)?))
+}
+
+/// Limits for tcp under the wrapper, whose slots have headers.
+fn tcp_config() -> TcpConfig {
+    let default = TcpConfig::default();
+    TcpConfig { max_part_bytes: default.max_part_bytes + HEADER_ROOM, ..default }
 }
 
 /// NICs that a configuration chooses for the verbs provider.
@@ -284,11 +322,7 @@ pub fn open(kind: ProviderKind, config: &DeviceConfig) -> Result<Arc<dyn Device>
     let provider = all().iter().find(|provider| provider.kind == kind);
     let provider = provider
         .ok_or_else(|| Error::Provider { provider: kind, detail: "it is not built in".into() })?;
-    let mut device = (provider.open)(config)?;
-    if let Some(engines) = config.staged.filter(|_| kind != ProviderKind::Copy) {
-        let staged = StagedConfig { engines, ..StagedConfig::default() };
-        device = Arc::new(StagedDevice::over(device, staged)?);
-    }
+    let mut device = wrapped(kind, (provider.open)(config)?, config.staged)?;
     if let Some(seed) = config.hostile {
         device = Arc::new(HostileDevice::over(device, HostileConfig::new(seed)));
     }
@@ -307,7 +341,7 @@ mod tests {
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             advertise: None,
             devices: CopyBackend::Twin { seed: 0 },
-            staged: None,
+            staged: Staging::Never,
             hostile: None,
             ofi: Some(OfiChoice::default()),
             verbs: None,
@@ -320,7 +354,8 @@ mod tests {
         let second = open(ProviderKind::Shm, &config("shared")).unwrap();
         let other = open(ProviderKind::Shm, &config("other")).unwrap();
         assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));
-        let staged = DeviceConfig { staged: Some(CopyBackend::default()), ..config("shared") };
+        let staged =
+            DeviceConfig { staged: Staging::Always(CopyBackend::default()), ..config("shared") };
         assert!(!Arc::ptr_eq(&first, &open(ProviderKind::Shm, &staged).unwrap()));
         let hostile = DeviceConfig { hostile: Some(1), ..config("shared") };
         assert!(!Arc::ptr_eq(&first, &open(ProviderKind::Shm, &hostile).unwrap()));

@@ -35,9 +35,9 @@ mod traffic;
 
 use common::MemberDevices;
 use provider::{
-    Provider, copy_twin, hostile_ofi, hostile_shm, hostile_staged_shm, hostile_tcp, hostile_verbs,
-    hostile_verbs_twin, ofi_shm, ofi_tcp, shm, staged_hostile_tcp, staged_shm, staged_tcp, tcp,
-    verbs, verbs_twin,
+    Provider, automatic_tcp, automatic_tcp_beside_gpus, copy_twin, hostile_automatic_tcp,
+    hostile_ofi, hostile_shm, hostile_staged_shm, hostile_tcp, hostile_verbs, hostile_verbs_twin,
+    ofi_shm, ofi_tcp, shm, staged_hostile_tcp, staged_shm, staged_tcp, tcp, verbs, verbs_twin,
 };
 use stepped::{sim, sim_world};
 
@@ -176,6 +176,26 @@ conformance!(staged_tcp_in_host_memory: Provider {
     may_be_done_at_once: false,
     longest: 64 << 20,
     ..Provider::new("", staged_tcp)
+});
+conformance!(automatic_tcp: Provider {
+    places: MemberDevices { source: Some(0), inbox: Some(1) },
+    notices_death: true,
+    may_be_done_at_once: false,
+    longest: 64 << 20,
+    ..Provider::new("", automatic_tcp)
+});
+conformance!(automatic_tcp_in_host_memory: Provider {
+    notices_death: true,
+    may_be_done_at_once: false,
+    longest: 64 << 20,
+    ..Provider::new("", automatic_tcp_beside_gpus)
+});
+conformance!(hostile_automatic_tcp: Provider {
+    places: MemberDevices { source: Some(0), inbox: Some(1) },
+    notices_death: true,
+    may_be_done_at_once: false,
+    longest: 64 << 20,
+    ..Provider::new("", hostile_automatic_tcp)
 });
 conformance!(hostile_staged_shm: Provider {
     places: MemberDevices { source: Some(0), inbox: Some(1) },

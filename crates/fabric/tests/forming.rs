@@ -1,18 +1,21 @@
 //! Groups and grants that cannot be completed, with a peer only on the control plane: the program
-//! interrupts, the peer dies, the deadline passes.
+//! interrupts, the peer dies, the deadline passes. Ranks whose configurations differ.
 
 #[path = "forming/grants.rs"]
 mod grants;
 #[path = "forming/links.rs"]
 mod links;
+#[path = "forming/staging.rs"]
+mod staging;
 
-use std::sync::Arc;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 use weft_control::{Cause, Config, Control, Operation, local_world};
-use weft_fabric::providers::{ShmConfig, ShmDevice, TcpConfig, TcpDevice};
+use weft_fabric::providers::{CopyBackend, Staging};
+use weft_fabric::registry::{self, DeviceConfig};
 use weft_fabric::{
-    Communicator, CommunicatorConfig, Device, Engine, EngineAddress, EngineConfig, Error,
-    Generation, ProviderKind, Rank, Result, WaitLimit, clock,
+    Communicator, CommunicatorConfig, Engine, EngineAddress, EngineConfig, Error, Generation,
+    ProviderKind, Rank, Result, WaitLimit, clock,
 };
 
 /// Time limit to form a group, unless a test sets another: longer than any of these tests.
@@ -29,6 +32,20 @@ fn join(control: Control, kind: ProviderKind) -> Result<Communicator> {
     Communicator::over(control, config)
 }
 
+/// Devices of `Communicator::over`: a link over tcp is in the staging wrapper, and reads only such addresses.
+fn device_config() -> DeviceConfig {
+    DeviceConfig {
+        host_id: Config::new(0, 1).host_id,
+        bind: Ipv4Addr::LOCALHOST.into(),
+        advertise: None,
+        devices: CopyBackend::default(),
+        staged: Staging::default(),
+        hostile: None,
+        ofi: None,
+        verbs: None,
+    }
+}
+
 /// Engine that is introduced to peers and not connected, with the state that connecting needs.
 struct Introduced {
     engine: Engine,
@@ -38,11 +55,7 @@ struct Introduced {
 
 impl Introduced {
     fn new(control: &Control, kind: ProviderKind) -> Introduced {
-        let host_id = Config::new(0, 1).host_id;
-        let device: Arc<dyn Device> = match kind {
-            ProviderKind::Shm => Arc::new(ShmDevice::new(ShmConfig { host_id })),
-            _ => Arc::new(TcpDevice::new(TcpConfig::default()).unwrap()),
-        };
+        let device = registry::open(kind, &device_config()).unwrap();
         let generation = Generation(control.generation() as u8);
         let (rank, size) = (control.rank(), control.world_size());
         let config = EngineConfig::default();

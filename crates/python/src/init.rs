@@ -13,7 +13,7 @@ use std::os::fd::{FromRawFd, RawFd};
 use std::sync::Arc;
 use weft_control::{Config, HostIdentity, Overrides, Secret};
 use weft_environment as environment;
-use weft_fabric::providers::CopyBackend;
+use weft_fabric::providers::{CopyBackend, Staging};
 use weft_fabric::{
     Communicator as Fabric, CommunicatorConfig, DefaultNics, Progress, ProviderKind, registry,
 };
@@ -134,14 +134,17 @@ pub fn environment_key<'py>(
     Ok(config.secret.map(|secret| PyBytes::new(py, &secret.derive_key(purpose))))
 }
 
-/// Copy engines that carry GPU memory over links without access to it, from `WEFT_STAGED`.
-fn staged(py: Python<'_>) -> PyResult<Option<CopyBackend>> {
+/// Providers that carry GPU memory through slots, from `WEFT_STAGED`.
+pub fn staged(py: Python<'_>) -> PyResult<Staging> {
     match text(py, "WEFT_STAGED")?.as_deref() {
-        None | Some("0") => Ok(None),
-        Some("1") => Ok(Some(CopyBackend::Cuda)),
-        Some("twin") => Ok(Some(CopyBackend::Twin { seed: 0 })),
+        None => Ok(Staging::Automatic(CopyBackend::Cuda)),
+        Some("0") => Ok(Staging::Never),
+        Some("1") => Ok(Staging::Always(CopyBackend::Cuda)),
+        Some("twin") => Ok(Staging::Always(CopyBackend::Twin { seed: 0 })),
+        Some("automatic-twin") => Ok(Staging::Automatic(CopyBackend::Twin { seed: 0 })),
         Some(other) => {
-            let message = format!("WEFT_STAGED is {other:?}: expected 0, 1 or twin");
+            let message =
+                format!("WEFT_STAGED is {other:?}: expected 0, 1, twin or automatic-twin");
             Err(raise(py, "ConfigurationError", &message))
         }
     }

@@ -18,7 +18,8 @@ pub fn with_remedy(error: Error, device: Option<u32>) -> Error {
         (Error::Unusable { provider, key, detail }, Some(device)) => {
             let detail = format!(
                 "{detail}; to send it from cuda:{device} itself, add copy to the providers \
-                 (WEFT_PROVIDERS=copy,tcp), or set WEFT_STAGED=1 on all ranks"
+                 (WEFT_PROVIDERS=copy,tcp), use tcp (WEFT_PROVIDERS=tcp, and WEFT_STAGED not 0), \
+                 or set WEFT_STAGED=1 on all ranks"
             );
             Error::Unusable { provider, key, detail }
         }

@@ -3,6 +3,7 @@
 use crate::communicator::Communicator;
 use crate::errors::{Error, raise};
 use crate::fork::{self, ProcessOwned};
+use crate::init::staged;
 use crate::job::{self, Job};
 use crate::logging;
 use crate::shared::{HandlerException, deadline, take};
@@ -298,6 +299,7 @@ fn config(
         true
     }));
     let mut config = PairConfig::new(settings);
+    config.staged = staged(py)?;
     if let Some(names) = providers {
         let named = names.iter().map(|name| provider(py, name));
         let named: Vec<(ProviderKind, CopyBackend)> = named.collect::<PyResult<_>>()?;

@@ -80,9 +80,9 @@ class Communicator(Group):
         Args:
             length: in bytes.
             device: the memory's owner: "cuda" (the current device), "cuda:1" or a torch.device;
-                `None` for the CPU. Peers write to it over copy (WEFT_PROVIDERS), over NICs that
-                reach GPUs (verbs, ofi with FI_HMEM), or over any provider with WEFT_STAGED=1 on all
-                ranks.
+                `None` for the CPU. Peers write to it over copy (WEFT_PROVIDERS) and tcp, over NICs
+                that reach GPUs (verbs, ofi with FI_HMEM), or over any provider with WEFT_STAGED=1
+                on all ranks.
             numa_node: NUMA node for all pages in CPU memory, strictly (`MPOL_BIND`); `None` leaves
                 it to the kernel. `weft topo` shows which node is next to which GPU and NIC.
             huge_pages: place CPU memory in 2 MiB huge pages that the system has reserved (for
@@ -123,9 +123,9 @@ class Communicator(Group):
                 Weft it is bytes. A source may be read-only. CPU memory may also be a destination
                 over tcp; over shm only memory from `alloc` can be one. A GPU tensor is a source,
                 toward peers reached over copy (WEFT_PROVIDERS); a destination there comes from
-                `alloc(device=...)`. It may be both over tcp with WEFT_STAGED=1, and where NICs can
-                register it, over verbs and ofi (docs/verbs.md, docs/efa.md). For symmetric tensors
-                see `weft.symmetric_region`.
+                `alloc(device=...)`. It may be both over tcp, and where NICs can register it, over
+                verbs and ofi (docs/verbs.md, docs/efa.md). For symmetric tensors see
+                `weft.symmetric_region`.
             reader: who reads what peers write into a GPU tensor, once a counter was raised: "all",
                 or "owner" for only work on its own GPU, such as kernels. "owner" saves flushes
                 over verbs and ofi on platforms that order NIC writes for that GPU; other GPUs and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from weft.base import environment
@@ -12,9 +13,21 @@ from weft.base.timeout import seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Progress", "made_options"]
+__all__ = ["Progress", "made_options", "show_nvrtc_to_copies"]
 
 Progress = Literal["caller", "thread", "epoll"]
+
+
+#: Device files of hosts with GPUs, as the native module reads them.
+_GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
+
+
+def show_nvrtc_to_copies(providers: Sequence[str] | None) -> None:
+    """Let copies find NVRTC if they may carry GPU memory: page lists have a kernel."""
+    staged = environment.text("WEFT_STAGED")
+    is_automatic = staged is None and any(Path(file).exists() for file in _GPU_FILES)
+    if "copy" in (providers or ()) or staged == "1" or is_automatic:
+        show_nvrtc()
 
 
 def made_options(
@@ -29,9 +42,7 @@ def made_options(
     if providers is None:
         providers = environment.providers()
     names = None if providers is None else expect_names(providers, "providers")
-    if "copy" in (names or ()) or environment.text("WEFT_STAGED") == "1":
-        # Page lists have a kernel.
-        show_nvrtc()
+    show_nvrtc_to_copies(names)
     return {
         "providers": names,
         "progress": expect_text(progress, "progress"),

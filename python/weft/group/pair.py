@@ -16,6 +16,7 @@ from weft.base.environment import providers as named_providers
 from weft.base.errors import ConfigurationError
 from weft.base.timeout import seconds
 from weft.group.communicator import Communicator
+from weft.group.options import show_nvrtc_to_copies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -272,6 +273,7 @@ def _ip_address(source: str | None) -> str | None:
 def _names(providers: Sequence[Provider] | None) -> list[str] | None:
     """The given providers, else WEFT_PROVIDERS, else None."""
     check_variables()
-    if providers is not None:
-        return expect_names(providers, "providers")
-    return list(named_providers() or ()) or None
+    named = named_providers() if providers is None else expect_names(providers, "providers")
+    names = None if named is None else list(named)
+    show_nvrtc_to_copies(names)
+    return names

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 from typing import Any
 
 import numpy as np
@@ -111,42 +112,55 @@ def content(kind: str, region: weft.Region) -> bytes:
 def sent(kind: str) -> dict[str, Any]:
     """Rank 0 writes from tensors on a device, whole and in part, to a device and to the CPU."""
     with weft.init() as communicator:
-        values = np.random.default_rng(5).random(COUNT, dtype=np.float32)
-        inbox = communicator.alloc(4 * COUNT, device=f"{kind}:0")
-        on_host = communicator.alloc(4 * COUNT)
-        counter = communicator.counter()
-        granted = communicator.share([inbox, on_host], [counter])[1 - communicator.rank]
-        result: dict[str, Any] = {}
-        given = tensor(kind, values)
-        region = communicator.register(given)
-        part = communicator.register(tensor(kind, values[:10]))
-        result |= {"device": region.device, "length": len(region)}
-        if communicator.rank == 0:
-            if kind == "cuda":
-                import torch
+        return exchanged(kind, communicator)
 
-                torch.cuda.synchronize()
-            del given
-            gc.collect()
-            pages = [
-                weft.Page(region, 40, granted[0], 40, 4 * COUNT - 40),
-                weft.Page(part, 0, granted[0], 0, 40),
-                weft.Page(region, 0, granted[1], 0, 4 * COUNT),
-            ]
-            communicator.write(1, counter, pages).wait()
-            region.release()
-            part.release()
-            counter.wait_for_credit(1, 1)
-        else:
-            counter.wait({0: communicator.parts(0, [4 * COUNT - 40, 40, 4 * COUNT])})
-            expected = values.tobytes()
-            result["arrived"] = content(kind, inbox) == expected
-            result["arrived on the host"] = on_host.bytes.tobytes() == expected
-            counter.credit(0)
-        communicator.barrier()
-        destination = communicator.register(tensor(kind, values))
-        result["shared"] = str(raised_by(lambda: communicator.share([destination], [])))
-        return result
+
+def dial(address: str) -> None:
+    """The dialling end of a pair over tcp, which takes rank 0's tensors on a twin's device."""
+    with weft.connect(address, providers=["tcp"]) as pair:
+        result = exchanged("twin", pair)
+    assert result["arrived"], result
+    assert result["arrived on the host"], result
+
+
+def exchanged(kind: str, communicator: weft.Communicator) -> dict[str, Any]:
+    """`sent` over a group or a pair of two ranks."""
+    values = np.random.default_rng(5).random(COUNT, dtype=np.float32)
+    inbox = communicator.alloc(4 * COUNT, device=f"{kind}:0")
+    on_host = communicator.alloc(4 * COUNT)
+    counter = communicator.counter()
+    granted = communicator.share([inbox, on_host], [counter])[1 - communicator.rank]
+    result: dict[str, Any] = {}
+    given = tensor(kind, values)
+    region = communicator.register(given)
+    part = communicator.register(tensor(kind, values[:10]))
+    result |= {"device": region.device, "length": len(region)}
+    if communicator.rank == 0:
+        if kind == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        del given
+        gc.collect()
+        pages = [
+            weft.Page(region, 40, granted[0], 40, 4 * COUNT - 40),
+            weft.Page(part, 0, granted[0], 0, 40),
+            weft.Page(region, 0, granted[1], 0, 4 * COUNT),
+        ]
+        communicator.write(1, counter, pages).wait()
+        region.release()
+        part.release()
+        counter.wait_for_credit(1, 1)
+    else:
+        counter.wait({0: communicator.parts(0, [4 * COUNT - 40, 40, 4 * COUNT])})
+        expected = values.tobytes()
+        result["arrived"] = content(kind, inbox) == expected
+        result["arrived on the host"] = on_host.bytes.tobytes() == expected
+        counter.credit(0)
+    communicator.barrier()
+    destination = communicator.register(tensor(kind, values))
+    result["shared"] = str(raised_by(lambda: communicator.share([destination], [])))
+    return result
 
 
 def refused() -> str:
@@ -155,3 +169,20 @@ def refused() -> str:
         error = raised_by(lambda: communicator.register(DeviceTensor(np.ones(3, np.float32))))
         communicator.barrier()
         return f"{type(error).__name__}: {error}"
+
+
+def host_traffic() -> dict[str, int]:
+    """Threads and descriptors in a rank whose memory is all on the host, after some writes."""
+    with weft.init() as communicator:
+        peer = 1 - communicator.rank
+        inbox, source = communicator.alloc(4 * COUNT), communicator.alloc(4 * COUNT)
+        counter = communicator.counter()
+        remote = communicator.share([inbox], [counter])[peer][0]
+        for _ in range(3):
+            counter.wait_for_credit(peer)
+            communicator.write(peer, counter, [weft.Page(source, 0, remote, 0, 4 * COUNT)]).wait()
+            counter.wait({peer: communicator.parts(peer, [4 * COUNT])})
+            counter.credit(peer)
+        counts = {what: len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")}
+        communicator.barrier()
+        return counts

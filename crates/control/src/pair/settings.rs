@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 /// This build's oldest and newest pair protocol version.
-pub const PAIR_VERSIONS: (u16, u16) = (3, 3);
+pub const PAIR_VERSIONS: (u16, u16) = (4, 4);
 
 /// Listening end's rank.
 pub const LISTENER: Rank = Rank(0);

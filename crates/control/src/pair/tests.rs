@@ -275,7 +275,7 @@ fn another_version_is_refused_by_name() {
             IncomingConnection::new(listener.accept().unwrap().0, &settings).unwrap();
         assert!(settle(&mut incoming).is_err());
         let error = dialed.join().unwrap().unwrap_err();
-        assert!(matches!(error, Error::PairWrongVersion { ours: 9, theirs: 3, .. }), "{error}");
+        assert!(matches!(error, Error::PairWrongVersion { ours: 9, theirs: 4, .. }), "{error}");
         assert!(!error.to_string().contains("rank"), "{error}");
     });
 }

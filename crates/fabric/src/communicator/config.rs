@@ -3,7 +3,7 @@
 use crate::engine::EngineConfig;
 use crate::error::Result;
 use crate::providers::copy::CopyBackend;
-use crate::providers::{OfiChoice, VerbsChoice};
+use crate::providers::{OfiChoice, Staging, VerbsChoice};
 use crate::registration::IdleLimits;
 use crate::registry;
 use crate::registry::DeviceConfig;
@@ -34,9 +34,8 @@ pub struct CommunicatorConfig {
     pub providers: Vec<ProviderKind>,
     /// Memory and copy engines for the copy provider, if it is among the providers.
     pub devices: CopyBackend,
-    /// Copy engines that carry GPU memory through slots in host memory, over every provider but copy: see
-    /// [`crate::providers::StagedDevice`]. The same choice on all ranks.
-    pub staged: Option<CopyBackend>,
+    /// Providers that carry GPU memory through slots in host memory: see [`crate::providers::StagedDevice`].
+    pub staged: Staging,
     /// Seed for a [`crate::providers::HostileDevice`] wrapper around every device, for tests.
     pub hostile: Option<u64>,
     /// Libfabric provider and NICs, if the ofi provider is among the providers; `None`:
@@ -62,7 +61,7 @@ impl CommunicatorConfig {
             control,
             providers: registry::defaults(),
             devices: CopyBackend::default(),
-            staged: None,
+            staged: Staging::default(),
             hostile: None,
             ofi: None,
             verbs: None,

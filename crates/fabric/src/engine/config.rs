@@ -33,9 +33,9 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
-    /// Limits for a pair: 256 lanes in 8 KiB, memory for 16 requests. A process may have thousands of
-    /// pairs.
+    /// Limits for a pair: 256 lanes and 8 for staging slots in 9 KiB, memory for 16 requests. A process may
+    /// have thousands of pairs.
     pub fn for_pair() -> EngineConfig {
-        EngineConfig { lanes: 256, max_requests: 4096, reserved: 16, ..EngineConfig::default() }
+        EngineConfig { lanes: 264, max_requests: 4096, reserved: 16, ..EngineConfig::default() }
     }
 }

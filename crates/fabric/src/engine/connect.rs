@@ -59,6 +59,9 @@ impl Engine {
                 })
                 .collect();
             link.connect(&peers, limit)?;
+            while let Some(inner) = link.take_inner() {
+                *link = inner;
+            }
             if !peers.is_empty() {
                 self.wake_sources.watch(link.descriptors())?;
             }

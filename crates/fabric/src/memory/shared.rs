@@ -25,7 +25,7 @@ impl Memory {
     /// [`Error::HugePages`] if the system has too few.
     pub fn shared_with(length: usize, placement: Placement) -> Result<Memory> {
         if cfg!(miri) {
-            return Memory::unshared(length);
+            return Memory::anonymous(length);
         }
         let node = placement.numa_node.map(numa::find).transpose()?;
         let failed = |source: io::Error| match placement.huge_pages {
@@ -46,15 +46,17 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Zeroed private pages, for miri, which has no memory files; enough for tests within one process, such
-    /// as the simulator's.
-    fn unshared(length: usize) -> Result<Memory> {
+    /// Zeroed pages without a file, which take no memory before they are touched: staging slots. A child
+    /// process maps the same pages, so a fork moves none that a device reads or writes. Also for miri, which
+    /// has no memory files and no shared mappings; enough for tests within one process, such as the simulator's.
+    pub(crate) fn anonymous(length: usize) -> Result<Memory> {
         let mapped = length.max(1);
         let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags =
+            if cfg!(miri) { MapFlags::PRIVATE } else { MapFlags::SHARED | MapFlags::NORESERVE };
         // SAFETY: a fresh mapping at an address that the system picks has no aliases.
-        let address =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), mapped, access, MapFlags::PRIVATE) }
-                .map_err(|source| Error::Allocate { length, source: source.into() })?;
+        let address = unsafe { mmap_anonymous(std::ptr::null_mut(), mapped, access, flags) }
+            .map_err(|source| Error::Allocate { length, source: source.into() })?;
         let address = NonNull::new(address.cast::<u8>()).expect("a mapping has an address");
         let owner = MemoryOwner::Mapping { descriptor: None, address, length: mapped };
         Ok(Memory::new(address, length, MemoryKind::Host, owner))

@@ -2,7 +2,7 @@
 
 use crate::communicator::Progress;
 use crate::engine::EngineConfig;
-use crate::providers::{CopyBackend, OfiChoice, VerbsChoice};
+use crate::providers::{CopyBackend, OfiChoice, Staging, VerbsChoice};
 use crate::registry;
 use crate::types::ProviderKind;
 use std::time::Duration;
@@ -22,6 +22,8 @@ pub struct PairConfig {
     /// NICs, if verbs is among the providers; `None`: [`VerbsChoice::from_env`]. A pair with a source, or a listener
     /// whose peer has one, also uses NICs that this leaves out.
     pub verbs: Option<VerbsChoice>,
+    /// Providers that carry GPU memory through slots, among shm and tcp.
+    pub staged: Staging,
     /// Limits for each pair's engine.
     pub engine: EngineConfig,
     /// Progress source. [`Progress::Thread`] starts a thread for each pair, and so does ofi over a
@@ -40,6 +42,7 @@ impl PairConfig {
             devices: CopyBackend::default(),
             ofi: None,
             verbs: None,
+            staged: Staging::default(),
             engine: EngineConfig::for_pair(),
             progress: Progress::default(),
             spin: None,

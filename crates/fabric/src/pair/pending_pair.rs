@@ -92,9 +92,10 @@ impl PairIntroduction {
         reader.is_at_end().then_some(PairIntroduction { link, grant })
     }
 
-    /// Token for the data connection.
+    /// Token for the data connection; the staging wrapper's lane may follow it.
     pub fn token(&self) -> Option<StreamToken> {
-        self.link.as_slice().try_into().ok()
+        let (token, rest) = self.link.split_first_chunk()?;
+        [0, size_of::<u32>()].contains(&rest.len()).then_some(*token)
     }
 }
 
@@ -133,7 +134,7 @@ pub fn fuzz(data: &[u8]) {
         if let Some(introduction) = PairIntroduction::decode(bytes) {
             assert_eq!(introduction.encode(), bytes);
             let token = introduction.token();
-            assert!(token.is_none_or(|token| introduction.link == token));
+            assert!(token.is_none_or(|token| introduction.link.starts_with(&token)));
         }
     };
     details(data);
@@ -173,6 +174,7 @@ impl PendingPair {
             verbs = verbs_choice(config.verbs.clone(), nic)?;
         }
         let (adopted, ofi) = (adoption.clone(), registry::ofi_choice(&config.ofi)?);
+        let staged = config.staged;
         let device_config = PairDeviceConfig {
             host_id: host_id.clone(),
             adoption: adopted,
@@ -180,6 +182,7 @@ impl PendingPair {
             devices: config.devices,
             ofi,
             verbs,
+            staged,
         };
         let open = |kind: &ProviderKind| registry::open_pair(*kind, &device_config);
         let has_payload_tls = config.settings.tls.is_of_payloads();

@@ -25,6 +25,6 @@ pub use copy::{CopyBackend, CopyConfig, CopyDevice};
 pub use hostile::{HostileConfig, HostileDevice};
 pub use ofi::{OfiChoice, OfiConfig, OfiDevice, OfiProvider};
 pub use shm::{ShmConfig, ShmDevice};
-pub use staged::{StagedConfig, StagedDevice};
+pub use staged::{StagedConfig, StagedDevice, StagedMode, Staging};
 pub use tcp::{TcpConfig, TcpDevice};
 pub use verbs::{NicAddress, VerbsChoice, VerbsConfig, VerbsDevice};

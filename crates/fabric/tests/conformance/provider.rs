@@ -13,8 +13,8 @@ use weft_fabric::providers::sim::World;
 use weft_fabric::providers::verbs::{TwinConfig, TwinNic};
 use weft_fabric::providers::{
     CopyBackend, CopyDevice, HostileConfig, HostileDevice, OfiConfig, OfiDevice, OfiProvider,
-    ShmConfig, ShmDevice, StagedConfig, StagedDevice, TcpConfig, TcpDevice, VerbsChoice,
-    VerbsConfig, VerbsDevice, ofi,
+    ShmConfig, ShmDevice, StagedConfig, StagedDevice, StagedMode, TcpConfig, TcpDevice,
+    VerbsChoice, VerbsConfig, VerbsDevice, ofi,
 };
 use weft_fabric::{Device, Rank, WaitOptions};
 
@@ -231,9 +231,18 @@ pub fn copy_twin(rank: Rank, shape: Shape) -> Opened {
 
 /// `inner` in the staging wrapper, over a device twin; a queue is slots.
 pub fn staged(inner: fn(Rank, Shape) -> Opened, rank: Rank, shape: Shape) -> Opened {
+    staged_in(StagedMode::Always, inner, rank, shape)
+}
+
+fn staged_in(
+    mode: StagedMode,
+    inner: fn(Rank, Shape) -> Opened,
+    rank: Rank,
+    shape: Shape,
+) -> Opened {
     let device = inner(rank, shape).or_else(|_| inner(rank, Shape::Default))?;
     let engines = CopyBackend::Twin { seed: rank.0.into() };
-    let config = StagedConfig { engines, ..StagedConfig::default() };
+    let config = StagedConfig { mode, engines, ..StagedConfig::default() };
     let config = match shape {
         Shape::Default => config,
         Shape::Queue(depth) => {
@@ -250,6 +259,20 @@ pub fn staged_shm(rank: Rank, shape: Shape) -> Opened {
 
 pub fn staged_tcp(rank: Rank, shape: Shape) -> Opened {
     staged(tcp, rank, shape)
+}
+
+/// Tcp where each rank may register GPU memory.
+pub fn automatic_tcp(rank: Rank, shape: Shape) -> Opened {
+    staged_in(StagedMode::Automatic { has_gpus: true }, tcp, rank, shape)
+}
+
+/// Tcp where only rank 0 may register GPU memory: the routes between all others have no slots.
+pub fn automatic_tcp_beside_gpus(rank: Rank, shape: Shape) -> Opened {
+    staged_in(StagedMode::Automatic { has_gpus: rank.0 == 0 }, tcp, rank, shape)
+}
+
+pub fn hostile_automatic_tcp(rank: Rank, shape: Shape) -> Opened {
+    hostile(automatic_tcp, rank, shape)
 }
 
 pub fn hostile_staged_shm(rank: Rank, shape: Shape) -> Opened {

@@ -1,12 +1,16 @@
 //! Configuration, and counters.
 
 use super::super::copy::{CopyBackend, CopyEngine};
+use super::mode::StagedMode;
+use super::wire::HEADER_ROOM;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// [`super::StagedDevice`] configuration.
 #[derive(Clone, Debug)]
 pub struct StagedConfig {
+    /// Condition for slots on a route.
+    pub mode: StagedMode,
     /// Copy engines, opened with the first GPU region.
     pub engines: CopyBackend,
     /// Slots in each direction for each peer, 1 to 1024; a pair uses the smaller number.
@@ -18,12 +22,14 @@ pub struct StagedConfig {
 }
 
 impl Default for StagedConfig {
-    /// Four slots of 1 MiB in each direction, registered with the inner link on connection: NICs lock them.
+    /// Four slots of 1 MiB and a header's room in each direction, on every route. The first grant registers
+    /// them with the inner link: NICs lock them then.
     fn default() -> StagedConfig {
         StagedConfig {
+            mode: StagedMode::Always,
             engines: CopyBackend::default(),
             slots: 4,
-            slot_bytes: 1 << 20,
+            slot_bytes: (1 << 20) + HEADER_ROOM,
             drain_timeout: Duration::from_secs(5),
         }
     }

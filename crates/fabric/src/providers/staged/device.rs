@@ -4,6 +4,7 @@ use super::super::copy::CopyEngine;
 use super::super::copy::ticker::Ticker;
 use super::config::{OpenEngine, StagedConfig, StagedCounters};
 use super::link::StagedLink;
+use super::mode::StagedMode;
 use super::wire;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -24,7 +25,8 @@ impl StagedDevice {
     /// Wraps `inner`.
     ///
     /// # Errors
-    /// [`Error::Provider`] if a value is out of range.
+    /// [`Error::Provider`] if a value is out of range, or the mode is not [`StagedMode::Always`] over a
+    /// provider other than tcp.
     pub fn over(inner: Arc<dyn Device>, config: StagedConfig) -> Result<StagedDevice> {
         let limits = [
             ("slots", u64::from(config.slots), u64::from(wire::MAX_SLOTS)),
@@ -35,6 +37,10 @@ impl StagedDevice {
                 let detail = format!("{name} {value}: expected 1 to {limit}");
                 return Err(Error::Provider { provider: inner.kind(), detail });
             }
+        }
+        if config.mode != StagedMode::Always && inner.kind() != ProviderKind::Tcp {
+            let detail = format!("mode {:?}: expected Always; the others are tcp's", config.mode);
+            return Err(Error::Provider { provider: inner.kind(), detail });
         }
         let engines = config.engines;
         let open = Arc::new(move || engines.open());
@@ -76,10 +82,16 @@ impl Device for StagedDevice {
 impl StagedDevice {
     pub(super) fn link(&self, group: Membership) -> Result<StagedLink> {
         let inner = self.inner.open(group.clone())?;
+        let inner_kind = inner.kind();
         Ok(StagedLink {
             address: inner.address(),
             peers_raise: inner.peers_raise(),
             inner: Some(inner),
+            passes_keys: inner_kind == ProviderKind::Tcp,
+            // Arrivals by stores, and slots that every route has.
+            is_active: self.config.mode == StagedMode::Always && inner_kind != ProviderKind::Tcp,
+            has_routes: false,
+            watched: Vec::new(),
             config: self.config.clone(),
             open: self.open.clone(),
             engine: None,

@@ -3,7 +3,9 @@
 use super::super::copy::CopyEngine;
 use super::super::copy::ticker::Ticker;
 use super::config::{OpenEngine, StagedConfig, StagedCounters};
+use super::mode::StagedMode;
 use super::peer::{POLL_INTERVAL, Stage, StagedPeer};
+use super::route::StagedRoute;
 use super::wire::{
     PairShape, SlotLanes, StagedAddress, StagedGrant, put_introduction, take_introduction,
 };
@@ -13,7 +15,7 @@ use crate::id_map::{PeerMap, RegionMap};
 use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, WorkRequest};
 use crate::local::WaitLimit;
 use crate::memory::{Memory, MemoryKind};
-use crate::types::{Lane, Page, ProviderKind, RegionKey, Time, TrafficClass};
+use crate::types::{Lane, LaneId, Page, ProviderKind, RegionKey, Time, TrafficClass};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -60,6 +62,15 @@ pub(super) struct StagedLink {
     /// No kernels move pages.
     pub engines_only: bool,
     pub counters: Arc<StagedCounters>,
+    /// Regions have the engine's keys at the inner link, too, and slots have high ones (tcp). Elsewhere keys must
+    /// be dense: the first ones, one for each rank, name the slots.
+    pub passes_keys: bool,
+    /// GPU memory is registered here or at a peer, or a slot was filled. Until then all calls pass through.
+    pub is_active: bool,
+    /// Peers are connected, with slots or without.
+    pub has_routes: bool,
+    /// Lane for each peer's first slot, which the first part from that peer takes.
+    pub watched: Vec<(Rank, LaneId)>,
     pub group: Membership,
     /// Agreed shapes and issued lanes for routed peers, until they are connected.
     pub introduced: PeerMap<(PairShape, SlotLanes)>,
@@ -76,15 +87,17 @@ pub(super) struct StagedLink {
 
 impl StagedLink {
     fn own_address(&self) -> StagedAddress<'_> {
-        let StagedConfig { slots, slot_bytes, .. } = self.config;
-        StagedAddress { slots, slot_bytes, inner: &self.address }
+        let StagedConfig { mode, slots, slot_bytes, .. } = self.config;
+        StagedAddress { mode, slots, slot_bytes, inner: &self.address }
     }
 
-    /// Agreed shape with the link at this address, the inner rule and the inner address.
-    fn pair<'a>(&self, theirs: &'a [u8]) -> Option<(PairShape, RouteRule, &'a [u8])> {
+    /// The route to the link at this address.
+    fn pair<'a>(&self, theirs: &'a [u8]) -> Option<StagedRoute<'a>> {
         let theirs = StagedAddress::decode(theirs)?;
         let rule = self.inner.as_ref()?.route(theirs.inner)?;
-        Some((self.own_address().pair(&theirs, rule.parts)?, rule, theirs.inner))
+        let ours = self.own_address();
+        let shape = ours.pair(&theirs, rule.parts)?;
+        Some(StagedRoute { shape, rule, inner: theirs.inner, has_slots: ours.is_staged(&theirs) })
     }
 
     fn inner(&mut self) -> Result<&mut Box<dyn Link>> {
@@ -92,9 +105,49 @@ impl StagedLink {
         self.inner.as_mut().ok_or(Error::Interrupted)
     }
 
-    /// A region's key at the inner link. The first keys, one for each rank, name the slots.
+    /// A region's key at the inner link.
     fn inner_key(&self, key: RegionKey) -> RegionKey {
-        RegionKey(key.0.saturating_add(self.group.size))
+        let before = if self.passes_keys { 0 } else { self.group.size };
+        RegionKey(key.0.saturating_add(before))
+    }
+
+    /// Key at the inner link for the slots that are shared with `rank`, which does not own them.
+    pub(super) fn slots_key(passes_keys: bool, rank: Rank) -> RegionKey {
+        RegionKey(if passes_keys { RegionKey::HIGH | rank.0 } else { rank.0 })
+    }
+
+    /// Allocates and registers the slots for a peer, if there are none. Untouched pages take no memory.
+    fn make_slots(&mut self, rank: Rank) -> Result<()> {
+        let key = StagedLink::slots_key(self.passes_keys, rank);
+        let peers_raise = self.peers_raise;
+        let peer = self.peer(rank)?;
+        if peer.memory.is_none() {
+            let length = 2 * peer.shape.bytes() as usize;
+            // A descriptor for each peer only where peers map memory.
+            let memory =
+                if peers_raise { Memory::shared(length)? } else { Memory::anonymous(length)? };
+            let memory = peer.memory.insert(Arc::new(memory)).clone();
+            self.inner()?.register(key, &memory)?;
+        }
+        Ok(())
+    }
+
+    /// Activates the link if a peer has filled the first slot.
+    fn notice(&mut self) {
+        let value = |lane: LaneId| self.group.lanes.value(lane);
+        self.is_active |= self.watched.iter().any(|(_, lane)| value(*lane) > 0);
+    }
+
+    /// Hands the inner link's events to the engine.
+    fn pass_events(&mut self, sink: &mut Sink) {
+        sink.held |= std::mem::take(&mut self.events.held);
+        if self.events.is_empty() {
+            return;
+        }
+        sink.completed.append(&mut self.events.completed);
+        sink.failures.append(&mut self.events.failures);
+        sink.lost.append(&mut self.events.lost);
+        sink.raised.append(&mut self.events.raised);
     }
 
     fn peer(&mut self, peer: Rank) -> Result<&mut StagedPeer> {
@@ -178,7 +231,7 @@ impl Link for StagedLink {
     }
 
     fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
-        self.pair(theirs).map(|(shape, rule, _)| shape.rule(rule))
+        self.pair(theirs).map(|route| route.rule())
     }
 
     fn describe(&self, address: &[u8]) -> String {
@@ -189,7 +242,11 @@ impl Link for StagedLink {
     fn introduce(&mut self, peer: Rank, address: &[u8]) -> Result<Vec<u8>> {
         let malformed =
             || Error::Malformed { peer, what: "an address", detail: "not staged".into() };
-        let (shape, _, inner) = self.pair(address).ok_or_else(malformed)?;
+        let route = self.pair(address).ok_or_else(malformed)?;
+        let StagedRoute { shape, inner, .. } = route;
+        if !route.has_slots {
+            return self.inner()?.introduce(peer, inner);
+        }
         let first = self.group.lanes.issue(peer, SlotLanes::count(shape.slots))?;
         let lanes = SlotLanes { first, slots: shape.slots };
         self.introduced.insert(peer, (shape, lanes));
@@ -202,23 +259,37 @@ impl Link for StagedLink {
         for &Introduction { peer, address, message } in peers {
             let malformed =
                 || Error::Malformed { peer, what: "an introduction", detail: "not staged".into() };
-            let (shape, ours) = self.introduced.remove(peer).ok_or_else(malformed)?;
+            let address = StagedAddress::decode(address).ok_or_else(malformed)?.inner;
+            let Some((shape, ours)) = self.introduced.remove(peer) else {
+                inner.push(Introduction { peer, address, message });
+                continue;
+            };
             let (theirs, message) =
                 take_introduction(message, shape.slots).ok_or_else(malformed)?;
-            let address = StagedAddress::decode(address).ok_or_else(malformed)?.inner;
             inner.push(Introduction { peer, address, message });
             agreed.push((peer, shape, ours, theirs));
         }
         self.inner()?.connect(&inner, limit)?;
+        self.has_routes = !peers.is_empty();
         for (peer, shape, ours, theirs) in agreed {
-            let memory = Arc::new(Memory::shared(2 * shape.bytes() as usize)?);
-            self.inner()?.register(RegionKey(peer.0), &memory)?;
-            self.peers.insert(peer, StagedPeer::new(shape, ours, theirs, memory));
+            self.watched.push((peer, ours.filled(0).id()));
+            self.peers.insert(peer, StagedPeer::new(shape, ours, theirs));
         }
         Ok(())
     }
 
+    fn take_inner(&mut self) -> Option<Box<dyn Link>> {
+        // Without it, GPU memory is refused where it is registered, with the remedy.
+        let mode = self.config.mode;
+        let may_grant = mode.has_gpus() && (self.has_routes || self.group.size == 1);
+        let is_needed = mode == StagedMode::Always || may_grant || !self.peers.is_empty();
+        if is_needed { None } else { self.inner.take() }
+    }
+
     fn allocate(&mut self, device: u32, length: usize) -> Option<Result<Memory>> {
+        if !self.config.mode.has_gpus() {
+            return self.inner.as_mut()?.allocate(device, length);
+        }
         let provider = self.kind();
         let memory = self.engine().and_then(|engine| engine.allocate(device, length));
         Some(memory.map_err(|detail| Error::Provider { provider, detail }))
@@ -230,10 +301,14 @@ impl Link for StagedLink {
                 let inner = self.inner_key(key);
                 self.inner()?.register(inner, memory)?;
             }
+            MemoryKind::Device(_) if !self.config.mode.has_gpus() => {
+                return self.inner()?.register(key, memory);
+            }
             MemoryKind::Device(device) => {
                 let provider = self.kind();
                 let known = self.engine().and_then(|engine| engine.prepare(device));
                 known.map_err(|detail| Error::Unusable { provider, key, detail })?;
+                self.is_active = true;
             }
         }
         self.regions.insert(key, memory.clone());
@@ -241,8 +316,19 @@ impl Link for StagedLink {
     }
 
     fn grant(&mut self, key: RegionKey, peer: Rank, range: Range<u64>) -> Result<Vec<u8>> {
+        if self.peers.get(peer).is_none() {
+            let is_in_gpu = self.regions.get(key).is_some_and(|memory| memory.host().is_none());
+            if is_in_gpu {
+                let detail = format!("{peer} stages no GPU memory; leave WEFT_STAGED unset there");
+                return Err(Error::Unusable { provider: self.kind(), key, detail });
+            }
+            let key = self.inner_key(key);
+            return self.inner()?.grant(key, peer, range);
+        }
+        self.make_slots(peer)?;
         let slots = self.peer(peer)?.shape.bytes();
-        let slots = self.inner()?.grant(RegionKey(peer.0), peer, 0..slots)?;
+        let slots_key = StagedLink::slots_key(self.passes_keys, peer);
+        let slots = self.inner()?.grant(slots_key, peer, 0..slots)?;
         let memory = self.regions.get(key);
         let memory =
             memory.ok_or_else(|| Error::Unknown { what: "region", number: key.0.into() })?;
@@ -265,6 +351,10 @@ impl Link for StagedLink {
         entry: &[u8],
         limit: &mut WaitLimit<'_>,
     ) -> Result<()> {
+        if self.peers.get(peer).is_none() {
+            let inner = self.inner_key(key);
+            return self.inner()?.import(peer, inner, length, entry, limit);
+        }
         let grant = StagedGrant::decode(entry).filter(|grant| grant.range.end <= length);
         let grant = grant.filter(|_| key.0.checked_add(self.group.size).is_some());
         let grant = grant.ok_or_else(|| Error::Malformed {
@@ -277,7 +367,9 @@ impl Link for StagedLink {
         let slots = known.shape.bytes();
         if !known.has_slots {
             // A mapping is the whole memory, which has slots for both directions.
-            self.inner()?.import(peer, RegionKey(me.0), 2 * slots, grant.slots, limit)?;
+            let slots_key = StagedLink::slots_key(self.passes_keys, me);
+            self.inner()?.import(peer, slots_key, 2 * slots, grant.slots, limit)?;
+            self.make_slots(peer)?;
             self.peer(peer)?.has_slots = true;
         }
         if let Some(entry) = grant.inner {
@@ -290,6 +382,7 @@ impl Link for StagedLink {
             known.in_gpus.insert(key);
         }
         known.imported.add(key.0, grant.range);
+        self.is_active |= grant.inner.is_none();
         Ok(())
     }
 
@@ -307,11 +400,11 @@ impl Link for StagedLink {
 
     fn remove_remote(&mut self, peer: Rank, key: RegionKey) {
         let inner = self.inner_key(key);
-        let Ok(known) = self.peer(peer) else { return };
-        known.imported.remove(key.0);
-        if !known.in_gpus.remove(&key)
-            && let Ok(link) = self.inner()
-        {
+        let is_in_gpu = self.peers.get_mut(peer).is_some_and(|known| {
+            known.imported.remove(key.0);
+            known.in_gpus.remove(&key)
+        });
+        if !is_in_gpu && let Ok(link) = self.inner() {
             link.remove_remote(peer, inner);
         }
     }
@@ -323,12 +416,18 @@ impl Link for StagedLink {
     fn post(
         &mut self,
         work: &WorkRequest<'_>,
-        _sink: &mut Sink,
+        sink: &mut Sink,
     ) -> std::result::Result<PostStatus, String> {
+        if let Some(inner) = &mut self.inner
+            && !self.is_active
+            && self.passes_keys
+        {
+            return inner.post(work, sink);
+        }
         if self.is_staged(work) {
             return self.stage(work);
         }
-        let size = self.group.size;
+        let size = if self.passes_keys { 0 } else { self.group.size };
         let StagedLink { inner: Some(inner), pages, events, .. } = self else {
             return Err("the link is closed".into());
         };
@@ -349,6 +448,12 @@ impl Link for StagedLink {
     }
 
     fn flush(&mut self, sink: &mut Sink) {
+        if let Some(inner) = &mut self.inner
+            && !self.is_active
+        {
+            inner.flush(&mut self.events);
+            return self.pass_events(sink);
+        }
         if let Some(engine) = &mut self.engine {
             for peer in self.peers.values_mut() {
                 peer.gathers.seal(&mut **engine);
@@ -366,6 +471,12 @@ impl Link for StagedLink {
         self.ticker.clear();
         if let Some(inner) = &mut self.inner {
             inner.poll(now, &mut self.events);
+        }
+        if !self.is_active {
+            self.notice();
+            if !self.is_active {
+                return self.pass_events(sink);
+            }
         }
         self.take_events(sink);
         self.receive(sink);
@@ -407,7 +518,10 @@ impl Link for StagedLink {
 
     /// Slots are filled and freed by raises in the lane table, which wakes the engine.
     fn prepare_sleep(&mut self) -> bool {
-        let is_idle = self.events.is_empty() && !self.has_news();
+        if !self.is_active {
+            self.notice();
+        }
+        let is_idle = self.events.is_empty() && !(self.is_active && self.has_news());
         is_idle && self.inner.as_mut().is_none_or(|inner| inner.prepare_sleep())
     }
 
@@ -422,6 +536,7 @@ impl Link for StagedLink {
 
     fn fence(&mut self, peer: Rank, sink: &mut Sink) {
         let staged = self.peers.remove(peer);
+        self.watched.retain(|(watched, _)| *watched != peer);
         if let Some(inner) = &mut self.inner {
             inner.fence(peer, &mut self.events);
         }
@@ -432,8 +547,9 @@ impl Link for StagedLink {
             }
             staged.ready.clear();
             self.end_copies(peer, staged, clock::now().after(self.config.drain_timeout));
+            let key = StagedLink::slots_key(self.passes_keys, peer);
             if let Some(inner) = &mut self.inner {
-                inner.deregister(RegionKey(peer.0));
+                inner.deregister(key);
             }
         }
         self.ticker.set(self.is_busy());

@@ -28,13 +28,16 @@
 //! Copies cannot be cancelled. [`crate::Link::fence`] waits for them up to a time limit, as the copy provider
 //! does; beyond it the memory that they may touch is kept until the process ends.
 //!
-//! Both route ends are wrapped, or neither: a wrapped address does not reach an unwrapped one. The
-//! ends may have different copy engines.
+//! **Routes.** Both route ends are wrapped, or neither: a wrapped address does not reach an unwrapped one. The
+//! addresses say whether the route has slots ([`StagedMode`]). A link without such a route steps aside
+//! ([`crate::Link::take_inner`]); one with such routes passes calls through until GPU memory is registered or
+//! imported, or a slot was filled. The ends may have different copy engines.
 //!
 //! - `wire.rs`: addresses, introductions, grants and headers as bytes
 //! - `slots.rs`: which slots are free, filled and copied
 //! - `peer.rs`: one peer's slots, lanes, grants and copies
 //! - `send.rs`, `receive.rs`: a part's two ends
+//! - `mode.rs`, `route.rs`: which routes have slots; part rules
 //! - `config.rs`, `device.rs`, `link.rs`: configuration; the device; one group's use of it
 
 mod config;
@@ -42,8 +45,10 @@ mod device;
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
 mod link;
+mod mode;
 mod peer;
 mod receive;
+mod route;
 mod send;
 mod slots;
 #[cfg(all(test, not(miri)))]
@@ -54,3 +59,5 @@ pub use config::{StagedConfig, StagedCounters};
 pub use device::StagedDevice;
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::wire as fuzz_wire;
+pub use mode::{StagedMode, Staging, has_gpus};
+pub(crate) use wire::HEADER_ROOM;

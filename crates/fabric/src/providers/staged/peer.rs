@@ -60,7 +60,8 @@ pub(super) struct StagedPeer {
     /// Pin on the slots; ahead of them, to be dropped first.
     pub pinned: PinnedRegions,
     /// Slots that it fills, then slots that this rank fills.
-    pub memory: Arc<Memory>,
+    /// Absent before the first grant.
+    pub memory: Option<Arc<Memory>>,
     /// Ranges that it may write here.
     pub granted: GrantedRanges,
     /// Ranges that may be written there.
@@ -94,18 +95,13 @@ pub(super) struct StagedPeer {
 }
 
 impl StagedPeer {
-    pub fn new(
-        shape: PairShape,
-        ours: SlotLanes,
-        theirs: SlotLanes,
-        memory: Arc<Memory>,
-    ) -> StagedPeer {
+    pub fn new(shape: PairShape, ours: SlotLanes, theirs: SlotLanes) -> StagedPeer {
         StagedPeer {
             shape,
             ours,
             theirs,
             pinned: PinnedRegions::default(),
-            memory,
+            memory: None,
             granted: GrantedRanges::default(),
             imported: GrantedRanges::default(),
             in_gpus: BTreeSet::new(),

@@ -106,10 +106,11 @@ fn start(
     mut engine: Option<&mut (dyn CopyEngine + 'static)>,
 ) -> Result<StartedCopies, String> {
     let (_, at) = peer.shape.slot(turn);
+    let slots = peer.memory.clone().ok_or("a slot was filled that was not granted")?;
     // The peer may change the slot meanwhile.
     let mut header = [0; MAX_HEADER];
     let header = &mut header[..MAX_HEADER.min(peer.shape.slot_bytes as usize)];
-    peer.memory.copy_out(at as usize, header);
+    slots.copy_out(at as usize, header);
     let header = Header::parse(header, peer.shape.parts)?;
     if header.turn != turn_word(turn) {
         return Err(format!("a header for turn {}, expected {}", header.turn, turn_word(turn)));
@@ -135,16 +136,16 @@ fn start(
         let Some(memory) = regions.get(page.key).filter(|_| length > 0) else { continue };
         match (memory.kind(), &mut engine) {
             (MemoryKind::Host, _) => {
-                peer.memory.copy_to(place as usize, memory, offset as usize, length as usize);
+                slots.copy_to(place as usize, memory, offset as usize, length as usize);
             }
             (MemoryKind::Device(_), None) => {
                 started.failure = Some("there is no copy engine".into())
             }
             (MemoryKind::Device(device), Some(engine)) => {
-                let (from, to) = (peer.memory.address() + place, memory.address() + offset);
+                let (from, to) = (slots.address() + place, memory.address() + offset);
                 // SAFETY: the pin is dropped before the slots, with the peer.
                 let by_kernels =
-                    unsafe { peer.pinned.pin(&mut **engine, device, RegionKey(0), &peer.memory) };
+                    unsafe { peer.pinned.pin(&mut **engine, device, RegionKey(0), &slots) };
                 let page = PageCopy { to, from, length };
                 // SAFETY: both ranges were checked, and both memories are kept until the copy's event: here, and
                 // beyond a fence by `drain`. Kernels reach pinned slots.

@@ -11,6 +11,10 @@ use crate::types::{Page, RegionKey};
 use std::sync::atomic::Ordering;
 use weft_control::Rank;
 
+/// Error for GPU memory toward a peer without slots.
+const UNSTAGED: &str =
+    "it is not connected, or stages no GPU memory; leave WEFT_STAGED unset there";
+
 impl StagedLink {
     /// True if a part has a page in a GPU.
     pub(super) fn is_staged(&self, work: &WorkRequest<'_>) -> bool {
@@ -25,7 +29,8 @@ impl StagedLink {
     /// Starts gathering a part into a slot.
     pub(super) fn stage(&mut self, work: &WorkRequest<'_>) -> Result<PostStatus, String> {
         let StagedLink { peers, regions, engine, pages, header, counters, .. } = self;
-        let peer = peers.get_mut(work.peer).ok_or("it is not connected")?;
+        let peer = peers.get_mut(work.peer).ok_or(UNSTAGED)?;
+        let slots = peer.memory.clone().filter(|_| peer.has_slots).ok_or("it granted no slots")?;
         pages.clear();
         pages.extend(work.pages.iter().filter(|page| page.length > 0));
         let mut payload = 0u64;
@@ -48,7 +53,7 @@ impl StagedLink {
         let (slot, at) = peer.shape.slot(turn);
         let begin = peer.shape.bytes() + at;
         Header::put(header, work.lane, turn_word(turn), pages);
-        peer.memory.copy_in(begin as usize, header);
+        slots.copy_in(begin as usize, header);
         let head = header_bytes(pages.len()) as u64;
         let mut place = begin + head;
         let (mut copies, mut failure, mut sources) = (0, None, Vec::new());
@@ -57,15 +62,15 @@ impl StagedLink {
             match source.kind() {
                 MemoryKind::Host => {
                     let (from, length) = (page.source_offset as usize, page.length as usize);
-                    source.copy_to(from, &peer.memory, place as usize, length);
+                    source.copy_to(from, &slots, place as usize, length);
                 }
                 MemoryKind::Device(device) => {
                     let engine = engine.as_deref_mut().ok_or("there is no copy engine")?;
                     let (from, to) =
-                        (source.address() + page.source_offset, peer.memory.address() + place);
+                        (source.address() + page.source_offset, slots.address() + place);
                     // SAFETY: the pin is dropped before the slots, with the peer.
                     let by_kernels =
-                        unsafe { peer.pinned.pin(engine, device, RegionKey(0), &peer.memory) };
+                        unsafe { peer.pinned.pin(engine, device, RegionKey(0), &slots) };
                     let copy = PageCopy { to, from, length: page.length };
                     // SAFETY: both ranges were checked, and both memories are kept until the copy's event: here,
                     // and beyond a fence by `drain`. Kernels reach pinned slots.
@@ -138,9 +143,9 @@ impl StagedLink {
                 let (slot, at) = peer.shape.slot(turn);
                 let Some(part) = &mut peer.outgoing[slot] else { continue };
                 let page = Page {
-                    source: RegionKey(rank.0),
+                    source: StagedLink::slots_key(self.passes_keys, rank),
                     source_offset: peer.shape.bytes() + at,
-                    destination: RegionKey(self.group.rank.0),
+                    destination: StagedLink::slots_key(self.passes_keys, self.group.rank),
                     destination_offset: at,
                     length: part.length,
                 };

@@ -1,5 +1,6 @@
 //! Bytes that both ends exchange, and the shape that they agree on: addresses, introductions, grants, headers.
 
+use super::mode::StagedMode;
 use crate::bytes::{Reader, put_block};
 use crate::link::RouteRule;
 use crate::parts::PartRule;
@@ -7,9 +8,9 @@ use crate::types::{Lane, LaneId, Page, RegionKey};
 use std::ops::Range;
 
 /// First bytes in a wrapped link's address.
-const ADDRESS_PREFIX: &[u8] = b"staged 1 ";
+const ADDRESS_PREFIX: &[u8] = b"staged 2 ";
 /// Maximum pages in a slot.
-const MAX_PAGES: u32 = 128;
+const MAX_PAGES: u32 = 256;
 /// Fixed header fields, and the bytes for each page.
 const FIXED: usize = 16;
 const PAGE: usize = 16;
@@ -17,6 +18,11 @@ const PAGE: usize = 16;
 const ALIGNMENT: usize = 64;
 /// Longest parts are cut at this size where they are larger.
 const PART_ALIGNMENT: u64 = 4096;
+/// Slot bytes for the longest header, in whole memory pages.
+pub const HEADER_ROOM: u64 = (MAX_HEADER as u64).next_multiple_of(PART_ALIGNMENT);
+/// Flags in an address: the link has slots; it may register GPU memory.
+const STAGES: u8 = 1;
+const HAS_GPUS: u8 = 2;
 /// Maximum slots that a configuration may have.
 pub const MAX_SLOTS: u32 = 1 << 10;
 /// Maximum bytes in a slot.
@@ -33,6 +39,8 @@ pub const fn header_bytes(pages: usize) -> usize {
 /// A wrapped link's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagedAddress<'a> {
+    /// Mode, as far as addresses show it.
+    pub mode: StagedMode,
     /// Slots that one end has for each peer.
     pub slots: u32,
     /// Bytes in a slot, header included.
@@ -44,15 +52,30 @@ pub struct StagedAddress<'a> {
 impl<'a> StagedAddress<'a> {
     pub fn encode(&self) -> Vec<u8> {
         let (slots, bytes) = (self.slots.to_le_bytes(), self.slot_bytes.to_le_bytes());
-        [ADDRESS_PREFIX, &slots, &bytes, self.inner].concat()
+        let stages = if self.mode.stages() { STAGES } else { 0 };
+        let flags = stages | if self.mode.has_gpus() { HAS_GPUS } else { 0 };
+        [ADDRESS_PREFIX, &[flags], &slots, &bytes, self.inner].concat()
     }
 
     /// Decodes an address; `None` for another link's, or for slots that no configuration has.
     pub fn decode(bytes: &'a [u8]) -> Option<StagedAddress<'a>> {
-        let mut reader = Reader::new(bytes.strip_prefix(ADDRESS_PREFIX)?);
+        let mut reader =
+            Reader::new(bytes.strip_prefix(ADDRESS_PREFIX)?);
+        let mode = match reader.u8()? {
+            0 => StagedMode::Never,
+            STAGES => StagedMode::Automatic { has_gpus: false },
+            3 => StagedMode::Automatic { has_gpus: true },
+            _ => return None,
+        };
         let (slots, slot_bytes) = (reader.u32()?, reader.u64()?);
         let valid = (1..=MAX_SLOTS).contains(&slots) && (1..=MAX_SLOT_BYTES).contains(&slot_bytes);
-        valid.then_some(StagedAddress { slots, slot_bytes, inner: reader.rest() })
+        valid.then_some(StagedAddress { mode, slots, slot_bytes, inner: reader.rest() })
+    }
+
+    /// True if parts between these two ends may take slots: both have some, and one has GPUs.
+    pub fn is_staged(&self, other: &StagedAddress<'_>) -> bool {
+        let both_stage = self.mode.stages() && other.mode.stages();
+        both_stage && (self.mode.has_gpus() || other.mode.has_gpus())
     }
 
     /// Shape that two ends agree on, over an inner route with this rule. `None` if a slot, or a part over the
@@ -93,6 +116,11 @@ impl PairShape {
     pub fn slot(&self, turn: u64) -> (usize, u64) {
         let slot = turn % u64::from(self.slots);
         (slot as usize, slot * self.slot_bytes)
+    }
+
+    /// The rule that divides writes in host memory on a route without slots: no part is longer than with them.
+    pub fn host_parts(&self, inner: PartRule) -> PartRule {
+        PartRule { max_part_bytes: self.parts.max_part_bytes, ..inner }
     }
 
     /// The rule for the route, given the inner one. Neither order nor inline posts, and no piggybacked
@@ -143,16 +171,16 @@ impl SlotLanes {
     }
 }
 
-/// Introduction: the slots' lanes, then the inner introduction.
+/// Introduction on a route with slots: the inner introduction, then the slots' lanes.
 pub fn put_introduction(lanes: SlotLanes, inner: &[u8]) -> Vec<u8> {
-    [&lanes.first.immediate().to_le_bytes(), inner].concat()
+    [inner, &lanes.first.immediate().to_le_bytes()].concat()
 }
 
 /// The peer's lanes for these slots, and the inner introduction; `None` if it is malformed.
 pub fn take_introduction(bytes: &[u8], slots: u32) -> Option<(SlotLanes, &[u8])> {
-    let mut reader = Reader::new(bytes);
-    let lanes = SlotLanes { first: Lane::from_immediate(reader.u32()?), slots };
-    lanes.is_valid().then_some((lanes, reader.rest()))
+    let (inner, lane) = bytes.split_last_chunk()?;
+    let lanes = SlotLanes { first: Lane::from_immediate(u32::from_le_bytes(*lane)), slots };
+    lanes.is_valid().then_some((lanes, inner))
 }
 
 /// Region grant.
@@ -272,7 +300,8 @@ mod tests {
     const INNER: PartRule = PartRule { stripes: 2, stripe_from: 1 << 17, ..PartRule::WHOLE };
 
     fn address(slots: u32, slot_bytes: u64) -> StagedAddress<'static> {
-        StagedAddress { slots, slot_bytes, inner: b"inner" }
+        let mode = StagedMode::Automatic { has_gpus: true };
+        StagedAddress { mode, slots, slot_bytes, inner: b"inner" }
     }
 
     #[test]
@@ -295,7 +324,9 @@ mod tests {
         let short = PartRule { max_part_bytes: 64, ..PartRule::WHOLE };
         assert_eq!(address(1, 1 << 20).pair(&address(1, 1 << 20), short), None);
         let whole = address(4, 1 << 20).pair(&address(4, 1 << 20), PartRule::WHOLE).unwrap();
-        assert_eq!(whole.parts.max_part_bytes, (1 << 20) - 4096);
+        assert_eq!(whole.parts.max_part_bytes, (1 << 20) - 8192);
+        let roomy = address(4, (1 << 20) + HEADER_ROOM);
+        assert_eq!(roomy.pair(&roomy, PartRule::WHOLE).unwrap().parts.max_part_bytes, 1 << 20);
     }
 
     #[test]

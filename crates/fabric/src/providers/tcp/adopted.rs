@@ -15,12 +15,14 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct AdoptedTcp {
     adoption: Adoption,
+    /// Limits, with one stream.
+    config: TcpConfig,
 }
 
 impl AdoptedTcp {
     /// Device for one pair.
-    pub fn new(adoption: Adoption) -> AdoptedTcp {
-        AdoptedTcp { adoption }
+    pub fn new(adoption: Adoption, config: TcpConfig) -> AdoptedTcp {
+        AdoptedTcp { adoption, config: TcpConfig { streams: 1, ..config } }
     }
 }
 
@@ -30,7 +32,7 @@ impl Device for AdoptedTcp {
     }
 
     fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
-        let config = TcpConfig { streams: 1, ..TcpConfig::default() };
+        let config = self.config.clone();
         let device = TcpDevice { config, counters: Arc::new(TcpCounters::default()) };
         let mut link = device.link(group, Ipv4Addr::UNSPECIFIED.into());
         link.adoption = Some(self.adoption.clone());

@@ -1,16 +1,22 @@
 //! Two wrapped links without engines: when lanes rise and slots are free, garbage in slots, fences, losses.
 
-use super::super::copy::{Twin, TwinControls};
-use super::super::{ShmConfig, ShmDevice, TcpConfig, TcpDevice};
+mod automatic;
+mod counted;
+mod ends;
+mod idle;
+
+use self::ends::{
+    BYTES, End, Ends, GPU, GRANTED, HOST, PATIENCE, SLOTS, check_page, page, shm, tcp, value,
+};
 use super::link::{CONTROL_SLOT, StagedLink, own_token};
 use super::wire::{Header, turn_word};
-use super::{StagedConfig, StagedCounters, StagedDevice};
+use super::{StagedConfig, StagedDevice, StagedMode};
 use crate::clock;
 use crate::device::Device;
 use crate::lane_table::LaneTable;
-use crate::link::{Introduction, Link, Membership, PostStatus, Sink, WorkRequest};
+use crate::link::{Link, Membership, PostStatus, Sink, WorkRequest};
 use crate::local::WaitLimit;
-use crate::memory::Memory;
+use crate::providers::{TcpConfig, TcpDevice};
 use crate::random::SplitMix64;
 use crate::types::{Generation, Lane, LaneId, Page, RegionKey, TrafficClass};
 use std::sync::Arc;
@@ -18,193 +24,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use weft_control::Rank;
 
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Bytes in a region, and the granted ones.
-const BYTES: usize = 10_000;
-const GRANTED: u64 = 8_000;
-/// Region keys.
-const GPU: u32 = 0;
-const HOST: u32 = 1;
-const SLOTS: u64 = 4;
 /// Lane that no table has.
 const NO_LANE: Lane = Lane::from_immediate(u32::MAX);
-
-fn tcp() -> Arc<dyn Device> {
-    Arc::new(TcpDevice::new(TcpConfig::default()).unwrap())
-}
-
-fn shm() -> Arc<dyn Device> {
-    Arc::new(ShmDevice::new(ShmConfig { host_id: "this".into() }))
-}
-
-struct End {
-    link: StagedLink,
-    lanes: Arc<LaneTable>,
-    controls: Arc<TwinControls>,
-    counters: Arc<StagedCounters>,
-    sink: Sink,
-    /// On a twin's device, and in host memory.
-    regions: Vec<Arc<Memory>>,
-}
-
-impl End {
-    fn new(inner: Arc<dyn Device>, rank: u32, drain_timeout: Duration) -> End {
-        let controls = Arc::new(TwinControls::default());
-        let config = StagedConfig { slot_bytes: 1 << 13, drain_timeout, ..StagedConfig::default() };
-        let twin = controls.clone();
-        let device = StagedDevice::over(inner, config).unwrap();
-        let device = device
-            .with_engines(move || Ok(Box::new(Twin::with_controls(rank.into(), twin.clone()))));
-        let lanes = Arc::new(LaneTable::new(64, Generation(0)).unwrap());
-        let (size, generation) = (2, Generation(0));
-        let group = Membership { rank: Rank(rank), size, generation, lanes: lanes.clone() };
-        let link = device.link(group).unwrap();
-        let counters = device.counters().clone();
-        End { link, lanes, controls, counters, sink: Sink::default(), regions: Vec::new() }
-    }
-
-    fn register(&mut self) {
-        let gpu = Arc::new(self.link.allocate(0, BYTES).unwrap().unwrap());
-        self.regions = vec![gpu, Arc::new(Memory::shared(BYTES).unwrap())];
-        for (key, memory) in (0..).zip(&self.regions) {
-            self.link.register(RegionKey(key), memory).unwrap();
-        }
-    }
-
-    fn poll(&mut self) {
-        self.link.poll(clock::now(), &mut self.sink);
-    }
-
-    fn pause(&self, paused: bool) {
-        self.controls.pause.store(paused, SeqCst);
-    }
-
-    /// Bytes in a region; a twin's devices are host memory.
-    #[allow(clippy::mut_from_ref)]
-    fn bytes(&self, key: u32) -> &mut [u8] {
-        let memory = &self.regions[key as usize];
-        // SAFETY: `memory` keeps the bytes, and no copy is in flight.
-        unsafe { std::slice::from_raw_parts_mut(memory.address() as *mut u8, BYTES) }
-    }
-}
-
-struct Ends {
-    writer: End,
-    owner: End,
-    /// The owner's lane that the writer raises.
-    lane: Lane,
-    /// A lane that another rank holds.
-    other: Lane,
-}
-
-impl Ends {
-    fn over(inner: fn() -> Arc<dyn Device>, drain_timeout: Duration) -> Ends {
-        let mut ends = [0, 1].map(|rank| End::new(inner(), rank, drain_timeout));
-        let addresses = [ends[0].link.address(), ends[1].link.address()];
-        let mut introduce = |me: usize| {
-            let peer = Rank(1 - me as u32);
-            assert!(ends[me].link.route(&addresses[1 - me]).is_some());
-            ends[me].link.introduce(peer, &addresses[1 - me]).unwrap()
-        };
-        let messages = [introduce(0), introduce(1)];
-        let deadline = clock::now().after(PATIENCE);
-        std::thread::scope(|scope| {
-            for (me, end) in ends.iter_mut().enumerate() {
-                let (address, message) = (&addresses[1 - me], &messages[1 - me]);
-                scope.spawn(move || {
-                    let peer = Introduction { peer: Rank(1 - me as u32), address, message };
-                    let mut limit = WaitLimit { deadline, give_up: &mut || Ok(()) };
-                    end.link.connect(&[peer], &mut limit).unwrap();
-                });
-            }
-        });
-        ends.iter_mut().for_each(End::register);
-        let [mut writer, mut owner] = ends;
-        for key in [GPU, HOST].map(RegionKey) {
-            let entry = owner.link.grant(key, Rank(0), 0..GRANTED).unwrap();
-            let mut limit = WaitLimit { deadline, give_up: &mut || Ok(()) };
-            writer.link.import(Rank(1), key, BYTES as u64, &entry, &mut limit).unwrap();
-        }
-        for key in [GPU, HOST] {
-            writer.bytes(key).iter_mut().enumerate().for_each(|(at, byte)| *byte = value(at));
-        }
-        let lane = owner.lanes.issue(Rank(0), 2).unwrap();
-        let other = owner.lanes.issue(Rank(7), 2).unwrap();
-        Ends { writer, owner, lane, other }
-    }
-
-    fn work<'a>(&self, token: u64, class: TrafficClass, pages: &'a [Page]) -> WorkRequest<'a> {
-        let (peer, lane) = (Rank(1), self.lane);
-        WorkRequest { token, peer, lane, credits: None, piggyback: None, class, pages }
-    }
-
-    /// Posts a part with 100-byte pages: source region, destination region, offset.
-    fn post(&mut self, token: u64, pages: &[(u32, u32, u64)]) -> Result<PostStatus, String> {
-        self.post_as(TrafficClass::Latency, token, pages)
-    }
-
-    fn post_as(
-        &mut self,
-        class: TrafficClass,
-        token: u64,
-        pages: &[(u32, u32, u64)],
-    ) -> Result<PostStatus, String> {
-        let pages: Vec<Page> = pages.iter().map(|&(from, to, at)| page(from, to, at)).collect();
-        let work = self.work(token, class, &pages);
-        self.writer.link.post(&work, &mut self.writer.sink)
-    }
-
-    fn step(&mut self) {
-        self.writer.link.flush(&mut self.writer.sink);
-        self.writer.poll();
-        self.owner.poll();
-    }
-
-    /// Steps for a while: long enough for a part to arrive.
-    fn settle(&mut self) {
-        for _ in 0..300 {
-            self.step();
-            std::thread::sleep(Duration::from_micros(50));
-        }
-    }
-
-    fn until(&mut self, what: &str, is_met: impl Fn(&Ends) -> bool) {
-        let deadline = clock::now().after(PATIENCE);
-        while !is_met(self) {
-            assert!(clock::now() < deadline, "{what} does not come");
-            self.step();
-        }
-    }
-
-    fn raised(&self) -> u64 {
-        self.owner.lanes.value(self.lane.id())
-    }
-
-    /// Parts that have ended at the writer, with failures.
-    fn ended(&self) -> (usize, usize) {
-        (self.writer.sink.completed.len(), self.writer.sink.failures.len())
-    }
-
-    fn refused(&self) -> u64 {
-        self.owner.counters.refused_slots.load(SeqCst)
-    }
-}
-
-fn page(from: u32, to: u32, at: u64) -> Page {
-    let (source, destination) = (RegionKey(from), RegionKey(to));
-    Page { source, source_offset: at, destination, destination_offset: at, length: 100 }
-}
-
-fn value(at: usize) -> u8 {
-    1 + (at % 250) as u8
-}
-
-/// Checks a page's bytes at the owner.
-fn check_page(ends: &Ends, key: u32, at: u64) {
-    let at = at as usize;
-    let expected: Vec<u8> = (at..at + 100).map(value).collect();
-    assert!(ends.owner.bytes(key)[at..at + 100] == expected, "page at {at} of region {key}");
-}
 
 #[test]
 fn engines_that_are_opened_later_use_no_kernels_either() {
@@ -356,7 +177,7 @@ fn forge(ends: &mut Ends, random: &mut SplitMix64) {
         }
         _ => {}
     }
-    peer.memory.copy_in(begin, &header);
+    peer.memory.as_ref().unwrap().copy_in(begin, &header);
 }
 
 #[test]
@@ -588,4 +409,10 @@ fn a_wrapped_link_reaches_no_other() {
     assert!(wrapped.route(&wrapped.address()).is_some());
     let none = StagedConfig { slots: 0, ..StagedConfig::default() };
     assert!(StagedDevice::over(tcp(), none).is_err());
+    let automatic = StagedMode::Automatic { has_gpus: true };
+    for mode in [StagedMode::Never, automatic] {
+        let config = || StagedConfig { mode, ..StagedConfig::default() };
+        assert!(StagedDevice::over(shm(), config()).is_err());
+        assert!(StagedDevice::over(tcp(), config()).is_ok());
+    }
 }
