@@ -74,7 +74,7 @@ pub enum Error {
     },
     /// No common provider reaches the peer.
     #[error(
-        "no provider reaches {peer}: this rank has {here}, the peer has {there}; enable one that both have (WEFT_PROVIDERS; for ofi WEFT_OFI_PROVIDER)"
+        "no provider reaches {peer}: this rank has {here}, the peer has {there}; enable one that both have (WEFT_PROVIDERS; for ofi WEFT_OFI_PROVIDER), and set WEFT_STAGED=1 on all ranks or none"
     )]
     NoRoute {
         /// The peer.

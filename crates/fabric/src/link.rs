@@ -271,6 +271,19 @@ impl Sink {
     }
 }
 
+/// First bytes in the address of a link in the staging wrapper, ahead of the version.
+pub(crate) const STAGED_ADDRESS: &[u8] = b"staged ";
+
+/// Provider behind an address that the provider's own links may not be able to read.
+pub(crate) fn described(kind: ProviderKind, address: &[u8]) -> String {
+    let name = kind.name();
+    match (address.starts_with(STAGED_ADDRESS), kind) {
+        (false, _) => name.to_owned(),
+        (true, ProviderKind::Tcp) => format!("{name} in the staging wrapper"),
+        (true, _) => format!("{name} with WEFT_STAGED=1"),
+    }
+}
+
 /// One group's use of a device.
 pub trait Link: Send {
     /// Provider kind.
@@ -284,8 +297,8 @@ pub trait Link: Send {
     fn route(&self, theirs: &[u8]) -> Option<RouteRule>;
 
     /// Provider behind an address of this kind, for errors.
-    fn describe(&self, _address: &[u8]) -> String {
-        self.kind().name().to_owned()
+    fn describe(&self, address: &[u8]) -> String {
+        described(self.kind(), address)
     }
 
     /// The introduction for one routed peer, such as a queue pair number or a token. Empty by default.

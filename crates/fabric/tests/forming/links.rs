@@ -1,12 +1,16 @@
 //! Links that a peer does not connect.
 
-use crate::{Introduced, PATIENCE, PROMPT, assert_lost, cases, join, two};
+use crate::{Introduced, PATIENCE, PROMPT, assert_lost, cases, device_config, join, two};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use weft_control::{Cause, PeerStatus, Poison, local_world};
-use weft_fabric::{Communicator, Error, ProviderKind, Rank, Result};
+use weft_fabric::providers::{CopyBackend, Staging, TcpConfig, TcpDevice};
+use weft_fabric::registry::{self, DeviceConfig};
+use weft_fabric::{
+    Communicator, Device, Engine, EngineConfig, Error, Generation, ProviderKind, Rank, Result,
+};
 
 /// Error from `joins` and how long it took, while a rank in the same group is introduced and does not
 /// connect. `meanwhile` runs at that rank, with the engine there.
@@ -31,6 +35,33 @@ fn failed_join<T>(
         drop(ended);
         (error, took)
     })
+}
+
+/// Names at both ends, and the remedy, where the links have one kind and only one of them is wrapped.
+#[test]
+fn a_link_in_the_staging_wrapper_and_one_outside_are_told_apart() {
+    let staged = |kind| {
+        let staged = Staging::Always(CopyBackend::Twin { seed: 0 });
+        registry::open(kind, &DeviceConfig { staged, ..device_config() }).unwrap()
+    };
+    let shm = registry::open(ProviderKind::Shm, &device_config()).unwrap();
+    let tcp: Arc<dyn Device> = Arc::new(TcpDevice::new(TcpConfig::default()).unwrap());
+    let cases = [
+        (staged(ProviderKind::Shm), shm, ["shm with WEFT_STAGED=1", "shm"]),
+        (staged(ProviderKind::Tcp), tcp.clone(), ["tcp", "tcp outside the staging wrapper"]),
+        (tcp, staged(ProviderKind::Tcp), ["tcp", "tcp in the staging wrapper"]),
+    ];
+    for (ours, theirs, expected) in cases {
+        let engine = |rank, device| {
+            let config = EngineConfig::default();
+            Engine::new(config, Rank(rank), 2, Generation(0), &[device]).unwrap()
+        };
+        let (mut one, two) = (engine(0, ours), engine(1, theirs));
+        let error = one.introduce(&[one.address(), two.address()]).unwrap_err();
+        assert!(error.to_string().contains("WEFT_STAGED=1 on all ranks or none"), "{error}");
+        let Error::NoRoute { here, there, .. } = error else { panic!("{error}") };
+        assert_eq!([&here[..], &there[..]], expected);
+    }
 }
 
 #[test]

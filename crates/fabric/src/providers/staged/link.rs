@@ -235,8 +235,15 @@ impl Link for StagedLink {
     }
 
     fn describe(&self, address: &[u8]) -> String {
-        let inner = StagedAddress::decode(address).map_or(address, |address| address.inner);
-        self.inner.as_ref().map_or_else(String::new, |link| link.describe(inner))
+        let Some(link) = &self.inner else { return String::new() };
+        match StagedAddress::decode(address) {
+            Some(address) if self.passes_keys => link.describe(address.inner),
+            Some(address) => format!("{} with WEFT_STAGED=1", link.describe(address.inner)),
+            None if self.passes_keys => {
+                format!("{} outside the staging wrapper", link.describe(address))
+            }
+            None => link.describe(address),
+        }
     }
 
     fn introduce(&mut self, peer: Rank, address: &[u8]) -> Result<Vec<u8>> {

@@ -2,13 +2,13 @@
 
 use super::mode::StagedMode;
 use crate::bytes::{Reader, put_block};
-use crate::link::RouteRule;
+use crate::link::{RouteRule, STAGED_ADDRESS};
 use crate::parts::PartRule;
 use crate::types::{Lane, LaneId, Page, RegionKey};
 use std::ops::Range;
 
-/// First bytes in a wrapped link's address.
-const ADDRESS_PREFIX: &[u8] = b"staged 2 ";
+/// Version in a wrapped link's address, behind [`STAGED_ADDRESS`].
+const ADDRESS_VERSION: &[u8] = b"2 ";
 /// Maximum pages in a slot.
 const MAX_PAGES: u32 = 256;
 /// Fixed header fields, and the bytes for each page.
@@ -54,13 +54,13 @@ impl<'a> StagedAddress<'a> {
         let (slots, bytes) = (self.slots.to_le_bytes(), self.slot_bytes.to_le_bytes());
         let stages = if self.mode.stages() { STAGES } else { 0 };
         let flags = stages | if self.mode.has_gpus() { HAS_GPUS } else { 0 };
-        [ADDRESS_PREFIX, &[flags], &slots, &bytes, self.inner].concat()
+        [STAGED_ADDRESS, ADDRESS_VERSION, &[flags], &slots, &bytes, self.inner].concat()
     }
 
     /// Decodes an address; `None` for another link's, or for slots that no configuration has.
     pub fn decode(bytes: &'a [u8]) -> Option<StagedAddress<'a>> {
         let mut reader =
-            Reader::new(bytes.strip_prefix(ADDRESS_PREFIX)?);
+            Reader::new(bytes.strip_prefix(STAGED_ADDRESS)?.strip_prefix(ADDRESS_VERSION)?);
         let mode = match reader.u8()? {
             0 => StagedMode::Never,
             STAGES => StagedMode::Automatic { has_gpus: false },

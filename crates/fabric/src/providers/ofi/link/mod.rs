@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::id_map::{PeerMap, RegionMap};
 use crate::link::{
     Introduction, Link, Membership, PostStatus, RouteRule, Scatter, ScatterStatus, Sink,
-    WorkRequest,
+    WorkRequest, described,
 };
 use crate::local::WaitLimit;
 use crate::memory::{Memory, MemoryKind};
@@ -187,8 +187,10 @@ impl Link for OfiLink {
     }
 
     fn describe(&self, address: &[u8]) -> String {
-        OfiAddress::decode(address)
-            .map_or_else(|| "ofi".into(), |it| format!("ofi ({})", it.provider))
+        OfiAddress::decode(address).map_or_else(
+            || described(ProviderKind::Ofi, address),
+            |it| format!("ofi ({})", it.provider),
+        )
     }
 
     fn introduce(&mut self, peer: Rank, _address: &[u8]) -> Result<Vec<u8>> {
