@@ -18,6 +18,7 @@
 //! - `words.rs`: the words that kernels wait for
 //! - `driver.rs`, `scatter.rs`: the protocol, a polled [`weft_fabric::Driver`]; SCATTER commands
 //! - `memory.rs`: memory that kernels and the thread share
+//! - `word_store.rs`: homes of the words
 //! - `thread.rs`: a running proxy: the thread, errors, closing
 //! - `thread_core.rs`: the thread's core
 //! - `backlog.rs`: what commands wait for, in errors
@@ -34,6 +35,7 @@ mod rounds;
 mod scatter;
 mod thread;
 mod thread_core;
+mod word_store;
 mod words;
 
 pub use backlog::Backlog;
@@ -43,9 +45,9 @@ pub use command::{
 };
 pub use driver::{ProxyConfig, ProxyDriver, Window, WordConfig};
 pub use limits::{Limits, MAX_WORDS, ScatterWindows, Template, TemplateMember};
-pub use memory::WordHome;
 pub use ring::{MappedRing, RingError, RingMemory, RingReader, RingWriter, SLOT_WORDS, place_of};
 pub use rounds::MAX_ROUNDS;
 pub use thread::{Idle, MAX_SLOTS, Proxy, ProxyGroup, ProxyOptions};
 pub use thread_core::{CoreClaim, ProxyCore};
+pub use word_store::WordHome;
 pub use words::{WordMemory, WordUpdate, Words};

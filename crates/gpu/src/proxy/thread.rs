@@ -5,9 +5,10 @@
 use super::backlog::Backlog;
 use super::command::{CommandError, CommandFields};
 use super::driver::{ProxyConfig, ProxyDriver};
-use super::memory::{ProxyMemory, ProxySizes, WordHome};
+use super::memory::{ProxyMemory, ProxySizes};
 use super::ring::{MappedRing, RingError, RingReader};
 use super::thread_core::{ProxyCore, pin};
+use super::word_store::WordHome;
 use super::words::Words;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
