@@ -507,6 +507,9 @@ class DeviceProxy:
         A number, a core near the GPU that has `memory`, or none.
         """
 
+    def word_home(self) -> str:
+        """Home of the words: "gdrcopy", "pinned" or "gpu"."""
+
     def check(self) -> None:
         """Raise the error that ended the proxy, or that a kernel recorded."""
 
@@ -1267,6 +1270,8 @@ class CudaReport(TypedDict):
     nvml: str | None
     #: NVRTC version and file.
     nvrtc: tuple[tuple[int, int], str] | None
+    #: True if GDRCopy's library and driver are there; no GPU's memory has been mapped.
+    gdrcopy: bool
     #: For each missing part above, the reason in a few words.
     errors: dict[str, str]
 

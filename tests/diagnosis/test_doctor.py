@@ -4,7 +4,7 @@ import pytest
 
 from weft import diagnosis
 from weft.cli import main
-from weft.diagnosis import Finding, cuda, efa, libraries, machine, nics, ofi, verbs
+from weft.diagnosis import Finding, cuda, efa, machine, nics, ofi, verbs
 
 
 def test_everything_required_is_found_here() -> None:
@@ -12,7 +12,7 @@ def test_everything_required_is_found_here() -> None:
     assert [finding.name for finding in findings if finding.required and not finding.found] == []
     names = [finding.name for finding in findings]
     assert len(names) == len(set(names))
-    assert {"memfd", "futex", "loopback", "CUDA driver", "libibverbs"} <= set(names)
+    assert {"memfd", "futex", "loopback", "CUDA driver", "gdrcopy", "libibverbs"} <= set(names)
     assert all(finding.detail and finding.follows for finding in findings)
 
 
@@ -28,7 +28,6 @@ def test_what_is_required_and_missing_decides(
 ) -> None:
     absent = Finding("memfd", False, "Operation not permitted", "no region can be allocated", True)
     monkeypatch.setattr(machine, "LOOKS", (lambda: absent,))
-    monkeypatch.setattr(libraries, "LOOKS", ())
     for module in (cuda, efa, nics, ofi, verbs):
         monkeypatch.setattr(module, "findings", lambda _: [])
     assert main(["doctor"]) == 1
@@ -64,10 +63,3 @@ def test_the_control_groups_memory_is_understood(
 ) -> None:
     monkeypatch.setattr(machine, "cgroup_value", lambda _: text)
     assert machine.cgroup_memory() == size
-
-
-def test_a_library_that_is_absent_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "load", lambda *_: None)
-    findings = [look() for look in libraries.LOOKS]
-    assert not any(finding.found for finding in findings)
-    assert not any(finding.required for finding in findings)

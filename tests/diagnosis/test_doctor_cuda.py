@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,12 +15,11 @@ from weft.cli import main
 from weft.diagnosis import cuda
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from weft._native import CudaDevice, CudaReport
     from weft.diagnosis import Finding
 
-ABSENT = {"driver": "not installed", "nvml": "not installed", "nvrtc": "not installed"}
+MISSING = ("driver", "nvml", "nvrtc", "gdrcopy")
+ABSENT = dict.fromkeys(MISSING, "not installed")
 
 
 def device(ordinal: int, peers: list[int], **changes: Any) -> CudaDevice:
@@ -46,6 +46,7 @@ def findings(*devices: CudaDevice, **changes: Any) -> dict[str, Finding]:
         "devices": list(devices),
         "nvml": "580.95.05",
         "nvrtc": ((13, 0), "/usr/lib/libnvrtc.so.13"),
+        "gdrcopy": True,
         "errors": {},
     }
     listed = cuda.findings({**found, **changes})  # type: ignore[typeddict-item]
@@ -54,11 +55,14 @@ def findings(*devices: CudaDevice, **changes: Any) -> dict[str, Finding]:
 
 
 def test_nothing_is_installed() -> None:
-    listed = findings(driver=None, nvml=None, nvrtc=None, errors=ABSENT)
-    assert list(listed) == ["CUDA driver", "NVML", "NVRTC"]
+    listed = findings(driver=None, nvml=None, nvrtc=None, gdrcopy=False, errors=ABSENT)
+    assert list(listed) == ["CUDA driver", "NVML", "NVRTC", "gdrcopy"]
     assert not any(found.found for found in listed.values())
     assert {found.detail for found in listed.values()} == {"not installed"}
     assert listed["CUDA driver"].follows == "regions are in the CPU's memory only"
+    assert listed["gdrcopy"].follows.startswith(
+        'weft.triton.Proxy(words_home="auto") has its words in pinned host memory'
+    )
 
 
 def test_a_server_of_whole_gpus_on_nvlink() -> None:
@@ -69,6 +73,8 @@ def test_a_server_of_whole_gpus_on_nvlink() -> None:
     assert listed["whole GPUs"].detail == "MIG is off"
     assert listed["shared GPU memory"].detail == "by file descriptor"
     assert listed["NVRTC"].detail == "13.0"
+    assert listed["gdrcopy"].detail == "/dev/gdrdrv"
+    assert "in GPU memory" in listed["gdrcopy"].follows
 
 
 @pytest.mark.parametrize("changes", [{"mig_mode": True}, {"mig_slice": True, "mig_mode": None}])
@@ -152,6 +158,8 @@ def test_this_machine_without_cuda(capsys: pytest.CaptureFixture[str]) -> None:
     listed = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
     assert listed["CUDA driver"]["detail"] == "not installed"
     assert "whole GPUs" not in listed
+    if not Path("/dev/gdrdrv").exists():
+        assert not listed["gdrcopy"]["found"]
 
 
 def test_nvrtc_is_found_in_the_folders_that_are_given() -> None:

@@ -197,7 +197,8 @@ def main() -> int:
     parser.add_argument("--over", choices=["shm", "tcp", "ofi", "copy"], default="shm")
     parser.add_argument("--storm", type=int, default=200, help="puts by each of 256 warps")
     parser.add_argument("--rounds", type=int, help="2000, and 20 with --twin")
-    parser.add_argument("--words-home", choices=["pinned", "gpu"], default="pinned")
+    homes = ["auto", "gdrcopy", "pinned", "gpu"]
+    parser.add_argument("--words-home", choices=homes, default="auto")
     parser.add_argument("--crowd", type=int, help="programs that wait; 264, and 8 with --twin")
     arguments = parser.parse_args()
     if arguments.crowd is None:

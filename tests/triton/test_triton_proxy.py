@@ -1,10 +1,13 @@
 """Triton kernels' puts by a proxy on the host, under Triton's interpreter."""
 
+import platform
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import ranks
+from tests import ROOT, ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 
@@ -38,6 +41,58 @@ def test_a_ring_over_two_hosts_carries_each_round() -> None:
 
 def test_words_in_the_gpus_memory_count_each_round() -> None:
     check_ring(run("rings", 2, "mixed", rounds=ROUNDS, words_home="gpu"))
+
+
+def gdrapi(folder: Path, failing: str = "") -> tuple[dict[str, str], Path]:
+    """Variables that name a stand-in for libgdrapi over host memory, and the log of its calls."""
+    if platform.machine() != "x86_64":
+        pytest.skip("words are mapped only on x86-64")
+    library, log = folder / "libgdrapi.so.2", folder / "calls"
+    source = ROOT / "crates/cuda/tests/common/gdrapi.c"
+    macros = [f'-DLOG="{log}"', f'-DFAIL="{failing}"']
+    subprocess.run(["cc", "-shared", "-fPIC", *macros, "-o", library, source], check=True)
+    return {"WEFT_LIBGDRAPI": str(library), "WEFT_LOG": "weft_gpu=info"}, log
+
+
+def test_words_that_gdrcopy_maps_count_each_round(tmp_path: Path) -> None:
+    settings, log = gdrapi(tmp_path)
+    results = run("rings", 2, "mixed", settings, rounds=ROUNDS)
+    check_ring(results)
+    assert [found["home"] for found in results] == ["gdrcopy"] * 2
+    calls = log.read_text().splitlines()
+    assert len(calls) == 2 * 7
+    assert calls.count("gdr_close") == 2
+
+
+@pytest.mark.parametrize("words_home", ["auto", "gdrcopy"])
+def test_words_that_gdrcopy_maps_stay_where_a_process_forks(
+    words_home: str, tmp_path: Path
+) -> None:
+    settings, log = gdrapi(tmp_path)
+    for found in run("homes", 2, "shm", settings, words_home=words_home):
+        assert found["error"] == ["None", None, ""]
+        assert (found["home"], found["child"], found["arrived"]) == ("gdrcopy", 0, 1)
+        assert found["logged"] == []
+    assert log.read_text().splitlines().count("gdr_unmap") == 2
+
+
+def test_words_are_pinned_where_gdrcopy_cannot_map_them(tmp_path: Path) -> None:
+    settings, log = gdrapi(tmp_path, "gdr_pin_buffer")
+    for found in run("homes", 2, "shm", settings, words_home="auto"):
+        assert (found["home"], found["arrived"]) == ("pinned", 1)
+        (message,) = found["logged"]
+        assert message.startswith(
+            "the proxy's words are in pinned host memory: gdr_pin_buffer failed: "
+        )
+    assert log.read_text().splitlines().count("gdr_close") == 2
+    for found in run("homes", 2, "shm", settings, words_home="gdrcopy"):
+        kind, _, text = found["error"]
+        assert (kind, text.split(":")[0]) == ("DeviceError", "gdr_pin_buffer failed")
+    absent = "/absent/libgdrapi.so.2"
+    for found in run("homes", 2, "shm", {"WEFT_LIBGDRAPI": absent}, words_home="gdrcopy"):
+        kind, _, text = found["error"]
+        assert kind == "ProviderError"
+        assert f"cannot be loaded ({absent}: No such file" in text
 
 
 def check_ring(results: list[dict[str, Any]]) -> None:

@@ -89,6 +89,23 @@ pub enum Error {
         /// First characters.
         text: String,
     },
+    /// GDRCopy's driver is missing, or refuses this process.
+    #[error(
+        "GDRCopy's driver (/dev/gdrdrv) cannot be opened ({why}): load the module (modprobe gdrdrv), and give containers \
+         the device"
+    )]
+    NoGdrDriver {
+        /// Reason.
+        why: String,
+    },
+    /// GPU memory that GDRCopy does not map as asked.
+    #[error("GPU memory at {address:#x} cannot be mapped by GDRCopy: {problem}")]
+    NotMapped {
+        /// Address.
+        address: u64,
+        /// Problem.
+        problem: &'static str,
+    },
     /// Invalid cubin.
     #[error("{bytes} bytes are not a cubin ({problem}): compile the kernel again")]
     Cubin {

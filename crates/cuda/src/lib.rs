@@ -1,4 +1,4 @@
-//! CUDA, loaded at run time: driver, kernel compiler (NVRTC), and NVML.
+//! CUDA, loaded at run time: driver, kernel compiler (NVRTC), NVML and GDRCopy.
 //!
 //! No library is linked. On a machine without CUDA the crate compiles and loads, and [`driver`] returns an error
 //! that names the missing library; all other types need a driver.
@@ -15,6 +15,7 @@
 //! - [`Module`], [`Function`]: kernels
 //! - [`RelaxedCapture`], [`Relaxed`]: calls on Weft's threads while PyTorch captures a graph
 //! - [`nvrtc`]: compiles source to cubin; [`nvml`]: MIG mode and NVLink
+//! - [`gdr`]: words in GPU memory that the host stores to
 //! - [`report`]: summary for `weft doctor`
 //!
 //! Methods make a context current and restore the caller's, so that the caller's current device is unchanged.
@@ -26,6 +27,7 @@ mod device;
 mod driver;
 mod error;
 mod event;
+pub mod gdr;
 mod library;
 mod memory;
 mod module;

@@ -3,6 +3,7 @@
 use crate::device::Device;
 use crate::driver::driver;
 use crate::error::{Error, Result};
+use crate::gdr::Gdr;
 use crate::nvml::Nvml;
 use crate::nvrtc;
 use std::path::PathBuf;
@@ -21,6 +22,8 @@ pub struct CudaReport {
     pub nvml: Result<String>,
     /// NVRTC version and path.
     pub nvrtc: Result<((u32, u32), PathBuf)>,
+    /// Connection to GDRCopy's driver, without a look at any GPU's memory.
+    pub gdrcopy: Result<()>,
 }
 
 /// Device with MIG mode and peers.
@@ -48,6 +51,7 @@ pub fn query() -> CudaReport {
         devices,
         nvml: nvml.and_then(|nvml| nvml.driver_version()),
         nvrtc: nvrtc::version().and_then(|version| Ok((version, nvrtc::location()?))),
+        gdrcopy: Gdr::open().map(drop),
     }
 }
 
@@ -58,6 +62,7 @@ pub fn brief(error: &Error) -> String {
             "not installed".to_owned()
         }
         Error::Absent { why, .. } => why.clone(),
+        Error::NoGdrDriver { why } => format!("/dev/gdrdrv: {why}"),
         error => error.to_string(),
     }
 }

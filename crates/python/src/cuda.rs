@@ -1,4 +1,4 @@
-//! CUDA on this machine: driver, devices, NVML and NVRTC, for `weft doctor`.
+//! CUDA on this machine: driver, devices, NVML, NVRTC and GDRCopy, for `weft doctor`.
 
 use crate::errors::Error as Raised;
 use pyo3::prelude::*;
@@ -23,6 +23,7 @@ pub fn cuda_report(py: Python<'_>, nvrtc_folders: Vec<PathBuf>) -> PyResult<Boun
     let nvrtc = value_or_error("nvrtc", found.nvrtc, &errors)?;
     let nvrtc = nvrtc.map(|(version, file)| (version, file.to_string_lossy().into_owned()));
     answer.set_item("nvrtc", nvrtc)?;
+    answer.set_item("gdrcopy", value_or_error("gdrcopy", found.gdrcopy, &errors)?.is_some())?;
     answer.set_item("errors", errors)?;
     Ok(answer)
 }

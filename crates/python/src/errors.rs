@@ -342,6 +342,7 @@ fn of_cuda(error: &CudaError) -> ExceptionParts {
         CudaError::Absent { .. }
         | CudaError::TooOld { .. }
         | CudaError::NoDevice { .. }
+        | CudaError::NoGdrDriver { .. }
         | CudaError::Unsupported { .. } => ExceptionParts::new("ProviderError"),
         CudaError::NotOfDevice { .. } => ExceptionParts::new("RegionError"),
         CudaError::Size { .. } => ExceptionParts::new("AllocationError"),

@@ -3,7 +3,7 @@
 Works without torch or any other library: optional parts are searched for by name.
 """
 
-from weft.diagnosis import cuda, efa, libraries, machine, nics, ofi, verbs
+from weft.diagnosis import cuda, efa, machine, nics, ofi, verbs
 from weft.diagnosis.finding import Finding
 
 __all__ = ["Finding", "examine"]
@@ -11,7 +11,7 @@ __all__ = ["Finding", "examine"]
 
 def examine() -> list[Finding]:
     """Look for everything that Weft uses."""
-    found = [look() for look in (*machine.LOOKS, *libraries.LOOKS)]
+    found = [look() for look in machine.LOOKS]
     found += verbs.findings(verbs.look(verbs.report()))
     libfabric = ofi.report()
     found += [*ofi.findings(libfabric), *efa.findings(efa.look(libfabric))]

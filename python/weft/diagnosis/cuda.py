@@ -1,4 +1,4 @@
-"""CUDA: driver, devices and how they reach each other, compiler."""
+"""CUDA: driver, devices and how they reach each other, compiler, GDRCopy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def findings(found: CudaReport) -> list[Finding]:
     """Findings in a report; device findings only if there are devices."""
     devices = found["devices"]
     looks = (whole, together, shareable) if devices else ()
-    return [driver(found), *(look(devices) for look in looks), nvml(found), nvrtc(found)]
+    each = [driver(found), *(look(devices) for look in looks), nvml(found), nvrtc(found)]
+    return [*each, gdrcopy(found)]
 
 
 def driver(found: CudaReport) -> Finding:
@@ -117,6 +118,16 @@ def nvrtc(found: CudaReport) -> Finding:
     else:
         follows = "CUDA kernels are compiled here"
     return Finding("NVRTC", True, f"{major}.{minor}", follows)
+
+
+def gdrcopy(found: CudaReport) -> Finding:
+    """GDRCopy, which maps GPU memory for the CPU: the home of a proxy's words by default."""
+    name, option = "gdrcopy", 'weft.triton.Proxy(words_home="auto")'
+    if not found["gdrcopy"]:
+        follows = f"{option} has its words in pinned host memory, which waits poll over PCIe"
+        return Finding(name, False, found["errors"]["gdrcopy"], follows)
+    follows = f"{option} has its words in GPU memory that can be mapped, else in pinned memory"
+    return Finding(name, True, "/dev/gdrdrv", follows)
 
 
 def mutual(pair: Pair, reached: Callable[[CudaDevice], list[int]]) -> bool:

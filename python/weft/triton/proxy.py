@@ -39,6 +39,8 @@ logger = logging.getLogger("weft")
 _PUT_BYTES: Final = 1 << 20
 #: Rounds of a word toward one rank that may be open.
 _ROUNDS: Final = 16
+#: Homes of the words.
+_HOMES: Final = ("auto", "gdrcopy", "pinned", "gpu")
 #: Puts in the proxy that wait for a round, or whose source is still read.
 _OUTSTANDING = 1024
 
@@ -90,11 +92,14 @@ class Proxy:
         core: the thread's core, another for each rank; "auto": one in this process's affinity mask
             on the GPU's NUMA node, where the kernel names the node, or else any; "any": where the
             system runs it. By default WEFT_PROXY_CORE, or "auto".
-        words_home: memory for the words. "pinned": on the host, where the thread raises a word by a
-            store; of the programs that wait for one word, one reads it over PCIe for all. "gpu": on
-            the GPU, where the thread raises it by a write on a CUDA stream. That is a call of CUDA
-            for each word, which waits where other threads keep the context locked. Bursts of
-            many puts did not end with it on a GPU (docs/triton.md).
+        words_home: memory for the words. "auto": "gdrcopy" where that works, else "pinned".
+            "gdrcopy": on the GPU, where the thread raises a word by a store through GDRCopy's
+            mapping, and every wait polls its own GPU. It needs x86-64, `/dev/gdrdrv` and libgdrapi
+            (`weft doctor`), and has not run on GDRCopy yet. "pinned": on the host, where the thread
+            raises a word by a store; of the programs that wait for one word, one reads it over PCIe
+            for all. "gpu": on the GPU, where the thread raises it by a write on a CUDA stream. That
+            is a call of CUDA for each word, which waits where other threads keep the context
+            locked. Bursts of many puts did not end with it on a GPU (docs/triton.md).
         setup_timeout: seconds to wait for all ranks.
 
     Attributes:
@@ -103,11 +108,14 @@ class Proxy:
         local: communicator with this host's ranks. The contexts of its symmetric tensors
             (`weft.symmetric_empty(..., communicator=proxy.local)`) also serve as `context`.
         max_put_bytes: longest put in bytes.
+        words_home: memory that the words are in: "gdrcopy", "pinned" or "gpu".
 
     Raises:
         ConfigurationError: if an argument is out of range.
         ConfigurationMismatchError: if ranks pass different arguments.
         RegionError: if a provider cannot reach a window's memory.
+        ProviderError, DeviceError: with `words_home="gdrcopy"`, if GDRCopy is missing, or cannot
+            map the GPU's memory. The other ranks then wait until `setup_timeout`.
         WaitTimeoutError: if other ranks do not come within `setup_timeout`.
     """
 
@@ -126,7 +134,7 @@ class Proxy:
         timeout: float = 10.0,
         idle: Literal["nap", "spin"] | None = None,
         core: int | Literal["auto", "any"] | None = None,
-        words_home: Literal["pinned", "gpu"] = "pinned",
+        words_home: Literal["auto", "gdrcopy", "pinned", "gpu"] = "auto",
         setup_timeout: float = 60.0,
     ) -> None:
         expect(communicator, Communicator, "communicator")
@@ -144,8 +152,9 @@ class Proxy:
         if max_put_bytes is not None:
             max_put_bytes = expect_range(max_put_bytes, "max_put_bytes", 1, 1 << 40)
         chosen_idle, chosen_core = _idle(idle), _core(core)
-        if expect_text(words_home, "words_home") not in ("pinned", "gpu"):
-            raise ConfigurationError(f'words_home={shown(words_home)}: expected "pinned" or "gpu"')
+        if expect_text(words_home, "words_home") not in _HOMES:
+            names = ", ".join(f'"{name}"' for name in _HOMES)
+            raise ConfigurationError(f"words_home={shown(words_home)}: expected one of {names}")
         limit, until = seconds(timeout), time.monotonic() + seconds(setup_timeout)
         name, place = place_of(device)
         if not 1 <= len(windows) <= 1 << 16:
@@ -194,6 +203,7 @@ class Proxy:
                 words_home=words_home,
             )
             made.callback(self._native.stop)
+            self.words_home = self._native.word_home()
             self._group.barrier(timeout=left())
             made.pop_all()
         state = np.zeros(layout.CONTEXT_BYTES // 8, np.uint64)

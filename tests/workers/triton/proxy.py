@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
 import os
 import time
 from pathlib import Path
@@ -34,7 +36,7 @@ def rings(
     slots: int = 4,
     device: str = "twin",
     graph: bool = False,
-    words_home: Literal["pinned", "gpu"] = "pinned",
+    words_home: Literal["auto", "gdrcopy", "pinned", "gpu"] = "auto",
 ) -> dict[str, Any]:
     """Each round's arrivals, with fewer slots than commands in a round."""
     with weft.init() as communicator:
@@ -69,7 +71,58 @@ def rings(
                 place.finish()
                 found.append(sorted(set(outputs.tolist())))
             proxy.check()
-        return {"ring": found, "hosts": len(set(communicator.hosts))}
+            home = proxy.words_home
+        return {"ring": found, "hosts": len(set(communicator.hosts)), "home": home}
+
+
+def homes(words_home: Literal["auto", "gdrcopy"]) -> dict[str, Any]:
+    """Home of the words, a put, and a forked child that drops the proxy."""
+    recorder = Recorder()
+    logging.getLogger("weft").addHandler(recorder)
+    with weft.init() as communicator:
+        peer, outputs = 1 - communicator.rank, torch.zeros(1, dtype=torch.int32)
+        found: dict[str, Any] = {}
+
+        def check() -> None:
+            proxy = weft.triton.Proxy(
+                communicator, [64, 64], device="twin", timeout=60.0, words_home=words_home
+            )
+            found["home"] = proxy.words_home
+            child = os.fork()
+            if child == 0:
+                proxy.close()
+                del proxy
+                gc.collect()
+                os._exit(0)
+            found["child"] = os.waitpid(child, 0)[1]
+            kernels.remote_put[(1,)](proxy.context, peer, 0, 1, 0, 4, 1, outputs)
+            kernels.remote_receive[(1,)](proxy.context, outputs, peer, 0, 1)
+            found["arrived"] = outputs.item()
+            proxy.close()
+
+        found["error"] = device_native.named(check)
+        communicator.barrier()
+    if words_home == "auto" and found["home"] == "pinned":
+        recorder.wait()
+    return found | {"logged": recorder.messages}
+
+
+class Recorder(logging.Handler):
+    """Log messages about the words' home."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "words are in" in record.getMessage():
+            self.messages.append(record.getMessage())
+
+    def wait(self) -> None:
+        """Wait for a message, which another thread delivers."""
+        until = time.monotonic() + 30
+        while not self.messages and time.monotonic() < until:
+            time.sleep(0.01)
 
 
 def local_context(device: str = "twin") -> list[Any]:

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::table::Table;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use weft_cuda::gdr::Gdr;
 use weft_cuda::{Context, PinnedMemory};
 
 /// Cache line; a slot has one.
@@ -68,7 +69,8 @@ impl ProxyMemory {
             Some(context) => Home::Pinned(PinnedMemory::alloc(context, lines * size_of::<Line>())?),
             None => Home::Host((0..lines).map(|_| Line::default()).collect()),
         };
-        Ok(ProxyMemory { home, words: WordStore::alloc(context, words, sizes.words)?, sizes })
+        let words = WordStore::alloc(context, words, sizes.words, Gdr::open)?;
+        Ok(ProxyMemory { home, words, sizes })
     }
 
     fn lines(&self) -> &Lines {
@@ -104,6 +106,11 @@ impl ProxyMemory {
     pub fn words(&self) -> WordWriter<'_> {
         let lines = &self.lines()[SLOTS + self.sizes.slots..];
         self.words.writer(&lines.as_flattened()[..self.sizes.words])
+    }
+
+    /// Home of the words; never [`WordHome::Auto`].
+    pub fn word_home(&self) -> WordHome {
+        self.words.home()
     }
 
     /// Makes the context current on the thread that writes words, if that takes calls of CUDA.

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | source | all threads store; a bulk store's issuer waits for full completion; block barrier; the lanes that store commands `fence.acq_rel.sys`, then the commands, relaxed |
 //! | host | four quarters with acquire, then the post; DRAINED only after the requests have ended |
-//! | arrival | completion, flush by the region's reader, lane, driver, then the word with release |
+//! | arrival | completion, flush by the region's reader, lane, driver, then the word with release, and through GDRCopy's mapping between two store fences |
 //! | kernel | `ld.acquire.sys` in one thread, block barrier, loads; `fence.proxy.async.global` before bulk loads |
 //! | reuse | destination: the consuming kernel's RELEASE, then the credit; source: DRAINED |
 //!

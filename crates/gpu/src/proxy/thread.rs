@@ -68,7 +68,12 @@ pub struct ProxyOptions {
 
 impl Default for ProxyOptions {
     fn default() -> ProxyOptions {
-        ProxyOptions { slots: 1024, idle: Idle::Nap, core: ProxyCore::Any, words: WordHome::Pinned }
+        ProxyOptions {
+            slots: 1024,
+            idle: Idle::Nap,
+            core: ProxyCore::Any,
+            words: WordHome::default(),
+        }
     }
 }
 
@@ -191,6 +196,11 @@ impl Proxy {
         let thread = thread.map_err(|error| weft_fabric::Error::from(refused(error)))?;
         *proxy.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(proxy)
+    }
+
+    /// Home of the words: where [`WordHome::Auto`] has put them, or the home that was asked for.
+    pub fn word_home(&self) -> WordHome {
+        self.shared.memory.word_home()
     }
 
     /// Raises the error that ended the proxy, or that a kernel recorded.

@@ -52,6 +52,14 @@ impl ProxyGroup for Group {
     }
 }
 
+/// Homes of the words, by name.
+const HOMES: [(&str, WordHome); 4] = [
+    ("auto", WordHome::Auto),
+    ("gdrcopy", WordHome::Gdrcopy),
+    ("pinned", WordHome::Pinned),
+    ("gpu", WordHome::Gpu),
+];
+
 fn of_gpu(error: weft_gpu::Error) -> Error {
     weft_moe::Error::from(error).into()
 }
@@ -105,8 +113,7 @@ impl DeviceProxy {
     ) -> PyResult<DeviceProxy> {
         fork::check(py)?;
         let idle = choose(py, "idle", idle, &[("nap", Idle::Nap), ("spin", Idle::Spin)])?;
-        let homes = [("pinned", WordHome::Pinned), ("gpu", WordHome::Gpu)];
-        let home = choose(py, "words_home", words_home, &homes)?;
+        let home = choose(py, "words_home", words_home, &HOMES)?;
         let words = counters.into_iter().zip(hold);
         let config = ProxyConfig {
             words: words
@@ -152,6 +159,13 @@ impl DeviceProxy {
             None => CoreClaim::none(),
         };
         PyBytes::new(py, claim.encode())
+    }
+
+    /// Home of the words: "gdrcopy", "pinned" or "gpu".
+    fn word_home(&self) -> PyResult<&'static str> {
+        let home = self.proxy()?.word_home();
+        let named = HOMES.iter().find(|(_, each)| *each == home);
+        Ok(named.map_or("auto", |(name, _)| name))
     }
 
     /// Raises the error that ended the proxy, or that a kernel recorded.
