@@ -17,6 +17,7 @@ from weft import (
     region,  # noqa: F401
     request,  # noqa: F401
     route,  # noqa: F401
+    word,  # noqa: F401
 )
 from weft._native import BuildInfo, build_info
 from weft.base import logging as _logging  # noqa: F401
@@ -29,6 +30,7 @@ from weft.group.peer_group import PeerGroup
 from weft.group.region import Page, Region, RemoteRegion
 from weft.group.request import Request
 from weft.group.route import Route, Statistics
+from weft.group.word import Word, WordWatch
 from weft.moe import check
 
 __all__ = [
@@ -44,6 +46,8 @@ __all__ = [
     "Route",
     "Statistics",
     "WeftError",
+    "Word",
+    "WordWatch",
     "__version__",
     "build_info",
     "check",

@@ -112,6 +112,44 @@ class Await:
         """
 
 @final
+class Word:
+    """A u32 that the host and a GPU share: see `weft.Word`."""
+
+    def __new__(cls, device: int | None, home: str) -> Word:
+        """Make a zeroed word for a GPU, or without a number in ordinary memory."""
+
+    @property
+    def address(self) -> int:
+        """Address for kernels and streams."""
+
+    @property
+    def host_address(self) -> int | None:
+        """Address for the host; `None` in GPU memory."""
+
+    @property
+    def home(self) -> str:
+        """Home: "gdrcopy" or "pinned"."""
+
+    def get(self) -> int: ...
+    def set(self, value: int) -> None: ...
+    def check(self) -> None:
+        """Raise the last error that ended a watch before its count, once."""
+
+    def watch(self, value: int | None, callback: Callable[[int, int], object]) -> WordWatch:
+        """Call back at each change, or once the word has reached `value`."""
+
+@final
+class WordWatch:
+    """A watched word."""
+
+    def close(self) -> None:
+        """End it; a callback that runs on another thread has returned then."""
+
+    @property
+    def is_open(self) -> bool:
+        """True until the callback was called for the last time, or it was closed."""
+
+@final
 class PeerGroup:
     """Peers that are written to together: a counter, a source, and one region per peer."""
 
@@ -249,6 +287,20 @@ class Communicator:
         callback: Callable[[Exception | None], object],
     ) -> None:
         """Call `callback` once peers have raised a counter as `wait` expects."""
+
+    def watch_word(
+        self,
+        counter: int,
+        round: int | None,
+        expected: list[tuple[int, int]],
+        word: Word,
+        value: int,
+        failure: int | None,
+    ) -> None:
+        """Set a word once peers have raised a counter as `wait` expects.
+
+        `failure` is set if they never will.
+        """
 
     def start_await(
         self,
@@ -1451,6 +1503,9 @@ def dlpack_tensor(
 
 def cuda_device_of(address: int) -> int:
     """Ordinal of the CUDA device that owns the memory at an address."""
+
+def end_words() -> None:
+    """End all callbacks for words, and wait 10 s at most for one that runs."""
 
 def end_logging() -> None:
     """End the thread that hands log records to Python, and hand over the rest."""

@@ -53,6 +53,7 @@ TOP = {
     "weft.request": "face",
     "weft.route": "face",
     "weft.units": "face",
+    "weft.word": "face",
     "weft.__main__": "cli",
 }
 #: Imports from a room above, each with its reason; at most five.

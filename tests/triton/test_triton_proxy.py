@@ -1,13 +1,11 @@
 """Triton kernels' puts by a proxy on the host, under Triton's interpreter."""
 
-import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import ROOT, ranks
+from tests import gdrapi, ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 
@@ -43,19 +41,8 @@ def test_words_in_the_gpus_memory_count_each_round() -> None:
     check_ring(run("rings", 2, "mixed", rounds=ROUNDS, words_home="gpu"))
 
 
-def gdrapi(folder: Path, failing: str = "") -> tuple[dict[str, str], Path]:
-    """Variables that name a stand-in for libgdrapi over host memory, and the log of its calls."""
-    if platform.machine() != "x86_64":
-        pytest.skip("words are mapped only on x86-64")
-    library, log = folder / "libgdrapi.so.2", folder / "calls"
-    source = ROOT / "crates/cuda/tests/common/gdrapi.c"
-    macros = [f'-DLOG="{log}"', f'-DFAIL="{failing}"']
-    subprocess.run(["cc", "-shared", "-fPIC", *macros, "-o", library, source], check=True)
-    return {"WEFT_LIBGDRAPI": str(library), "WEFT_LOG": "weft_gpu=info"}, log
-
-
 def test_words_that_gdrcopy_maps_count_each_round(tmp_path: Path) -> None:
-    settings, log = gdrapi(tmp_path)
+    settings, log = gdrapi.stand_in(tmp_path)
     results = run("rings", 2, "mixed", settings, rounds=ROUNDS)
     check_ring(results)
     assert [found["home"] for found in results] == ["gdrcopy"] * 2
@@ -68,7 +55,7 @@ def test_words_that_gdrcopy_maps_count_each_round(tmp_path: Path) -> None:
 def test_words_that_gdrcopy_maps_stay_where_a_process_forks(
     words_home: str, tmp_path: Path
 ) -> None:
-    settings, log = gdrapi(tmp_path)
+    settings, log = gdrapi.stand_in(tmp_path)
     for found in run("homes", 2, "shm", settings, words_home=words_home):
         assert found["error"] == ["None", None, ""]
         assert (found["home"], found["child"], found["arrived"]) == ("gdrcopy", 0, 1)
@@ -77,7 +64,7 @@ def test_words_that_gdrcopy_maps_stay_where_a_process_forks(
 
 
 def test_words_are_pinned_where_gdrcopy_cannot_map_them(tmp_path: Path) -> None:
-    settings, log = gdrapi(tmp_path, "gdr_pin_buffer")
+    settings, log = gdrapi.stand_in(tmp_path, "gdr_pin_buffer")
     for found in run("homes", 2, "shm", settings, words_home="auto"):
         assert (found["home"], found["arrived"]) == ("pinned", 1)
         (message,) = found["logged"]

@@ -245,6 +245,20 @@ impl MappedWords {
         // SAFETY: an aligned word in the mapping, which lives as long as `self`; the caller of `map` permits stores.
         unsafe { store_fenced(word, value) };
     }
+
+    /// Loads a word, across PCIe. Loads by this thread that follow are not moved before it.
+    ///
+    /// # Panics
+    ///
+    /// For a word beyond the last.
+    pub fn get(&self, at: usize) -> u32 {
+        assert!(at < self.words, "word {at} of {}", self.words);
+        let word = self.first.wrapping_add(at);
+        // SAFETY: an aligned word in the mapping, which lives as long as `self`.
+        let value = unsafe { word.read_volatile() };
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+        value
+    }
 }
 
 impl Drop for MappedWords {

@@ -347,6 +347,11 @@ pub enum Error {
         /// The core.
         core: u32,
     },
+    /// A word in memory that the host does not reach.
+    #[error(
+        "a word in the GPU's memory: expected a home that the host reaches; take Pinned, Gdrcopy or Auto"
+    )]
+    WordHome,
     /// Error in a proxy's thread.
     #[error("the proxy of {rank} ended: {detail}; close it, and make another one")]
     ProxyFailed {

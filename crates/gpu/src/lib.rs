@@ -18,6 +18,7 @@
 //! - [`watch`]: records and the abort word
 //! - [`kernels`]: the device headers
 //! - [`proxy`]: commands that kernels push to a host thread, for peers on other hosts
+//! - [`word`]: words that the host and a GPU share
 //! - [`table`]: the ABI between host and kernels
 //! - [`mod@layout`]: structs shared by host and kernels, declared once
 //! - [`user_kernels`]: context and phases for the user's Triton kernels
@@ -25,6 +26,9 @@
 
 pub mod domain;
 pub mod error;
+#[cfg(test)]
+#[path = "../../cuda/tests/common/gdrapi.rs"]
+mod gdrapi;
 pub mod heap;
 pub mod jit;
 pub mod kernels;
@@ -36,6 +40,7 @@ pub mod table;
 pub mod twin;
 pub mod user_kernels;
 pub mod watch;
+pub mod word;
 
 pub use domain::{Block, Domain};
 pub use error::{Error, Result};

@@ -13,6 +13,7 @@ use crate::shared::{HandlerException, Shared, call_at_end, deadline, deliver, du
 use crate::sharing;
 use crate::slices::{PySlices, pages};
 use crate::traces::{self, PyTotals, PyTrace};
+use crate::word::{self, Word};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::BTreeMap;
@@ -397,6 +398,24 @@ impl Communicator {
         callback: Py<PyAny>,
     ) -> PyResult<()> {
         call_at_end(&self.shared, py, callback, raises(counter, round, expected))
+    }
+
+    /// Sets a word to `value` once peers have raised a counter as [`Communicator::wait`] expects, or to `failure` if they
+    /// never will.
+    #[pyo3(signature = (counter, round, expected, word, value, failure))]
+    #[allow(clippy::too_many_arguments)]
+    fn watch_word(
+        &self,
+        py: Python<'_>,
+        counter: u32,
+        round: Option<Round>,
+        expected: Vec<(Peer, Expected)>,
+        word: PyRef<'_, Word>,
+        value: u32,
+        failure: Option<u32>,
+    ) -> PyResult<()> {
+        let condition = raises(counter, round, expected);
+        word::set_at_end(&self.shared, py, condition, &word, value, failure)
     }
 
     /// Starts an await with this number for the same as [`Communicator::wait`]; `None` if it holds.

@@ -385,6 +385,7 @@ fn of_gpu(error: &GpuError) -> ExceptionParts {
         | GpuError::ProxyLimit { .. }
         | GpuError::ProxyCore { .. }
         | GpuError::ProxyPresent
+        | GpuError::WordHome
         | GpuError::TooManyRanks { .. } => ExceptionParts::new("ConfigurationError"),
         GpuError::Disagreement { peer, .. } => {
             ExceptionParts::new("ConfigurationMismatchError").at(peer.0)

@@ -35,6 +35,7 @@ mod tensors;
 mod topology;
 mod traces;
 mod verbs;
+mod word;
 
 /// The module `weft._native`.
 #[pyo3::pymodule]
@@ -90,6 +91,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::verbs::verbs_report;
+    #[pymodule_export]
+    use crate::word::{Word, WordWatch, end_words};
     use pyo3::prelude::*;
 
     #[pymodule_init]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from weft.base.arguments import expect
+from weft.base.arguments import expect, expect_range
 from weft.base.timeout import seconds
 from weft.group.event_loop import ended
 from weft.group.request import Request
+from weft.group.word import Word
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,6 +151,43 @@ class Counter:
         if not callable(callback):
             raise TypeError(f"callback: expected a callable, got {type(callback).__name__}")
         self._native.watch(self.number, round, self._all_raises(expected), callback)
+
+    def set_word(
+        self,
+        expected: Mapping[int, int | list[int] | tuple[int, ...]],
+        word: Word,
+        value: int,
+        *,
+        round: int | None = None,
+        failure_value: int | None = None,
+    ) -> None:
+        """Set a word once every peer has raised its lane by as much as is expected in a round.
+
+        A stream that waits for the word, or a kernel that has acquired it, then sees the bytes. A
+        thread of the communicator makes progress until the word is set, so the program may do
+        anything meanwhile. For example::
+
+            counter.set_word({peer: [len(inbox)]}, word, round + 1)
+
+        Args:
+            expected: as in `wait`.
+            word: stays allocated until it is set.
+            value: 0 to 2^32 - 1.
+            round: as in `wait_async`.
+            failure_value: set instead if the count can no longer be reached, so that waits on the
+                GPU end: `word.check()` then raises the error. By default the word keeps its value.
+
+        Raises:
+            CreditError: if `round` was credited, or is beyond the window. As with every error
+                raised here, the word is not set.
+            GroupPoisonedError: or the subclass that names the cause, if the group is poisoned.
+        """
+        expect(word, Word, "word")
+        value = expect_range(value, "value", 0, (1 << 32) - 1)
+        if failure_value is not None:
+            failure_value = expect_range(failure_value, "failure_value", 0, (1 << 32) - 1)
+        raises = self._all_raises(expected)
+        self._native.watch_word(self.number, round, raises, word._native, value, failure_value)
 
     def count(self, peer: int, round: int | None = None) -> int:
         """Raises by a peer in a round; the bytes that they count are visible.

@@ -49,5 +49,6 @@ pub use ring::{MappedRing, RingError, RingMemory, RingReader, RingWriter, SLOT_W
 pub use rounds::MAX_ROUNDS;
 pub use thread::{Idle, MAX_SLOTS, Proxy, ProxyGroup, ProxyOptions};
 pub use thread_core::{CoreClaim, ProxyCore};
+pub(crate) use word_store::Pages;
 pub use word_store::WordHome;
 pub use words::{WordMemory, WordUpdate, Words};

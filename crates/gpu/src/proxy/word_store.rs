@@ -142,7 +142,7 @@ impl WordMemory for WordWriter<'_> {
 }
 
 /// Whole GPU pages, as GDRCopy maps them.
-pub(super) enum Pages {
+pub(crate) enum Pages {
     /// From the first page's start on.
     Device(DeviceMemory),
     Host(Box<[Page]>),
@@ -150,11 +150,11 @@ pub(super) enum Pages {
 
 /// A GPU page in the twin's memory.
 #[repr(C, align(65536))]
-pub(super) struct Page([AtomicU32; PAGE_BYTES / size_of::<AtomicU32>()]);
+pub(crate) struct Page([AtomicU32; PAGE_BYTES / size_of::<AtomicU32>()]);
 
 impl Pages {
     /// Zeroed pages with room for words.
-    fn alloc(context: Option<&Arc<Context>>, words: usize) -> Result<Pages> {
+    pub(crate) fn alloc(context: Option<&Arc<Context>>, words: usize) -> Result<Pages> {
         let pages = (words * size_of::<AtomicU32>()).div_ceil(PAGE_BYTES);
         Ok(match context {
             // An allocation may begin anywhere in a page.
@@ -165,7 +165,7 @@ impl Pages {
         })
     }
 
-    fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         match self {
             Pages::Device(memory) => memory.address().next_multiple_of(PAGE_BYTES as u64),
             Pages::Host(pages) => pages.as_ptr().expose_provenance() as u64,
@@ -207,14 +207,10 @@ fn zeroed(context: &Arc<Context>, bytes: usize) -> Result<DeviceMemory> {
 }
 
 #[cfg(test)]
-#[path = "../../../cuda/tests/common/gdrapi.rs"]
-mod gdrapi;
-
-#[cfg(test)]
 mod tests {
-    use super::gdrapi::Gdrapi;
     use super::*;
     use crate::error::Error;
+    use crate::gdrapi::Gdrapi;
 
     fn absent() -> weft_cuda::Result<Gdr> {
         Gdr::open_at("/absent/libgdrapi.so.2".as_ref())
