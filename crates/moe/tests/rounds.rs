@@ -305,7 +305,8 @@ fn check_layout(members: &[Member], batches: &[Batch]) {
         for (local, expert) in experts.enumerate() {
             let mut position = member.receive.expert_offsets()[local] as usize;
             for batch in batches {
-                for (at, _) in batch.ids.iter().enumerate().filter(|(_, id)| **id == expert.into())
+                for (at, _) in
+                    batch.ids.iter().enumerate().filter(|(_, id)| **id == i64::from(expert))
                 {
                     let slot = member.receive.slots()[position] as usize;
                     let (token, scales) = batch.token(config, at / top_k);
