@@ -92,7 +92,7 @@ def check_ring(results: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("fences", [True, False])
 def test_a_nic_reads_what_a_put_has_released(fences: bool) -> None:
     """Stores to the window reach memory by a release at system scope, behind a block barrier."""
-    calls = {"programs": 2, "rounds": 3, "fences": fences}
+    calls: dict[str, Any] = {"programs": 2, "rounds": 3, "fences": fences}
     found = ranks.run(
         "triton.released.puts", 2, "mixed",
         environment={"TRITON_INTERPRET": "1"}, timeout=100, **calls,

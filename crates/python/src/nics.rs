@@ -5,7 +5,7 @@ use pyo3::types::PyDict;
 use std::path::PathBuf;
 use weft_fabric::{NicReport, ProviderNics};
 
-/// This host's NICs by GPU, as the providers verbs and ofi choose them. Loads their libraries and the CUDA driver.
+/// This host's NICs by GPU, as the providers verbs and ofi choose them. Loads libibverbs, libfabric and the CUDA driver.
 /// `copy`: the host whose `/sys` is in this folder, with these active ports and libfabric domains.
 #[pyfunction]
 #[pyo3(signature = (copy = None))]

@@ -24,7 +24,7 @@ pub struct Word {
 
 struct SharedWord {
     memory: Arc<Memory>,
-    /// The last error that ended a watch before its count, until it is raised.
+    /// The last error that ended a watch before a count, until it is raised.
     error: Mutex<Option<Error>>,
 }
 
@@ -113,7 +113,7 @@ impl Word {
         Ok(())
     }
 
-    /// Raises the last error that ended a watch before its count, once.
+    /// Raises the last error that ended a watch before a count, once.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         fork::check(py)?;
         let error = self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).take();
