@@ -89,12 +89,16 @@ class Runner:
         self._folder = folder
 
     def copy(self) -> None:
-        """Renew the tree. Equal files keep their times, so that they are not compiled again."""
+        """Renew the tree: equal files keep their times, so that they are not compiled again."""
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)
         names = {name for name in done.stdout.split("\0") if (ROOT / name).is_file()}
         native = [path.relative_to(ROOT) for path in ROOT.glob("python/weft/_native*.so")]
-        for name in sorted(names | {str(path) for path in native}):
+        names |= {str(path) for path in native}
+        for path in self.tree.rglob("*"):
+            if path.is_file() and str(path.relative_to(self.tree)) not in names:
+                path.unlink()
+        for name in sorted(names):
             source, target = ROOT / name, self.tree / name
             if not target.is_file() or target.read_bytes() != source.read_bytes():
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -86,3 +86,13 @@ def test_outcomes_of_programs(tool: ModuleType, tmp_path: Path) -> None:
         "setup": "broken",
     }.items():
         assert runner.run(f"pytest test_it.py {name}").kind == kind, name
+
+
+def test_a_renewed_tree_has_the_files_of_this_one(tool: ModuleType, tmp_path: Path) -> None:
+    runner = tool.Runner(tmp_path)
+    removed = runner.tree / "crates" / "fabric" / "src" / "removed.rs"
+    removed.parent.mkdir(parents=True)
+    removed.write_text("mod missing;\n")
+    runner.copy()
+    assert not removed.exists()
+    assert (runner.tree / "Cargo.toml").read_bytes() == (ROOT / "Cargo.toml").read_bytes()
