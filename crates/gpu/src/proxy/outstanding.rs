@@ -8,14 +8,14 @@ use weft_fabric::{Event, Page};
 
 /// Number of a part in the pool.
 pub(super) type PartId = u32;
+/// No part.
+const NONE: PartId = PartId::MAX;
+
 /// Tag for parts under one number.
 #[inline]
 pub(super) fn event_of(namespace: u16, part: PartId) -> u64 {
     u64::from(namespace) << Event::NAMESPACE_SHIFT | u64::from(part)
 }
-
-/// No part.
-const NONE: PartId = PartId::MAX;
 
 /// Parts toward one end that wait for a credit, the oldest first.
 #[derive(Debug)]
